@@ -1,13 +1,13 @@
-"""scaleproof: prove or disprove that distributed PyTorch training scales, and say why.
+"""scaleproof: measure whether distributed PyTorch training scales, and explain the result.
 
-These are the names that suites and users' own files import; the folders behind them may change.
-A name is looked up when it is asked for, so that only those of ``training`` import torch.
+Suites and users' files import these names. The modules that define them may change. A name is
+imported at first use, so only the names in ``training`` import torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for type checkers, as below
+if TYPE_CHECKING:  # type checkers need static imports of the names below
     from harness.cases import (
         Arm,
         Batching,
@@ -102,9 +102,13 @@ __all__ = sorted(_PLACE)
 
 
 def __getattr__(name: str) -> Any:
+    """Import the module of a public name at its first use. Raise AttributeError for an unknown
+    name.
+    """
     if name not in _PLACE:
         raise AttributeError(f"module 'harness' has no name {name!r}; it has {', '.join(__all__)}")
     module = importlib.import_module(_PLACE[name])
     if hasattr(module, name):
         return getattr(module, name)
-    return importlib.import_module(f"{_PLACE[name]}.{name}")  # a module itself, as ``frames``
+    # the name is a module, such as ``frames``
+    return importlib.import_module(f"{_PLACE[name]}.{name}")

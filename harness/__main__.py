@@ -1,4 +1,4 @@
-"""``python -m harness`` is ``scaleproof``."""
+"""Run ``scaleproof`` by ``python -m harness``."""
 
 from harness.interface.cli.main import main
 

@@ -1,10 +1,11 @@
-"""Worlds that are made up: does what is foreseen from N <= 8 cover what they do at 64 to 1,024?
+"""Test predictions on synthetic worlds: do predictions from N <= 8 cover the truth at 64 to 1,024?
 
-    python -m benchmarks.foresight.closed_loop [WORLDS]      # 1,000 in about a minute
+python -m benchmarks.foresight.closed_loop [WORLDS] # 1,000 in about a minute
 
-A world is played event by event (``simulate.py``), not by the terms that are fitted to it. Its
-parameters are hidden, its jitter has a heavy tail where the fitted one is normal, and its network
-has a knee: beyond some number of ranks a switch is shared, and each rank has less of it.
+A world is simulated event by event (``simulate.py``), not by the terms that are fitted to it. Its
+parameters are hidden. Its jitter has a heavy tail, whereas the model assumes a normal distribution.
+Its network has a knee: from some number of ranks on a switch is shared, and each rank gets less of
+its bandwidth.
 """
 
 import sys
@@ -30,34 +31,33 @@ Array = NDArray[np.float64]
 
 MEASURED = (1, 2, 4, 8)
 TRUTHS = (64, 128, 256, 512, 1024)
-#: Steps of one measurement, whose median counts.
+#: Steps of one measurement, of which the median is used.
 STEPS = 40
-#: Planted knees: ranks from which on the network is shared, and by how much.
+#: Injected knees: numbers of ranks from which on the network is shared, and the range of the factor
+#: by which transfers slow down.
 SHARED_FROM = (16, 32, 64, 128, 256, 512)
 SHARED_BY = (1.5, 3.0)
-#: Efficiency that a planted knee costs the largest size, at least.
+#: Smallest efficiency that an injected knee costs at the largest size.
 COSTS = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeUpWorld:
-    """A made-up world that nobody is told, with two things that everybody knows: the shape and the
-    fabric.
-    """
+    """A synthetic world. The prediction knows only its shape and its fabric."""
 
     shape: Shape
     fabric: Fabric
     flops_per_s: float
     link: float
     latency: float
-    slowed: float  # of compute, as soon as there is an exchange beside it
-    contended: float  # of compute, by an exchange that runs beside all of it
+    slowed: float  # share by which compute slows down as soon as there is an exchange
+    contended: float  # share by which compute slows down under an exchange that overlaps all of it
     host_s: float
     jitter_s: float
-    tail: float  # degrees of freedom of Student's t: the fewer, the heavier
-    shared_from: int  # ranks from which on the network is shared
+    tail: float  # degrees of freedom of Student's t: fewer mean a heavier tail
+    shared_from: int  # number of ranks from which on the network is shared
     shared_by: float
-    growth: float  # of a step, for each doubling
+    growth: float  # of a step, per doubling of the ranks
 
     def exchange(self, ranks: int, num_bytes: float, kind: CollectiveKind) -> float:
         cost = nccl(kind, num_bytes, ranks, self.fabric.per_node, self.fabric)
@@ -65,17 +65,17 @@ class MadeUpWorld:
         return self.latency * cost.latency_s + shared * cost.transfer_s / self.link
 
     def work_s(self, batch: float) -> float:
-        """Compute of one rank's step."""
+        """Return the compute time of one rank in a step, in s."""
         per_token = self.shape.model.flops_per_token(self.shape.seq) or 0.0
         return per_token * batch * self.shape.seq / self.flops_per_s
 
     def volume_s(self, shape: Shape) -> float:
-        """Seconds that the links are busy in a step."""
+        """Return the seconds of a step in which the links are busy."""
         num_bytes = (3 if shape.kept is KeptStates.ALL_CUT else 4) * (shape.model.params or 0.0)
         return 2 * self.exchange(shape.ranks, num_bytes, CollectiveKind.ALL_GATHER)
 
     def quiet_s(self, shape: Shape) -> tuple[float, float]:
-        """Seconds of a step without jitter, and those that the exchange adds to it."""
+        """Return the seconds of a step without jitter, and those that the exchange adds to it."""
         compute = self.work_s(shape.micro_batch)
         params = self.shape.model.params or 0.0
         alone = self.host_s + compute
@@ -106,24 +106,26 @@ class MadeUpWorld:
         return total, float(played) - compute
 
     def jitter(self, ranks: int, random: np.random.Generator, num: int) -> Array:
-        """Of the slowest rank in ``num`` steps: a quantile of its tail, drawn at once."""
+        """Return the jitter of the slowest rank in ``num`` steps, each drawn directly as a
+        quantile.
+        """
         highest = random.uniform(size=num) ** (1 / ranks)
         drawn: Array = np.abs(stdtrit(self.tail, (1 + highest) / 2)) * self.jitter_s
         return drawn
 
     def measure(self, shape: Shape, random: np.random.Generator) -> float:
-        """The median of STEPS steps, with what two launches differ by."""
+        """Return the median of STEPS steps, with launch-to-launch variation."""
         steps = self.quiet_s(shape)[0] + self.jitter(shape.ranks, random, STEPS)
         return float(np.median(steps) * np.exp(0.004 * random.standard_normal()))
 
     def truth(self, shape: Shape) -> float:
-        """The median of all steps."""
+        """Return the median of the distribution of steps."""
         middle = stdtrit(self.tail, (1 + 0.5 ** (1 / shape.ranks)) / 2)
         return self.quiet_s(shape)[0] + float(middle) * self.jitter_s
 
 
 def imagine(random: np.random.Generator) -> MadeUpWorld:
-    """A world from a wide range: models of 0.1 to 8 G parameters, links of 3 to 50 GB/s."""
+    """Draw a world from a wide range: models of 0.1 to 8 G parameters, links of 3 to 50 GB/s."""
 
     def about(median: float, spread: float) -> float:
         return float(median * np.exp(spread * random.standard_normal()))
@@ -159,10 +161,12 @@ def imagine(random: np.random.Generator) -> MadeUpWorld:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopTrial:
-    """Of one world: whether each truth was covered, and how wide ln(step time) was, in sds.
+    """The result of one world.
 
-    ``knee`` and ``flagged`` are of the largest size. The two ``after`` are the width there once
-    the advised size, or twice the largest one, was measured as well.
+    ``covered`` states for each true efficiency whether the interval covers it. ``width`` is the
+    standard deviation of the predicted ln(step time) at the largest size. ``knee`` and ``flagged``
+    are about the largest size, too. ``after_advice`` and ``after_doubling`` are the width after a
+    measurement of the advised size, or of twice the largest one.
     """
 
     covered: tuple[bool, ...]
@@ -175,7 +179,7 @@ class LoopTrial:
 
 
 def try_(world: MadeUpWorld, random: np.random.Generator, advised: bool) -> LoopTrial:
-    """Measure a world at small sizes, foresee the large ones, and look."""
+    """Measure a world at small sizes, predict the large ones, and compare."""
     shapes = [replace(world.shape, ranks=n) for n in MEASURED]
     taken = [world.measure(shape, random) for shape in shapes]
     targets = [replace(world.shape, ranks=n) for n in TRUTHS]
@@ -187,7 +191,8 @@ def try_(world: MadeUpWorld, random: np.random.Generator, advised: bool) -> Loop
         id="made up", family="made up", fabric=world.fabric, peak_flops=None, points=tuple(points)
     )
     made = predict(table, learned())
-    # Where an exchange takes most of a step a table is asked about it; of a world all is known.
+    # If an exchange takes most of a step, a prediction is withheld until the user states more
+    # facts. All facts of this world are known, so withheld predictions count, too.
     seen = [
         *made.predicted,
         *(refusal.unsaid for refusal in made.refused if refusal.unsaid is not None),
@@ -218,7 +223,9 @@ def _known(world: MadeUpWorld, shapes: Sequence[Shape], taken: Sequence[float]) 
 
 
 def _has_knee(world: MadeUpWorld, shapes: Sequence[Shape], target: Shape) -> bool:
-    """Whether the exchange adds KNEE of a step there, and not a third of that share before."""
+    """Return whether the exchange adds KNEE of a step at the target, and under a third of that
+    before.
+    """
     shares = [added / total for total, added in map(world.quiet_s, [*shapes, target])]
     return shares[-1] > attribute.KNEE and shares[-1] > 3 * max(shares[:-1])
 
@@ -230,9 +237,10 @@ def trials(num: int, seed: int = 20, advised: bool = False) -> list[LoopTrial]:
 
 @dataclass(frozen=True, kw_only=True)
 class KneesShown:
-    """In how many worlds a knee was shown: by the size that is advised for it, by the one that
-    narrows the target's interval most, by twice the largest. ``false``: by the first one, in the
-    same worlds without their knee.
+    """The number of worlds in which a measurement of each proposed size showed the knee.
+
+    The sizes are the one advised for a knee, the one that narrows the target's interval most, and
+    twice the largest one. ``false`` is for the first of these, in the same worlds without a knee.
     """
 
     worlds: int
@@ -243,8 +251,9 @@ class KneesShown:
 
 
 def knees(num: int, seed: int = 21) -> KneesShown:
-    """Worlds with a planted knee, and whether following the advice shows it: a step there is longer
-    than nine in ten of those that were foreseen.
+    """Count the worlds with an injected knee in which following the advice shows it.
+
+    A knee is shown by a step that is longer than nine in ten of the predicted ones.
     """
     random = np.random.default_rng(seed)
     shown = np.zeros(4, dtype=int)
@@ -279,12 +288,12 @@ def knees(num: int, seed: int = 21) -> KneesShown:
 
 
 def lines(worlds: Sequence[LoopTrial]) -> list[str]:
-    """The figures of many worlds, as lines."""
+    """Format the results of many worlds as lines."""
     covered = np.array([trial.covered for trial in worlds])
     misses = 100 * np.abs(np.array([trial.misses for trial in worlds]))
     shown = [f"{len(worlds)} worlds, measured at {MEASURED}, 80 % intervals"]
     shown += [
-        f"  {ranks:5}  {covered[:, i].mean():.1%} covered, {misses[:, i].mean():.1f} points off"
+        f"  {ranks:5}  {covered[:, i].mean():.1%} covered, mean error {misses[:, i].mean():.1f} points"
         for i, ranks in enumerate(TRUTHS)
     ]
     knees = sum(trial.knee for trial in worlds)
@@ -307,4 +316,4 @@ def lines(worlds: Sequence[LoopTrial]) -> list[str]:
 if __name__ == "__main__":
     made = trials(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, advised=True)
     print("\n".join(lines(made)))
-    print("  planted knees:", knees(100))
+    print("  injected knees:", knees(100))

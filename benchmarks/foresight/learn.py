@@ -1,7 +1,7 @@
-"""Learns from each family of published ladders: ``python -m benchmarks.foresight.learn``.
+"""Learn from each family of published scaling sweeps: ``python -m benchmarks.foresight.learn``.
 
-A family is what one source published of one kind of machine. Its sizes are predicted by the priors
-alone; what is kept is by how many standard deviations each was missed.
+A family is what one source published about one kind of machine. Its sizes are predicted from the
+priors alone. The file stores each error in standard deviations.
 """
 
 import json
@@ -20,7 +20,7 @@ PUBLISHED = Path("results/published")
 
 
 def teach(tables: Sequence[PublishedTable]) -> dict[str, list[float]]:
-    """Standardised misses of one family, of each regime."""
+    """Return the standardised errors of one family, by regime."""
     misses: dict[str, list[float]] = defaultdict(list)
     for table in tables:
         for size in predict(table, UNTAUGHT).predicted:

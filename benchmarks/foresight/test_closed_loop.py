@@ -1,4 +1,4 @@
-"""Made-up worlds: their large sizes are covered as often as stated, from N <= 8."""
+"""Synthetic worlds: intervals from N <= 8 cover their large sizes as often as stated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def found() -> list[LoopTrial]:
 
 @pytest.mark.full
 def test_intervals_hold_the_truth_as_often_as_they_say(found: list[LoopTrial]) -> None:
-    """80 % stated; 120 worlds have a standard error of 4 %."""
+    """The stated coverage is 80 %; with 120 worlds its standard error is 4 %."""
     covered = np.array([t.covered for t in found]).mean(axis=0)
     assert len(covered) == len(TRUTHS)
     assert (np.abs(covered - 0.8) < 0.13).all(), covered
@@ -41,7 +41,9 @@ def test_the_figures_are_told() -> None:
 
 
 def test_the_size_that_is_advised_for_a_knee_shows_it() -> None:
-    """Planted knees in worlds that are played event by event; twice the largest size misses most."""
+    """Worlds with injected knees are simulated event by event; twice the largest size
+    misses most.
+    """
     shown = knees(12, seed=4)
     assert shown.worlds == 12
     assert shown.by_knee >= 10 and shown.by_knee > 2 * shown.by_doubling

@@ -1,11 +1,11 @@
-"""How well families of ladders are foreseen that taught nothing: each is left out in its turn.
+"""Score predictions of published scaling sweeps, each family without what it has taught.
 
-    python -m benchmarks.foresight.unseen [FILE ..]      # results/published, half a minute
+python -m benchmarks.foresight.unseen [FILE ..] # results/published, half a minute
 
-What is learned (by how much wider intervals are) comes from the other families. Errors are in
-points of efficiency. A family's row has all that was said of it, with a ``?`` or without; the rows
-below tell apart what was said plainly, what was said with a ``?``, kinds of ladders, and what was
-refused until something is stated.
+The learned factors (by how much intervals are stretched) come from the other families. Errors are
+in points of efficiency. The row of a family includes all predictions, with the caution ``?`` or
+without. The rows below separate predictions without ``?``, predictions with ``?``, kinds of sweeps,
+and predictions that are refused until the user states more facts.
 """
 
 import sys
@@ -25,9 +25,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-#: A size that lies so far under a power law in N, in efficiency, is past a knee.
+#: Efficiency by which a size must lie below a power law in N to count as past a knee.
 KNEE = 0.10
-#: Kinds of ladders; each is held against each baseline.
+#: Kinds of scaling sweeps; each is compared with each baseline.
 KINDS = (
     "without stages", "pipelines", "without stages, with a ?", "pipelines, with a ?", "schedules",
 )  # fmt: skip
@@ -35,7 +35,10 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutFamily:
-    """One family, by what the others taught. ``unsaid`` would have been said, but was refused."""
+    """The predictions of one family, with what the other families have taught.
+
+    ``unsaid`` holds predictions that were refused but would otherwise have been made.
+    """
 
     name: str
     answered: tuple[Counted, ...]
@@ -75,7 +78,7 @@ def _unsaid(made: Sequence[Prediction]) -> Iterator[Counted]:
 
 
 def lines(families: Sequence[LeftOutFamily]) -> Iterator[str]:
-    """The table in Markdown."""
+    """Yield the table in Markdown."""
     yield f"| {' | '.join(COLUMNS)} |"
     yield f"|{'---|' * len(COLUMNS)}"
     for family in families:
@@ -83,21 +86,22 @@ def lines(families: Sequence[LeftOutFamily]) -> Iterator[str]:
     spoken = [c for family in families for c in family.answered]
     doubtful = [c for family in families for c in family.doubtful]
     refused = sum(family.refused for family in families)
-    yield _row("all that was said", spoken, len(doubtful), refused)
-    yield _row("said plainly", [c for family in families for c in family.plain], 0, 0)
-    yield _row("said with a ?", doubtful, len(doubtful), 0)
+    yield _row("all predictions", spoken, len(doubtful), refused)
+    yield _row("without a ?", [c for family in families for c in family.plain], 0, 0)
+    yield _row("with a ?", doubtful, len(doubtful), 0)
     for kind in KINDS:
         yield _row(kind, [c for c in spoken if kind_of(c) == kind], 0, 0)
     unsaid = [c for family in families for c in family.unsaid]
-    yield _row("refused: what would have been said", unsaid, 0, len(unsaid))
+    yield _row("refused: predictions that were withheld", unsaid, 0, len(unsaid))
     yield ""
-    yield _of_knees("said", spoken)
+    yield _of_knees("predicted", spoken)
     yield _of_knees("refused", unsaid)
 
 
 def _of_knees(name: str, of: Sequence[Counted]) -> str:
-    """How many sizes lie far under what a law in N goes on to, and how many of these were carried
-    by their interval, or flagged.
+    """Return how many sizes lie far below an extrapolated law in N.
+
+    The sentence also states how many of these were within their interval, or flagged.
     """
     knees = [
         predicted
@@ -110,19 +114,21 @@ def _of_knees(name: str, of: Sequence[Counted]) -> str:
         knee.low <= (knee.measured or 0.0) or knee.regime is Regime.UNSEEN for knee in knees
     )
     return (
-        f"knees of what was {name}: {len(knees)} sizes {100 * KNEE:.0f} points and more under a"
+        f"knees among {name} sizes: {len(knees)} sizes at least {100 * KNEE:.0f} points below a"
         f" power law; {carried} above the low end of their interval, {flagged} with a ?, {either}"
-        " either"
+        " with either"
     )
 
 
 def _below(size: Predicted) -> float:
-    """How far a measured size lies under the power law of the calibrated ones."""
+    """Return how far a measured size lies below the power law of the calibrated ones."""
     return size.baselines[Law.POWER] - (size.measured or 0.0)
 
 
 def kind_of(counted: Counted) -> str:
-    """The kind of ladder that a size belongs to: where a baseline is better, it is what to show."""
+    """Return the kind of sweep to which a size belongs; the scores show which baseline is better
+    for it.
+    """
     _, size = counted
     if size.regime is Regime.UNSEEN:
         return KINDS[3] if size.shape.stages > 1 else KINDS[2]

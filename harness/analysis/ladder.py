@@ -6,8 +6,9 @@ from statistics import fmean, geometric_mean, median
 
 from harness.analysis.judging.contrast_data import timed, values_of
 from harness.analysis.judging.points import flops, mfu, points, roofline_mfu, throughput
+from harness.analysis.results import Result, results_of
 from harness.cases import Arm, CaseSpec, Plan, metrics
-from harness.record import Described, LaunchRecord, RunRecord, ScalingPoint, Steps, Verdict
+from harness.record import Described, LaunchRecord, RunRecord, ScalingPoint, Steps
 from harness.record.outcome import SEVERITY
 
 
@@ -63,25 +64,26 @@ class ArmRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderRow:
-    """One rung: its point, its arm, and the worst verdict on the point's own figure, if any.
+    """The result at one world size: its scaling point, its arm, and its result on that point.
 
-    ``wrapped`` is its efficiency against the strategy at one rank.
+    ``result`` is the worst one of a speedup or an efficiency against the same baseline, or None.
+    ``wrapped`` is the efficiency against the strategy on one rank.
     """
 
     row: ArmRow
     point: ScalingPoint
-    verdict: Verdict | None
+    result: Result | None
     wrapped: float | None
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The interval of the efficiency: the judged one if a rule has judged it."""
-        verdict = self.verdict
-        if verdict is None or not verdict.rule or verdict.low is None or verdict.high is None:
+        """The interval of the efficiency: the judged one if a threshold judged it."""
+        result = self.result
+        if result is None or not result.rule or result.low is None or result.high is None:
             return self.point.efficiency_low, self.point.efficiency_high
-        # A rule on the speedup has judged the same figure on another scale.
-        scale = self.point.efficiency / self.point.speedup if verdict.metric == "speedup" else 1.0
-        return verdict.low * scale, verdict.high * scale
+        # A threshold on the speedup judges the same figure on another scale.
+        scale = self.point.efficiency / self.point.speedup if result.metric == "speedup" else 1.0
+        return result.low * scale, result.high * scale
 
 
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
@@ -126,29 +128,23 @@ def _ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
     rows = []
     for point in points(run, plan):
         arm = next(a for a in plan.arms if a.case.id == point.case)
-        verdicts = [
-            verdict
-            for verdict in run.verdicts_by_plan.get(plan.hash, ())
-            if verdict.case == point.case and in_table(verdict, point.against)
+        of_point = [
+            result
+            for result in results_of(run, plan.hash)
+            if result.case == point.case and in_table(result, point.against)
         ]
-        judged = (
-            sorted(
-                (verdict for verdict in verdicts if verdict.rule),
-                key=lambda verdict: SEVERITY.index(verdict.status),
-            )
-            or verdicts
-        )
+        of_point.sort(key=lambda result: (not result.rule, SEVERITY.index(result.status)))
         rows.append(
             LadderRow(
                 row=arm_row(run, plan, arm),
                 point=point,
-                verdict=judged[0] if judged else None,
+                result=of_point[0] if of_point else None,
                 wrapped=wrapped.get(point.case),
             )
         )
     return rows
 
 
-def in_table(v: Verdict, against: str) -> bool:
-    """Whether the table's figure is the one that this verdict judged."""
-    return metrics.metric(v.metric).tabled and v.against == against
+def in_table(result: Result, against: str) -> bool:
+    """Return whether the scaling table shows the figure of this result."""
+    return metrics.metric(result.metric).tabled and result.against == against

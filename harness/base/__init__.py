@@ -1,1 +1,3 @@
-"""Ground: documents, errors, strict TOML, statistics, numbers, whole files."""
+"""Basic modules: documents, errors, strict TOML, statistics, number formats and atomic file
+writes.
+"""

@@ -1,4 +1,6 @@
-"""Convert frozen dataclasses to and from JSON documents, and write their JSON Schema."""
+"""Conversion of frozen dataclasses to and from JSON documents, and generation of their JSON
+Schema.
+"""
 
 import contextlib
 import dataclasses
@@ -14,9 +16,10 @@ import msgspec
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """No look for cycles inside: a document has none, and a look visits all that was read so far.
+    """Disable the garbage collector inside the context.
 
-    So the cost of reading grows with the document alone.
+    Documents have no reference cycles, but every collection would visit all objects read so far.
+    The time to read a document thus grows only with its size.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -29,22 +32,23 @@ def paused() -> Iterator[None]:
 
 T = TypeVar("T")
 
-#: A JSON value. Deliberately loose: it is what crosses process and file borders.
+#: A JSON value. The type is loose because these values cross process and file borders.
 Json = Any
 
 
 def to_doc(value: Any) -> Json:
-    """The JSON document of a dataclass, or of a container of them; sets are sorted."""
+    """Return the JSON document of a dataclass, or of a container of dataclasses. Sets are
+    sorted.
+    """
     return msgspec.to_builtins(value, order="deterministic", enc_hook=_python)
 
 
 def reads_as(value: Any, doc: Json) -> bool:
-    """Whether a value that is written to a file is surely read from it as this document.
+    """Return whether a value that is written to a file is certain to be read as this document.
 
-    False also where JSON of the standard is not enough: for numbers that are none and halves of
-    characters, of which ``json`` has a notation.
+    It is False for values that standard JSON cannot represent: NaN, infinity and lone surrogates.
     """
-    try:  # not by way of JSON, where msgspec writes null for what is infinite
+    try:  # not through JSON, because msgspec writes null for infinity
         packed = msgspec.msgpack.encode(value, order="deterministic", enc_hook=_python)
     except (UnicodeEncodeError, OverflowError):
         return False
@@ -52,8 +56,9 @@ def reads_as(value: Any, doc: Json) -> bool:
 
 
 def says(doc: Json, value: Any) -> bool:
-    """Whether a document is that of a value, as this version writes it or an earlier one did, that
-    did not have all of its fields yet: these have their defaults.
+    """Return whether a document describes a value, as written by this version or by an earlier one.
+
+    Fields that an earlier version did not have must have their defaults.
     """
     if reads_as(value, doc):
         return True
@@ -74,23 +79,26 @@ def says(doc: Json, value: Any) -> bool:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
 def _python(value: Any) -> Any:
-    """The number that a scalar of numpy or torch holds: users' files hand them out."""
+    """Return the Python number in a scalar of numpy or torch, which users' files may return."""
     return value.item()
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass: ``vars`` lacks those that msgspec left at their default."""
+    """Return the fields of a dataclass. ``vars`` lacks those that msgspec left at their default."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def lean(value: Any) -> Json:
-    """The document without what has its default: a new field changes no old digest."""
+    """Return the document without values that equal their default, so that a new field changes no
+    digest.
+    """
     if dataclasses.is_dataclass(value):
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {f.name: lean(v) for f, v in fields if v != f.default}
@@ -100,7 +108,9 @@ def lean(value: Any) -> Json:
 
 
 def from_doc(cls: type[T], doc: Json, where: str = "") -> T:
-    """The dataclass that a document describes; ValueError names the path of what does not fit."""
+    """Return the dataclass that a document describes. Raise ValueError with the path of the
+    mistake.
+    """
     where = where or cls.__name__
     try:
         value = msgspec.convert(doc, cls)
@@ -111,13 +121,13 @@ def from_doc(cls: type[T], doc: Json, where: str = "") -> T:
         if isinstance(kind, EnumType) and (wrong := text.partition("enum value ")[2]):
             text = f"{wrong} is none of {', '.join(kind)}"
         raise ValueError(f"{where}{path}: {text}") from None
-    if not reads_as(value, doc):  # as it does where every field was written
+    if not reads_as(value, doc):  # this is True if the document has every field
         _refuse_unknown(doc, to_doc(value), where)
     return value
 
 
 def _refuse_unknown(doc: Json, known: Json, where: str) -> None:
-    """ValueError for what stands in ``doc`` and was not understood."""
+    """Raise ValueError for a field of ``doc`` that the dataclass does not have."""
     if isinstance(known, dict):
         if unknown := sorted(set(doc) - set(known)):
             raise ValueError(f"{where}: unknown field {unknown[0]!r}")
@@ -131,16 +141,17 @@ def _refuse_unknown(doc: Json, known: Json, where: str) -> None:
 
 
 def fields(text: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a JSON object, not decoded yet; ValueError where it is none."""
+    """Return the undecoded fields of a JSON object. Raise ValueError if the text is not one."""
     return _undecoded(text, dict[str, msgspec.Raw])
 
 
 def elements(text: msgspec.Raw | bytes) -> list[msgspec.Raw]:
-    """The elements of a JSON array, as ``fields``."""
+    """Return the undecoded elements of a JSON array. Raise ValueError if the text is not one."""
     return _undecoded(text, list[msgspec.Raw])
 
 
 def _undecoded(text: msgspec.Raw | bytes, kind: type[T]) -> T:
+    """Decode only the outermost level of a JSON text. Raise ValueError if it is invalid."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
@@ -148,13 +159,15 @@ def _undecoded(text: msgspec.Raw | bytes, kind: type[T]) -> T:
 
 
 def json_schema(cls: type, *, title: str) -> dict[str, Json]:
-    """JSON Schema (2020-12) that accepts what ``from_doc(cls, ...)`` accepts."""
+    """Return a JSON Schema (2020-12) that accepts what ``from_doc(cls, ...)`` accepts."""
     schema = closed(json.loads(json.dumps(msgspec.json.schema(cls))))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
 def schema_text(schema: Mapping[str, Json]) -> str:
-    """A line for each definition and each property: a change of one is a line of the change."""
+    """Return a schema as text with one line per definition or property, so that diffs show single
+    changes.
+    """
     lines = []
     for key, value in schema.items():
         if isinstance(value, Mapping):
@@ -166,9 +179,9 @@ def schema_text(schema: Mapping[str, Json]) -> str:
 
 
 def closed(schema: Json) -> Json:
-    """The schema in one order, which is the same in every process, and closed to unknown fields.
+    """Return the schema in a fixed order and without permission for unknown fields.
 
-    Docstrings lose their indentation, as from Python 3.13 on they do by themselves.
+    Docstrings lose their indentation, as Python does itself from 3.13 on.
     """
     if isinstance(schema, list):
         return sorted(map(closed, schema), key=str)
@@ -177,7 +190,7 @@ def closed(schema: Json) -> Json:
     inner = {
         key: value if key == "default" else closed(value) for key, value in sorted(schema.items())
     }
-    if "prefixItems" in schema:  # the places of a tuple
+    if "prefixItems" in schema:  # the order of a tuple's elements matters
         inner["prefixItems"] = [closed(place) for place in schema["prefixItems"]]
     if isinstance(description := inner.get("description"), str):
         inner["description"] = inspect.cleandoc(description)

@@ -8,7 +8,9 @@ from harness.base.formatting import plain
 
 
 class Exit(IntEnum):
-    """Exit status of both programs; 0 only if something was judged and all of it passed."""
+    """The exit status of both programs. It is 0 only if something was judged and all of it
+    passed.
+    """
 
     PASSED = 0
     FAILED = 1
@@ -21,7 +23,7 @@ class Exit(IntEnum):
 
 
 class ScaleproofError(Exception):
-    """One clear message for a user. ``fix`` ends with the command to run next."""
+    """An error with one clear message for a user. ``fix`` is the command to run next."""
 
     exit = Exit.USAGE
 
@@ -39,17 +41,17 @@ class ScaleproofError(Exception):
 
 
 class SpecError(ScaleproofError):
-    """A case, plan or option that cannot be run as asked."""
+    """A case, plan or option cannot be run as requested."""
 
 
 class ConfigError(ScaleproofError):
-    """One or more mistakes in a TOML file, all listed."""
+    """A TOML file has mistakes. The message lists all of them."""
 
 
 class RecordError(ScaleproofError):
-    """A record that cannot be read, or that no longer matches its samples.
+    """A record cannot be read, or no longer matches its samples.
 
-    It may be a stranger's, and so may be what is said of it.
+    The record may come from a stranger, so control characters are removed from the message.
     """
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", fix: str = "") -> None:
@@ -57,37 +59,41 @@ class RecordError(ScaleproofError):
 
 
 class LaunchError(ScaleproofError):
-    """An engine that cannot start a world, or lost the agent that does."""
+    """An engine cannot start a world, or lost the agent that starts it."""
 
     exit = Exit.ERROR
 
 
 class RetryableError(LaunchError):
-    """A world or an agent that ended by what may not come again: it is worth a second try."""
+    """A world or an agent ended for a reason that may not recur, so a second try is useful."""
 
 
 class BusyError(ScaleproofError):
-    """A host that other work kept so busy that nothing could be measured: nobody's fault."""
+    """Other processes kept the host so busy that nothing could be measured."""
 
     exit = Exit.INCONCLUSIVE
 
 
 class HostError(ScaleproofError):
-    """The environment of this program lacks something: no record and no training is to blame."""
+    """The environment of this program lacks something. The record and the training are not the
+    cause.
+    """
 
 
 class OutOfTimeError(BusyError):
-    """No time was left to measure it: a second try has none either."""
+    """No time was left for a measurement. A second try would not have time either."""
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'ddp'?``, or nothing where no known name is near."""
+    """Return ``did you mean 'ddp'?``, or an empty string if no known name is similar."""
     by_small_letters = {str(other).lower(): str(other) for other in known}
     near = difflib.get_close_matches(name.lower(), by_small_letters, 1)
     return f"did you mean {by_small_letters[near[0]]!r}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: ``: did you mean 'ddp'?``, or nothing."""
+    """Return a suggestion to append to a sentence, ``: did you mean 'ddp'?``, or an empty
+    string.
+    """
     hint = meant(name, known)
     return f": {hint}" if hint else ""

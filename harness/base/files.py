@@ -1,4 +1,4 @@
-"""Write files whole or not at all, lock a folder, and compute digests of files."""
+"""Atomic writing of files, locks of folders, and digests of files."""
 
 import errno
 import fcntl
@@ -17,24 +17,24 @@ from harness.base.programs import PACKAGE
 
 
 def cache_folder() -> Path | None:
-    """The folder of this program; None for a user without a home."""
+    """Return the cache folder of this program; None for a user without a home folder."""
     if given := os.environ.get("XDG_CACHE_HOME"):
         return Path(given) / "scaleproof"
     home = os.environ.get("HOME")
     return Path(home) / ".cache/scaleproof" if home else None
 
 
-#: Digits that are kept.
+#: Number of hex digits of a digest that are kept.
 DIGITS = 16
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """The first digits of its sha256."""
+    """Return the first hex digits of the sha256."""
     return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
 def digest_of_file(path: Path) -> str:
-    """The digest of a file's bytes; empty if it is gone."""
+    """Return the digest of a file; empty if it cannot be read."""
     try:
         return digest_of_bytes(path.read_bytes())
     except OSError:
@@ -43,22 +43,23 @@ def digest_of_file(path: Path) -> str:
 
 @functools.cache
 def digest_of_package() -> str:
-    """The digest of all Python files of this package, as they were when first asked for here."""
+    """Return the digest of all Python files of this package at the time of the first call."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
     return digest.hexdigest()[:DIGITS]
 
 
+#: The file in a folder that a ``Lock`` locks. It contains the number of the process.
 LOCK_FILE = ".lock"
-#: What a file system says that has no locks: there nobody can be kept out.
+#: Errors of a file system without locks. There, other processes cannot be excluded.
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Lock:
-    """A folder, held by this process until ``release()``, or until it is gone.
+    """A lock on a folder that this process holds until ``release()``, or until it ends.
 
-    Raises RecordError where another process holds it.
+    Raises RecordError if another process holds it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +74,7 @@ class Lock:
             raise RecordError(
                 f"this run is being measured by {holder}",
                 where=str(folder),
-                expected="one program at a time",
+                expected="one process at a time",
                 fix=f"scaleproof report {folder}",
             ) from None
         except OSError as error:
@@ -83,24 +84,24 @@ class Lock:
         os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
 
 
-#: Bytes below which a disk counts as full when a rank has just failed, and before a run begins:
-#: its chain must have room for what is measured, and the record for an end.
+#: Free bytes below which a disk counts as full: after a rank has failed, and before a run begins.
+#: The chain needs space for measurements, and the record for its final state.
 FLOOR_BYTES = 64 << 10
 ROOM_BYTES = 128 << 10
-#: A run has one in its folder.
+#: The file of a run's chain in its folder.
 CHAIN = "chain.jsonl"
-#: What a file system says that is full, or whose user's share of it is.
+#: Errors of a file system that is full, or whose quota for the user is used up.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnwrittenError(ScaleproofError):
-    """Results that could not be written: it ends the run, which can be resumed."""
+    """Results could not be written. This ends the run, which can be resumed."""
 
     exit = Exit.ERROR
 
 
 class FullDiskError(UnwrittenError):
-    """No room for results."""
+    """The disk has no space for results."""
 
     def __init__(self, folder: Path, *, begun: bool = True) -> None:
         of_run = (folder / CHAIN).exists()
@@ -111,26 +112,26 @@ class FullDiskError(UnwrittenError):
         super().__init__(
             "no space is left on this disk",
             where=str(folder),
-            expected="a few MB for a run; whatever was measured is kept",
+            expected="a few MB for a run; all measurements so far are kept",
             fix=fix,
         )
 
 
 def unwritten(folder: Path, why: OSError) -> UnwrittenError:
-    """The error to raise where a file of a run could not be written."""
+    """Return the error to raise if a file of a run could not be written."""
     if why.errno in NO_ROOM:
         return FullDiskError(folder)
     return UnwrittenError(
         f"cannot be written: {why.strerror or why}",
         where=str(folder),
-        expected="a disk that takes what is written; whatever was measured is kept",
+        expected="a disk that accepts writes; all measurements so far are kept",
         fix=f"scaleproof run --resume {folder}",
     )
 
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """An OSError for want of space becomes a FullDiskError."""
+    """Convert an OSError for lack of disk space to a FullDiskError."""
     try:
         yield
     except OSError as error:
@@ -140,17 +141,20 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def refuse_full(folder: Path, *, begun: bool = True) -> None:
-    """FullDiskError if there is no room: a launch that failed now says nothing of its case; before
-    a run has ``begun``, nothing of it would be there to go on with.
+    """Raise FullDiskError if the disk is almost full.
+
+    A launch that failed for this reason says nothing about its case. Before a run has ``begun``,
+    the limit is larger, because without a chain nothing could be resumed.
     """
     if shutil.disk_usage(folder).free < (FLOOR_BYTES if begun else ROOM_BYTES):
         raise FullDiskError(folder, begun=begun)
 
 
 def put(path: Path, body: bytes, option: str) -> None:
-    """Write what a user asked for with this option; ScaleproofError where that cannot be.
+    """Write a file that a user requested with this option. Raise SpecError if that fails.
 
-    What is no file, as ``/dev/stdout``, is written to; a link stays one.
+    A path that is not a regular file, such as ``/dev/stdout``, is written to directly; a link stays
+    a link.
     """
     try:
         with writing_to(path.parent):
@@ -161,23 +165,25 @@ def put(path: Path, body: bytes, option: str) -> None:
     except OSError as error:
         raise SpecError(
             f"{option} {path}: cannot be written: {error.strerror or error}",
-            expected="a file in a folder of yours",
+            expected="a file in a folder that you may write to",
             fix=f"{option} ./{path.name}",
         ) from None
 
 
 def write(texts: Mapping[Path, str | bytes]) -> None:
-    """Write files whole or not at all, and all of them or none."""
+    """Write files atomically, and all of them or none."""
     with ExitStack() as stack:
         for path, text in texts.items():
             handle = stack.enter_context(whole(path))
             handle.write(text if isinstance(text, bytes) else text.encode())
-            _to_disk(handle)  # before the first of them has its name
+            _to_disk(handle)  # all files are on disk before the first one is renamed
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is written whole or not at all: temporary, to disk, rename."""
+    """Open a file that is written completely or not at all: temporary file, sync to disk,
+    rename.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -191,5 +197,6 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _to_disk(handle: IO[bytes]) -> None:
+    """Flush a file and wait until it is on disk."""
     handle.flush()
     os.fsync(handle.fileno())

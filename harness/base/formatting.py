@@ -1,31 +1,31 @@
-"""Format numbers, durations and foreign text for people."""
+"""Formatting of numbers, durations and untrusted text for people."""
 
 import re
 
-#: What ends a line anywhere: also Unicode's separators, which terminals and editors may obey.
+#: Characters that end a line, including Unicode separators, which terminals and editors may follow.
 _BREAKS = re.compile("[\t\n\x0b\x0c\r\x1c-\x1e\x85\u2028\u2029]")
-#: Control characters, overrides of the direction of writing, halves of characters.
+#: Control characters, marks that change the writing direction, and lone surrogates.
 _MOVING = re.compile(
     "[\x00-\x08\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def plain(text: str) -> str:
-    """The text as one line."""
+    """Return the text as one line without control characters."""
     return still(_BREAKS.sub(" ", text))
 
 
 def still(text: str) -> str:
-    """The text with its lines as they are, where lines do no harm."""
+    """Return the text with its line breaks but without control characters."""
     return _MOVING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-#: Seconds of a unit.
+#: Seconds in each unit of time.
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def si(value: float | None, unit: str = "") -> str:
-    """``1.23 MB``, a share (of unit 1) without one; n/a for None."""
+    """Return a number with SI prefix: ``1.23 MB``. A share (unit 1) has no prefix; None is n/a."""
     if value is None:
         return "n/a"
     if unit == "1":
@@ -39,7 +39,7 @@ def si(value: float | None, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0:42`` or ``1:02:03``."""
+    """Return a duration as ``0:42`` or ``1:02:03``."""
     whole = max(0, round(seconds))
     hours, rest = divmod(whole, 3600)
     minutes, secs = divmod(rest, 60)
@@ -47,13 +47,13 @@ def duration(seconds: float) -> str:
 
 
 def length_s(text: str) -> float | None:
-    """Seconds of ``330``, ``330s``, ``5m``, ``1.5h`` or ``30d``; None for what is none of these."""
+    """Return the seconds in ``330``, ``330s``, ``5m``, ``1.5h`` or ``30d``; None for other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def rate(value: float | None) -> str:
-    """A throughput: thousands separated, or three digits when small."""
+    """Return a throughput with separated thousands, or with four digits if it is small."""
     if value is None:
         return "n/a"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

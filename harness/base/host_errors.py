@@ -1,4 +1,4 @@
-"""Errors of the operating system in words: the file or limit, the place, and what helps."""
+"""Messages for errors of the operating system: the file or limit, the place, and a fix."""
 
 import errno
 import shlex
@@ -7,28 +7,29 @@ from pathlib import Path
 from harness.base import files
 from harness.base.errors import HostError, ScaleproofError
 
-#: Errors by what was expected there, and what to type. Of others ``doctor`` may know more.
+#: The expected state and the fix for each error. For other errors the fix is ``doctor``.
 _KNOWN = {
-    errno.ENOTDIR: ("a folder, and this is a file", "--results another/folder"),
-    errno.EEXIST: ("a folder, and this is a file", "--results another/folder"),
-    errno.EROFS: ("a file system that may be written to", "--results /a/folder/of/yours"),
-    errno.EACCES: ("a place that you may use", "ls -ld {}"),
-    errno.EPERM: ("a place that you may use", "ls -ld {}"),
-    errno.EMFILE: ("more open files at once", "ulimit -n 4096"),
+    errno.ENOTDIR: ("a folder, but this is a file", "--results another/folder"),
+    errno.EEXIST: ("a folder, but this is a file", "--results another/folder"),
+    errno.EROFS: ("a writable file system", "--results /a/folder/of/yours"),
+    errno.EACCES: ("a path that you have access to", "ls -ld {}"),
+    errno.EPERM: ("a path that you have access to", "ls -ld {}"),
+    errno.EMFILE: ("a higher limit of open files", "ulimit -n 4096"),
     errno.ENAMETOOLONG: ("a shorter name", "--results a/shorter/one"),
 }
 
 
 def in_words(error: OSError) -> ScaleproofError:
-    """Words the error as every other is worded: never a bare number."""
+    """Return an error with the same layout as all other messages."""
     if error.errno == errno.ENOENT and not _standing():
         return ScaleproofError(
-            "the folder that this was started in is gone",
+            "the working folder no longer exists",
             expected="a folder that exists",
             fix="cd ~",
         )
     if error.errno in files.NO_ROOM:
-        place = error.filename2 or error.filename  # of two the second is the one that is written
+        # if there are two names, the second one is the written file
+        place = error.filename2 or error.filename
         return files.FullDiskError(Path(str(place)).parent if place else Path.cwd())
     what = (error.strerror or str(error) or type(error).__name__).lower()
     where = str(error.filename or "")
@@ -39,30 +40,30 @@ def in_words(error: OSError) -> ScaleproofError:
 
 
 def by_host(error: BaseException) -> HostError | None:
-    """Return the error of an environment that lacks something, or None if it is none of those.
+    """Return the error of an environment that lacks something, or None for other exceptions.
 
-    Memory, a library that cannot be mapped into it, and a locale that cannot encode a text say
-    nothing of what was being read.
+    Lack of memory, a library that cannot be loaded, and a locale that cannot encode a text say
+    nothing about the record that was read.
     """
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     ):
         return HostError(
             f"out of memory{f': {error}' if str(error) else ''}",
-            expected="more memory than this process may use (ulimit -v, a container's limit)",
+            expected="more memory than the limit of this process (ulimit -v, a container's limit)",
             fix="ulimit -v; free -h",
         )
     if isinstance(error, ImportError):
         return HostError(
             f"a library cannot be loaded: {error}",
-            expected="an installation that is whole, and memory for it",
+            expected="a complete installation, and enough memory to load it",
             fix="python -c 'import numpy, scipy'; ulimit -v",
         )
     if isinstance(error, UnicodeEncodeError) or (
         isinstance(error, UnicodeDecodeError) and error.encoding == "ascii"
     ):
         return HostError(
-            f"this locale's encoding is {error.encoding}, which cannot hold the text",
+            f"the encoding of this locale, {error.encoding}, cannot represent the text",
             expected="UTF-8",
             fix="PYTHONUTF8=1 and the same command",
         )
@@ -70,7 +71,7 @@ def by_host(error: BaseException) -> HostError | None:
 
 
 def _standing() -> bool:
-    """Whether there is a working folder."""
+    """Return whether the working folder exists."""
     try:
         return Path.cwd().is_dir()
     except OSError:

@@ -1,4 +1,6 @@
-"""Read many small arrays from one file: ``.npz`` archives, and packs of the files of many ranks."""
+"""Fast readers of many small arrays in ``.npz`` archives, and packs with the files of many
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,22 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     pass
 
+#: The compression methods of zip members.
 _STORED = 0
 _DEFLATED = 8
-#: The end of a zip file: signature, disks and members, size and place of the directory, comment.
+#: The end record of a zip file: signature, disks and members, size and offset of the directory,
+#: comment.
 _END = struct.Struct("<4s4H2LH")
-#: A member in the directory: signature, versions, flags, method, time, CRC, packed and whole size,
-#: lengths of name, extra and comment, disk, attributes, place.
+#: A member in the directory: signature, versions, flags, method, time, CRC, packed and unpacked
+#: size, lengths of name, extra and comment, disk, attributes, offset.
 _MEMBER = struct.Struct("<4s2H2H4x3L3H2H2L")
-#: What stands before a member's bytes: signature, and the lengths of its name and extra.
+#: The header before a member's bytes: signature, and the lengths of its name and extra.
 _LOCAL = struct.Struct("<4s22x2H")
 
 
 class _Member(NamedTuple):
+    """One member of a zip file, as its directory describes it."""
+
     name: str
     method: int
     crc: int
@@ -38,23 +44,23 @@ class _Member(NamedTuple):
 
 
 def arrays(raw: bytes, most_bytes: int) -> dict[str, Any]:
-    """The arrays of a file by their names; they can be written to.
+    """Return the arrays of a ``.npz`` file by name. They are writable.
 
-    ValueError for what is no such file, for an array whose header claims more than is there, and
-    for one that would take more than ``most_bytes`` together with the file.
+    Raises ValueError if it is not such a file, if the header of an array claims more data than
+    there is, or if the arrays and the file together exceed ``most_bytes``.
     """
     try:
         members = _members(raw)
         num_bytes = len(raw) + sum(member.whole_bytes for member in members)
         if num_bytes > most_bytes:
-            raise ValueError(f"{num_bytes} bytes are more than samples have")
+            raise ValueError(f"{num_bytes} bytes exceed the limit of {most_bytes}")
         return {m.name.removesuffix(".npy"): _array(m.name, _whole(raw, m)) for m in members}
     except (struct.error, zlib.error) as error:
         raise ValueError(str(error)) from None
 
 
 def _members(raw: bytes) -> list[_Member]:
-    """Reads the members that the directory at the end of the file lists."""
+    """Return the members that the directory at the end of the file lists."""
     signature, _, _, _, count, size, place, _ = _END.unpack_from(raw, len(raw) - _END.size)
     if signature != b"PK\5\6" or place + size + _END.size != len(raw):
         raise ValueError("File is not a zip file that numpy wrote")
@@ -72,43 +78,49 @@ def _members(raw: bytes) -> list[_Member]:
     return members
 
 
-#: The flag of a member whose name is UTF-8.
+#: The flag of a member with a UTF-8 name.
 _NAMED = 1 << 11
 
 
 def _whole(raw: bytes, member: _Member) -> bytes:
-    """A member's bytes, unpacked and held against their checksum."""
+    """Return a member's bytes, unpacked and verified by their checksum."""
     mark, name, extra = _LOCAL.unpack_from(raw, member.place)
     begin = member.place + _LOCAL.size + name + extra
     body = raw[begin : begin + member.packed_bytes]
     if member.method == _DEFLATED:
         body = zlib.decompressobj(-zlib.MAX_WBITS).decompress(body, member.whole_bytes + 1)
     if mark != b"PK\3\4" or len(body) != member.whole_bytes or zlib.crc32(body) != member.crc:
-        raise ValueError(f"{member.name} is not what was packed")
+        raise ValueError(f"{member.name} does not match its checksum")
     return body
 
 
 def _array(name: str, body: bytes) -> Any:
-    """One array of a file."""
-    import numpy as np  # what only lists and collects has none
+    """Return one array of a file. Raise ValueError if its data are shorter than its header
+    claims.
+    """
+    import numpy as np  # imported here because listing and collecting do not need numpy
 
     begin = _header_end(body)
     shape, by_columns, kind = _header(body[:begin])
     if math.prod(shape) * kind.itemsize > len(body) - begin:
-        raise ValueError(f"{name} claims {shape}, and has not got them")
+        raise ValueError(f"{name} claims the shape {shape}, but has too few bytes")
     order: Literal["C", "F"] = "F" if by_columns else "C"
     return np.ndarray(shape, kind, buffer=body, offset=begin, order=order).copy()
 
 
 def _header_end(body: bytes) -> int:
-    """Where the values of an array begin: after magic, version and a header of a stated length."""
+    """Return the offset of an array's values: after magic, version and a header of a stated
+    length.
+    """
     width = 2 if body[6:7] == b"\x01" else 4
     return 8 + width + int.from_bytes(body[8 : 8 + width], "little")
 
 
 @functools.lru_cache(maxsize=4096)
 def _header(text: bytes) -> tuple[tuple[int, ...], bool, Any]:
-    """(shape, by columns, kind) of an array; many have the same."""
+    """Return (shape, Fortran order, dtype) of an array. It is cached because many arrays have equal
+    headers.
+    """
     import numpy as np
 
     handle = io.BytesIO(text)
@@ -118,20 +130,22 @@ def _header(text: bytes) -> tuple[tuple[int, ...], bool, Any]:
         read = np.lib.format.read_array_header_2_0
     shape, by_columns, kind = read(handle, max_header_size=10_000)
     if kind.hasobject:
-        raise ValueError("objects are no samples")
+        raise ValueError("arrays of Python objects are not allowed")
     return shape, by_columns, kind
 
 
-#: Ranks of a launch whose files are packed.
+#: Largest number of ranks whose files are left unpacked.
 MANY = 16
-#: Where files lie together, by how their names end; what ends otherwise is in the record, too.
+#: The pack of each file by its suffix. Files with other suffixes are also in the record.
 SAMPLES = "ranks.zip"
 TRACES = "traces.zip"
 PACKS = {".npz": SAMPLES, ".trace.json.gz": TRACES, ".spans.json": TRACES}
 
 
 def pack(where: Path, ranks: Sequence[int]) -> None:
-    """Put the files of many ranks together; what each wrote beside them is in the record."""
+    """Put the files of many ranks into packs, and remove their JSON files, which the record
+    contains.
+    """
     if len(ranks) <= MANY:
         return
     for pack in dict.fromkeys(PACKS.values()):
@@ -146,9 +160,12 @@ def pack(where: Path, ranks: Sequence[int]) -> None:
 
 
 def _together(pack: Path, left: Sequence[Path]) -> None:
-    """One after the other, so that no more than one file is held; all of it or nothing is there."""
+    """Move files into a pack one after the other, so that only one is in memory. The pack appears
+    atomically.
+    """
     part = pack.with_suffix(".part")
-    with zipfile.ZipFile(part, "w") as together:  # they are compressed already
+    # not compressed again: the files are already compressed
+    with zipfile.ZipFile(part, "w") as together:
         for path in left:
             with together.open(path.name, "w") as into, path.open("rb") as source:
                 shutil.copyfileobj(source, into)
@@ -160,35 +177,38 @@ def _together(pack: Path, left: Sequence[Path]) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a rank's file is there, by itself or with those of others."""
+    """Return whether a rank's file exists, alone or in a pack."""
     return path.is_file() or _member(path) is not None
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A rank's file as it was written; OSError where it is nowhere, or cannot be read."""
+    """Open a rank's file, alone or in a pack. Raise OSError if it does not exist or is
+    unreadable.
+    """
     if path.is_file() or (pack := _pack(path)) is None:
         return path.open("rb")
     try:
-        with zipfile.ZipFile(pack) as together:  # what is open in it keeps the file open
+        with zipfile.ZipFile(pack) as together:  # the open member keeps the file open
             return together.open(path.name)
     except (KeyError, zipfile.BadZipFile) as error:
         raise OSError(str(error)) from None
 
 
 def size(path: Path) -> int:
-    """Bytes of a rank's file; OSError where it is nowhere."""
+    """Return the size of a rank's file in bytes. Raise OSError if it does not exist."""
     member = None if path.is_file() else _member(path)
     return path.stat().st_size if member is None else member.file_size
 
 
 def _pack(path: Path) -> Path | None:
-    """Where a file lies with others, if it does."""
+    """Return the pack that may contain a file, or None if there is no such pack."""
     name = next((pack for end, pack in PACKS.items() if path.name.endswith(end)), None)
     pack = None if name is None else path.with_name(name)
     return pack if pack is not None and pack.is_file() else None
 
 
 def _member(path: Path) -> zipfile.ZipInfo | None:
+    """Return the entry of a file in its pack, or None."""
     if (pack := _pack(path)) is None:
         return None
     try:

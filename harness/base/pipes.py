@@ -1,7 +1,8 @@
-"""Standard streams that may break: what nobody can read is dropped, and the work goes on.
+"""Protection of standard streams against closed pipes and full disks: the work continues without
+output.
 
-``verify RUN | true``, ``run CASE | head -1``, ``2>&-`` and ``> /dev/full`` end with the status of
-what was found, as they would in a terminal; but output that a full disk has lost is no success.
+``verify RUN | true``, ``run CASE | head -1``, ``2>&-`` and ``> /dev/full`` end with the same status
+as in a terminal. If a full disk loses output, the program does not report success.
 """
 
 import io
@@ -13,15 +14,14 @@ from typing import Any, TextIO, cast
 
 
 class ClosedPipeWriter:
-    """A text stream that writes to nowhere from the moment on that it takes no more: its reader has
-    left, its disk is full.
-    """
+    """A text stream that discards output after its reader has left or its disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.lost = False  # whether somebody waits for what could not be written
+        self.lost = False  # whether output was lost that somebody needs
 
     def write(self, words: str) -> int:
+        """Write text, or discard it if the stream is broken."""
         try:
             return self._stream.write(words)
         except OSError as error:
@@ -29,23 +29,26 @@ class ClosedPipeWriter:
             return len(words)
 
     def writelines(self, lines: Any) -> None:
+        """Write several lines, or discard them if the stream is broken."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
+        """Flush the stream, or discard its buffer if it is broken."""
         try:
             self._stream.flush()
         except OSError as error:
             self._turn_away(error)
 
     def _turn_away(self, why: OSError) -> None:
-        """Point the descriptor at /dev/null, for what is still buffered and for children.
+        """Redirect the descriptor to /dev/null, for buffered output and for child processes.
 
-        A reader that left knows why; of a full disk the reader of errors is told.
+        Standard error gets a message about a full disk. A reader that closed the pipe needs no
+        message.
         """
         if not isinstance(why, BrokenPipeError) and self._stream is not sys.__stderr__:
             self.lost = True
-            sys.stderr.write(f"output is lost from here on: {why.strerror}\n")
+            sys.stderr.write(f"further output is lost: {why.strerror}\n")
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -55,21 +58,23 @@ class ClosedPipeWriter:
 
 
 class Streams:
-    """The standard output and errors of a program."""
+    """The standard output and error streams of a program."""
 
     def __init__(self, streams: Sequence[TextIO | ClosedPipeWriter | None]) -> None:
         self._streams = streams
 
     @property
     def lost(self) -> bool:
-        """Whether output is lost that somebody waits for, because a disk is full."""
+        """Whether output was lost because a disk is full."""
         return any(isinstance(stream, ClosedPipeWriter) and stream.lost for stream in self._streams)
 
 
 @contextmanager
 def kept_open() -> Iterator[Streams]:
-    """Within, standard output and errors survive whatever becomes of them; one that was closed
-    before we began is nowhere. What their encoding cannot hold is replaced.
+    """Protect standard output and error inside the context.
+
+    A stream that was closed before the start writes to /dev/null. Characters that the encoding
+    cannot represent are replaced.
     """
     _fill()
     before = sys.stdout, sys.stderr
@@ -88,14 +93,17 @@ def kept_open() -> Iterator[Streams]:
 
 
 def _fill() -> None:
-    """Put nowhere in the place of streams that are closed: the next file would get their number,
-    and a child's output would go there.
+    """Open /dev/null in place of closed standard streams.
+
+    Otherwise the next file would get such a descriptor, and the output of child processes would go
+    into it.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
+            # open() returns the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
@@ -105,7 +113,7 @@ def _fill() -> None:
 
 
 def _is_real(stream: TextIO | None) -> bool:
-    """Whether a stream has a descriptor; a test's has none."""
+    """Return whether a stream has a descriptor; a captured stream in a test does not."""
     try:
         return stream is not None and stream.fileno() >= 0
     except (io.UnsupportedOperation, AttributeError, ValueError):

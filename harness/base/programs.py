@@ -1,4 +1,4 @@
-"""Programs of this package that other processes start, and files that are imported by path."""
+"""Programs of this package that other processes start, and import of files by path."""
 
 import ast
 import importlib
@@ -13,19 +13,20 @@ from types import ModuleType
 #: Attributes that ``@scaling`` and ``@recovering`` set on a function.
 MARK = "__scaleproof_recipes__"
 RECOVERS = "__scaleproof_recoveries__"
-#: What a function of ``@scaling`` requires.
+#: The attribute with the bounds that ``@scaling`` sets.
 BOUNDS = "__scaleproof_bounds__"
+#: The names of the decorators that make a file a suite.
 _CALLED = {"scaling", "recovering"}
 
 
 def is_suite(path: Path) -> bool:
-    """Return whether a file is a suite: by its syntax, and without importing it."""
+    """Return whether a file is a suite, according to its syntax. The file is not imported."""
     try:
         source = path.read_bytes()
         if not any(name.encode() in source for name in _CALLED):
-            return False  # most files of most projects, without parsing them
+            return False  # this rejects most files without parsing them
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a file that is not ours
+            warnings.simplefilter("ignore")  # warnings about a user's file are not ours to print
             nodes = list(ast.walk(ast.parse(source)))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
@@ -42,7 +43,9 @@ def is_suite(path: Path) -> bool:
 
 
 def _is_marked(function: ast.FunctionDef) -> bool:
-    """Whether a test takes a verdict below one of the decorators, wherever that comes from."""
+    """Return whether a function has one of the decorators, from any module, and takes
+    ``verdict``.
+    """
     names = {node.attr if isinstance(node, ast.Attribute) else node.id
              for decorator in function.decorator_list for node in ast.walk(decorator)
              if isinstance(node, ast.Attribute | ast.Name)}  # fmt: skip
@@ -51,7 +54,9 @@ def _is_marked(function: ast.FunctionDef) -> bool:
 
 
 def load_module(file: str) -> ModuleType:
-    """The module of that dotted name, or of that path to a ``.py`` file; imported once."""
+    """Import the module with this dotted name, or with this path to a ``.py`` file. It is imported
+    once.
+    """
     path = Path(file).resolve()
     if path.suffix != ".py":
         return importlib.import_module(file)
@@ -60,9 +65,9 @@ def load_module(file: str) -> ModuleType:
     if known is not None and known.__file__ == str(path):
         return known
     if (folder := str(path.parent)) not in sys.path:
-        sys.path.insert(0, folder)  # a user's file may import its neighbours
+        sys.path.insert(0, folder)  # a user's file may import files in its folder
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader, f"{path} is no Python file"
+    assert spec and spec.loader, f"{path} is not a Python file"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -73,40 +78,45 @@ def load_module(file: str) -> ModuleType:
     return module
 
 
+#: Modules that this package starts as separate programs.
 TRAINING = "harness.training"
 AGENT = f"{TRAINING}.agent.agent"
 TORCHRUN_RANK = f"{TRAINING}.rank.under_torchrun"
 SWITCH = "harness.launch.emulation.switch"
 RECORDER = "harness.measure.recorder"
 
-#: How Python runs a module of this package: a user's ``secrets.py`` in the working folder must not
-#: be taken for the standard library's. What is no script's finds that folder last (``own_folder``).
+#: Options with which Python runs a module of this package. With ``-P`` a user's ``secrets.py`` in
+#: the working folder does not replace the standard library's module. ``own_folder`` appends the
+#: working folder for programs that are not scripts.
 MODULE = ("-P", "-m")
 
-#: The folder of this package, and the one that a program needs on its path to import it.
+#: The folder of this package, and the folder that must be on the path to import it.
 PACKAGE = Path(__file__).parents[1]
 ROOT = PACKAGE.parent
 
 
 def own_folder() -> None:
-    """Let this program find what lies in its working folder, after everything else."""
+    """Append the working folder to the import path, after everything else."""
     sys.path.append(str(Path.cwd()))
 
 
 def without_own_folder() -> None:
-    """Let it find there no more than any interpreter would: before the folder is changed."""
+    """Remove the working folder from the end of the import path. Call this before changing the
+    folder.
+    """
     if sys.path[-1:] == [str(Path.cwd())]:
         sys.path.pop()
 
 
 def path() -> str:
-    """Where programs are looked for: beside this interpreter, then on the PATH.
+    """Return the search path for programs: the folder of this interpreter, then the PATH.
 
-    An environment's Python is often started by its full path, with nothing activated.
+    The Python of an environment is often started by its full path, without activating the
+    environment.
     """
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 
 def which(name: str) -> str | None:
-    """A program's path, or None where there is none of this name."""
+    """Return the path of a program, or None if there is none of this name."""
     return shutil.which(name, path=path())

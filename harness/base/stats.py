@@ -1,6 +1,8 @@
-"""Intervals at a fixed number of values, slopes and quantiles. Pure numbers in, pure numbers out.
+"""Confidence intervals for a fixed number of values, slopes and quantiles. These are pure
+functions.
 
-scipy.special is imported where it is used: it costs 0.15 s, which ``list`` need not pay.
+Functions import scipy.special at their first use, because it takes 0.15 s, which ``list`` does not
+need.
 """
 
 import functools
@@ -12,7 +14,7 @@ from statistics import fmean
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Mean of n values with a two-sided interval; ``low``/``high`` are None for n < 2."""
+    """The mean of n values with a two-sided interval; ``low``/``high`` are None for n < 2."""
 
     mean: float
     low: float | None
@@ -22,10 +24,14 @@ class Interval:
 
 
 def interval(values: Sequence[float], radius: Callable[[float, int], float | None]) -> Interval:
-    """The mean with an interval of that radius, a function of deviation and n; None: unknown."""
+    """Return the mean with an interval.
+
+    ``radius`` returns half its width for a standard deviation and n, or None if it is unknown.
+    Raises ValueError if there are no values.
+    """
     n = len(values)
     if n == 0:
-        raise ValueError("an interval of no values")
+        raise ValueError("an interval needs at least one value")
     mean = fmean(values)
     if n == 1:
         return Interval(mean=mean, low=None, high=None, sd=None, n=1)
@@ -36,19 +42,24 @@ def interval(values: Sequence[float], radius: Callable[[float, int], float | Non
 
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval:
-    """Student's t interval of the mean at two-sided error ``alpha``, for one look only."""
+    """Return Student's t interval of the mean with two-sided error ``alpha``, valid for one
+    evaluation only.
+    """
     return interval(values, lambda sd, n: t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n))
 
 
 @functools.lru_cache(maxsize=4096)
 def t_quantile(p: float, df: int) -> float:
+    """Return the quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, p))
 
 
 def slope(values: Sequence[float], alpha: float = 0.05) -> Interval:
-    """Least-squares slope per index with its t interval (n = number of points)."""
+    """Return the least-squares slope per index with its t interval. Raise ValueError below 3
+    values.
+    """
     n = len(values)
     if n < 3:
         raise ValueError("a slope needs at least 3 values")
@@ -63,7 +74,9 @@ def slope(values: Sequence[float], alpha: float = 0.05) -> Interval:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Linear-interpolation quantile (the default of numpy), without numpy's version drift."""
+    """Return the quantile by linear interpolation, as numpy does by default, independent of its
+    version.
+    """
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     below = math.floor(position)
@@ -72,9 +85,10 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def karp_flatt(speedup: float, num_ranks: float) -> float | None:
-    """Experimentally determined serial fraction (Karp and Flatt 1990); None at one rank.
+    """Return the experimentally determined serial fraction (Karp and Flatt 1990); None at one rank.
 
-    For fixed work; ``num_ranks`` are those of the subject for each one of the baseline.
+    It applies to strong scaling. ``num_ranks`` is the ratio of the subject's ranks to the
+    baseline's.
     """
     if num_ranks <= 1:
         return None
@@ -82,7 +96,9 @@ def karp_flatt(speedup: float, num_ranks: float) -> float | None:
 
 
 def evenly(costs: Sequence[float], parts: int) -> list[int]:
-    """How many of these each part gets in turn, so that the largest sum is as small as can be."""
+    """Divide costs into consecutive parts with the smallest possible largest sum. Return their
+    lengths.
+    """
     best: dict[tuple[int, int], tuple[float, int]] = {(0, 0): (0.0, 0)}  # (part, end)
     for part in range(1, parts + 1):
         for end in range(part, len(costs) - (parts - part) + 1):

@@ -1,4 +1,6 @@
-"""A strict TOML reader: every mistake at once, each with its line, what was expected and a hint."""
+"""A strict TOML reader that reports all mistakes together, each with its line, the expectation and
+a hint.
+"""
 
 import dataclasses
 import datetime
@@ -15,7 +17,7 @@ from harness.base.errors import ConfigError, meant
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """The type that one key of a table may hold. ``each`` admits a list of the type as well."""
+    """The type of a key in a table. ``each`` also permits a list of the type."""
 
     kind: type
     required: bool = False
@@ -24,9 +26,10 @@ class Key:
 
 
 def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
-    """A key for each field of a dataclass, as its type says; ``others`` replace some, None drops.
+    """Return a key for each field of a dataclass, according to its type.
 
-    A tuple admits one value as well; a field with a default may be missing.
+    ``others`` replace keys; None removes one. A tuple field also permits a single value. A field
+    with a default is optional.
     """
     hints = get_type_hints(cls)
     keys = dict[str, Key]()
@@ -46,7 +49,7 @@ def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
 
 @dataclass
 class Problem:
-    """One mistake: the line it is on (0 = whole file), what it says, what would be right."""
+    """One mistake: its line (0 = whole file), the text of the line, the mistake and a hint."""
 
     line: int
     source: str
@@ -55,7 +58,7 @@ class Problem:
 
 
 class Problems:
-    """Collects mistakes of one file and raises them together."""
+    """A collection of the mistakes in one file, which are raised together."""
 
     def __init__(self, path: Path, lines: Sequence[str], then: str = "scaleproof run plan") -> None:
         self.path = path
@@ -64,19 +67,20 @@ class Problems:
         self.found: list[Problem] = []
 
     def lines_of(self, pattern: str) -> list[int]:
-        """The lines that begin with a pattern, indented or not."""
+        """Return the numbers of the lines that begin with a pattern, indented or not."""
         return [i for i, line in enumerate(self.lines, 1) if re.match(rf"\s*{pattern}", line)]
 
     def line_of(self, pattern: str) -> int:
-        """The first of them, or 0."""
+        """Return the number of the first line that begins with a pattern, or 0."""
         return next(iter(self.lines_of(pattern)), 0)
 
     def add(self, line: int, text: str, hint: str = "") -> None:
+        """Add a mistake in a line."""
         source = self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
         self.found.append(Problem(line, source, text, hint))
 
     def raise_any(self) -> None:
-        """ConfigError with all of them, in the order of the file."""
+        """Raise ConfigError with all mistakes in the order of the file, if there are any."""
         if not self.found:
             return
         noun = "problem" if len(self.found) == 1 else "problems"
@@ -101,8 +105,10 @@ class TomlTable:
 def read(
     path: Path, option: str, then: str = "scaleproof run plan"
 ) -> tuple[dict[str, Any], Problems]:
-    """A TOML file and where to write down its mistakes; ``option`` is how another one is named,
-    ``then`` the command to run once it is right.
+    """Read a TOML file. Return its content and an empty collection for its mistakes.
+
+    ``option`` is the option that names another file, ``then`` the command to run after the mistakes
+    are fixed. Raises ConfigError if the file is unreadable or invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -128,32 +134,32 @@ def read(
 
 
 def read_tables(path: Path, name: str, option: str) -> tuple[list[TomlTable], Problems]:
-    """All ``[[name]]`` tables of a TOML file; anything else at top level is a problem."""
+    """Read all ``[[name]]`` tables of a TOML file. Every other top-level key is a mistake."""
     doc, problems = read(path, option)
     refuse_others(doc, [name], problems)
     return tables_of(doc, name, problems), problems
 
 
 def refuse_others(doc: Mapping[str, Any], known: Sequence[str], problems: Problems) -> None:
-    """Write down every key at top level that is none of these."""
+    """Report every top-level key that is not known."""
     for key in doc.keys() - set(known):
         line = problems.line_of(rf"\[*\s*{re.escape(key)}\b")
         problems.add(line, f"unknown top-level key {key!r}", meant(key, known))
 
 
 def tables_of(doc: Mapping[str, Any], name: str, problems: Problems) -> list[TomlTable]:
-    """The ``[[name]]`` tables of a file that was read, each with its lines."""
+    """Return the ``[[name]]`` tables of a file with their lines."""
     rows = doc.get(name, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         problems.add(problems.line_of(name), f"{name!r} must be tables", f"write [[{name}]]")
         rows = []
     starts = problems.lines_of(rf"\[\[\s*{name}\s*\]\]")
-    starts += [0] * (len(rows) - len(starts))  # inline tables have no line of their own
+    starts += [0] * (len(rows) - len(starts))  # inline tables have no header line
     return [_table(row, start, problems) for row, start in zip(rows, starts, strict=False)]
 
 
 def table_of(doc: Mapping[str, Any], name: str, problems: Problems) -> TomlTable:
-    """The one ``[name]`` table of a file that was read; empty where there is none."""
+    """Return the ``[name]`` table of a file with its lines; an empty table if there is none."""
     row = doc.get(name, {})
     if not isinstance(row, dict):
         problems.add(problems.line_of(name), f"{name!r} must be a table", f"write [{name}]")
@@ -162,7 +168,7 @@ def table_of(doc: Mapping[str, Any], name: str, problems: Problems) -> TomlTable
 
 
 def _table(values: Mapping[str, Any], start: int, problems: Problems) -> TomlTable:
-    """A table and where its keys stand: up to the next header."""
+    """Return a table with the lines of its keys, which are searched up to the next header."""
     lines: dict[str, int] = {}
     for number in range(start + 1, len(problems.lines) + 1) if start else ():
         text = problems.lines[number - 1]
@@ -174,14 +180,15 @@ def _table(values: Mapping[str, Any], start: int, problems: Problems) -> TomlTab
 
 
 def check_table(table: TomlTable, keys: Mapping[str, Key], problems: Problems, name: str) -> bool:
-    """Check one table against its keys; False if anything was wrong."""
+    """Check a table against its keys. Return False after reporting mistakes."""
     before = len(problems.found)
     missing = [k for k, rule in keys.items() if rule.required and k not in table.values]
     for key, value in table.values.items():
         line = table.lines.get(key, table.line)
         if key not in keys:
             hint = meant(key, keys)
-            missing = [k for k in missing if repr(k) not in hint]  # one mistake, told once
+            # do not also report the misspelt key as missing
+            missing = [k for k in missing if repr(k) not in hint]
             problems.add(line, f"unknown key {key!r} in [[{name}]]", hint)
             continue
         rule = keys[key]
@@ -193,6 +200,7 @@ def check_table(table: TomlTable, keys: Mapping[str, Key], problems: Problems, n
 
 
 def _check_value(value: Any, rule: Key, line: int, problems: Problems) -> None:
+    """Report a value that has the wrong type or is not one of the choices."""
     kinds = (int, float) if rule.kind is float else (rule.kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and rule.kind is not bool):
         want = "a date (2026-12-31)" if rule.kind is datetime.date else f"a {rule.kind.__name__}"

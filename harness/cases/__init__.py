@@ -1,6 +1,6 @@
-"""The questions that can be asked: case, plan, recipes, rules, metrics, catalogue, targets.
+"""The inputs of a run: cases, plans, recipes, thresholds, metrics, the catalogue and targets.
 
-Its nouns are imported from here, its functions from their files.
+Import the types from this package, and the functions from their modules.
 """
 
 from harness.cases.batching import Batching, apportion, batching

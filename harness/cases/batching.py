@@ -1,4 +1,4 @@
-"""How a global batch falls apart over shards and accumulation steps."""
+"""Division of a global batch over shards and accumulation steps."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,11 @@ from harness.cases.case import CaseSpec, Mesh, Mode
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How a global batch falls apart: each shard's micro-batch, ``accumulate`` times.
+    """The division of a global batch: one micro-batch size per shard, each trained on
+    ``accumulate`` times per step.
 
-    ``last`` is how many samples the last batch of an epoch has: its last shards get fewer, or none.
+    ``last`` is the number of samples in the last batch of an epoch. The last shards of it get fewer
+    samples, or none.
     """
 
     micros: tuple[int, ...]
@@ -22,37 +24,38 @@ class Batching:
 
     @property
     def shards(self) -> int:
-        """Parts of a batch that are trained on side by side."""
+        """The number of parts of a batch that are trained on in parallel."""
         return len(self.micros)
 
     @property
     def largest(self) -> int:
+        """The largest micro-batch of a shard, in samples."""
         return max(self.micros)
 
     @property
     def global_batch(self) -> int:
-        """Samples that the whole world trains on in one optimizer step."""
+        """The number of samples that the whole world trains on in one optimizer step."""
         return sum(self.micros) * self.accumulate
 
     def place(self, shard: int) -> slice:
-        """Where a shard's samples lie in a global batch."""
+        """Return the slice of a global batch that holds the samples of a shard."""
         start = sum(self.micros[:shard]) * self.accumulate
         return slice(start, start + self.micros[shard] * self.accumulate)
 
     def weight(self, samples: int, of: int) -> float:
-        """The weight of the mean loss of ``samples`` in the mean over shards, in a batch ``of``
-        many.
+        """Return the weight of the mean loss over ``samples`` in the mean over shards, for a batch
+        of ``of`` samples.
 
-        1.0 for a whole shard where all are of one size. DDP and FSDP average over ranks, which
-        would make the samples of small batches count more.
+        The weight is 1.0 for a whole shard if all shards have one size. DDP and FSDP average over
+        ranks, so without weights the samples of smaller micro-batches would count more.
         """
         return samples * self.shards / of
 
 
 def batching(case: CaseSpec, default_micro: int, mesh: Mesh) -> Batching:
-    """How a case's global batch falls apart; ValueError when it does not divide.
+    """Return the division of a case's global batch. Raise ValueError if it does not divide evenly.
 
-    Ranks that differ only along a dimension that cuts the model see the same samples.
+    Ranks that differ only along a dimension that splits the model see the same samples.
     """
     shards = mesh.shards
     if case.shares and shards != case.world_size:
@@ -75,7 +78,9 @@ def batching(case: CaseSpec, default_micro: int, mesh: Mesh) -> Batching:
 
 
 def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Whole parts of ``total`` in these proportions, by largest remainder (Hamilton)."""
+    """Divide ``total`` into whole parts in these proportions, by the largest-remainder (Hamilton)
+    method.
+    """
     exact = [total * share / math.fsum(shares) for share in shares]
     parts = [math.floor(x) for x in exact]
     behind = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
@@ -85,10 +90,11 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
-    """The case with the batch of a rank that a larger world has; SpecError if it is no whole one.
+    """Return the case with the batch per rank of the larger ``target`` world.
 
-    Exchange and waiting hide behind compute, so small worlds speak for a large one only if a rank
-    computes as much in them.
+    Communication and waiting overlap with compute. Small worlds therefore predict a large one only
+    if each rank computes as much as in the large one. Raises SpecError if the target's global batch
+    does not divide evenly.
     """
     if case.mode is Mode.WEAK or target.global_batch is None:
         return case
@@ -104,20 +110,27 @@ def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
     return replace(case, mode=Mode.WEAK, global_batch=None, micro_batch=micro_batch)
 
 
-#: Ranks that compute each micro-batch when their bits are compared; a majority needs three.
+#: Number of ranks that compute each micro-batch when results are compared bitwise. Three is the
+#: least number with a majority.
 COPIES = 3
 
 
 def copied(rank: int, step: int, copy: int, num_ranks: int) -> int:
-    """The micro-batch that a rank computes as its ``copy``-th in a step: other ones each time."""
+    """Return the micro-batch that a rank computes as its ``copy``-th in a step. It changes with
+    every step.
+    """
     return (rank - step - copy * _stride(num_ranks)) % num_ranks
 
 
 def copier(micro: int, step: int, copy: int, num_ranks: int) -> int:
-    """The rank that computes a micro-batch as its ``copy``-th: the inverse of ``copied``."""
+    """Return the rank that computes a micro-batch as its ``copy``-th. This is the inverse of
+    ``copied``.
+    """
     return (micro + step + copy * _stride(num_ranks)) % num_ranks
 
 
 def _stride(num_ranks: int) -> int:
-    """Far enough to leave the node, as far as there are nodes."""
+    """Return the distance between ranks that compute the same micro-batch, large enough to reach
+    other nodes.
+    """
     return max(1, num_ranks // COPIES)

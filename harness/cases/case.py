@@ -1,4 +1,6 @@
-"""A case: its fields, its mesh of ranks, its id and its hash. Pure data, without torch."""
+"""The definition of a case: its fields, its mesh of ranks, its id and its hash. This module does
+not import torch.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,39 @@ from harness.base.documents import Json, to_doc
 
 
 class Dim(StrEnum):
-    """A dimension of a mesh, and what is cut along it."""
+    """A dimension of a mesh. The comment beside each one says what is divided along it."""
 
-    PP = "pp"  # the model's depth, into stages
-    DP = "dp"  # samples; parameters are replicated
-    FSDP = "fsdp"  # samples, and what is kept of every parameter
-    EP = "ep"  # samples, and the experts
+    PP = "pp"  # the depth of the model, into stages
+    DP = "dp"  # the samples; parameters are replicated
+    FSDP = "fsdp"  # the samples and the shards of every parameter
+    EP = "ep"  # the samples and the experts
     CP = "cp"  # the sequence
-    TP = "tp"  # every layer's width
-    ROLE = "role"  # the work: some generate what others train on
+    TP = "tp"  # the width of every layer
+    ROLE = "role"  # the work: some ranks generate the samples that other ranks train on
 
 
-#: Along these every place trains on samples of its own.
+#: Along these dimensions every position trains on different samples.
 DATA = frozenset({Dim.DP, Dim.FSDP, Dim.EP})
-#: Along these sums are cut in another place than on one device, so that they round otherwise.
+#: Along these dimensions a sum is split at other places than on one device, so it rounds
+#: differently.
 SPLITS = frozenset({Dim.EP, Dim.CP, Dim.TP})
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes by dimension, in the order of ranks: the last one's places are neighbours."""
+    """The sizes of a mesh by dimension, outermost first: consecutive ranks differ in the last
+    dimension.
+    """
 
     sizes: Mapping[Dim, int]
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """``dp:2,tp:4``; ValueError if that is no mesh. Sizes of 1 are left out."""
+        """Parse a mesh such as ``dp:2,tp:4`` and leave out dimensions of size 1.
+
+        Raises ValueError if a part is not a known dimension with a size, or if a dimension occurs
+        twice.
+        """
         sizes: dict[Dim, int] = {}
         for part in text.split(",") if text else ():
             match = re.fullmatch(r"\s*([a-z]+):([1-9]\d*)\s*", part)
@@ -56,37 +65,44 @@ class Mesh:
         return ",".join(f"{dim}:{size}" for dim, size in self.sizes.items())
 
     def size(self, *dims: Dim) -> int:
-        """Places along these dimensions together; 1 for those that the mesh has not."""
+        """Return the number of positions along these dimensions together. A dimension that the mesh
+        does not have counts as 1.
+        """
         return math.prod(self.sizes.get(dim, 1) for dim in dims)
 
     @property
     def ranks(self) -> int:
+        """The number of ranks in the mesh."""
         return self.size(*self.sizes)
 
     @cached_property
     def shards(self) -> int:
-        """Parts of a batch that are trained on side by side."""
+        """The number of parts of a batch that are trained on in parallel."""
         return self.size(*(size for size in self.sizes if size in DATA))
 
     @property
     def uncut(self) -> bool:
-        """Whether a rank has all of each parameter that it trains."""
+        """Whether each rank holds the whole of every parameter that it trains."""
         return self.sizes.keys().isdisjoint({Dim.FSDP, Dim.EP, Dim.TP})
 
     @property
     def exact(self) -> bool:
-        """Whether gradients can be those of one device to the bit: two numbers add up to the same
-        bits in any order, more do not.
+        """Whether gradients can be bitwise equal to those of one device.
+
+        The sum of two numbers has the same bits in either order. The sum of three or more numbers
+        does not.
         """
         return self.shards <= 2 and not self.splits
 
     @property
     def splits(self) -> bool:
-        """Whether layers themselves are cut, and so add in another order than on one device."""
+        """Whether layers themselves are split, so that their sums run in another order than on one
+        device.
+        """
         return not self.sizes.keys().isdisjoint(SPLITS)
 
     def place(self, rank: int, *dims: Dim) -> int:
-        """A rank's place along these dimensions together, in the mesh's order."""
+        """Return the position of a rank along these dimensions together, in the mesh's order."""
         index, stride = 0, 1
         for dim, size in reversed(list(self.sizes.items())):
             rank, along = divmod(rank, size)
@@ -96,12 +112,14 @@ class Mesh:
         return index
 
     def shard(self, rank: int) -> int:
-        """Which part of every batch is this rank's."""
+        """Return the index of the part of every batch that this rank trains on."""
         return self.place(rank, *DATA)
 
     def at(self, world_size: int) -> Mesh:
-        """The mesh of another world: the first dimension of samples (else the first) takes what the
-        others leave; these shrink, outermost first, where there are too few ranks.
+        """Return the mesh for another world size.
+
+        The first data dimension (or the first dimension if there is none) absorbs the change. The
+        other dimensions keep their sizes, or shrink if there are too few ranks, outermost first.
         """
         free = next((d for d in self.sizes if d in DATA), next(iter(self.sizes), Dim.DP))
         unplaced = world_size
@@ -113,37 +131,46 @@ class Mesh:
         return Mesh({dim: size for dim, size in sizes.items() if size > 1})
 
 
-#: The strategy that wraps nothing: every ``plain`` baseline is it on one device.
+#: The strategy that adds no wrapper. Every ``plain`` baseline uses it on one device.
 PLAIN = "single"
-#: The strategy of a user's own script: whatever it does.
+#: The strategy name of a user's script, which trains by any method.
 SCRIPT = "script"
-#: The first word of the command of a training that records itself.
+#: The first word of the command that stands for a training that records itself.
 BY_ITSELF = "measure_steps"
-#: Numbers of 8 bits, four of them for the exponent.
+#: The 8-bit floating-point format with 4 exponent bits.
 FLOAT8 = "float8_e4m3fn"
 
 
 class Mode(StrEnum):
-    """Weak: the batch grows with the world. Strong: the global batch is fixed."""
+    """Weak scaling (the global batch grows with the world size) or strong scaling (the global batch
+    is fixed).
+    """
 
     WEAK = "weak"
     STRONG = "strong"
 
 
 class Device(StrEnum):
+    """The kind of device that ranks compute on."""
+
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Data(StrEnum):
-    """Inputs that are named in the code: that which costs a step nothing, and the default."""
+    """The inputs that the code refers to by name: ``resident``, the default, whose batches stay on
+    the device.
+    """
 
     RESIDENT = "resident"
 
 
 class Precision(StrEnum):
-    """fp32; bf16 parameters and gradients; or fp32 parameters under autocast to bf16, to fp16 with
-    scaled losses, or with the products of linear layers in 8 bits.
+    """The precision of a training.
+
+    ``fp32`` is full precision, ``bf16`` has parameters and gradients in bf16. The other three keep
+    fp32 parameters: ``autocast`` to bf16, ``fp16`` autocast with loss scaling, and ``fp8`` for the
+    products of linear layers.
     """
 
     FP32 = "fp32"
@@ -154,7 +181,7 @@ class Precision(StrEnum):
 
 
 class Attention(StrEnum):
-    """Which of torch's kernels computes attention; any: whichever torch takes."""
+    """The torch kernel that computes attention. ``any`` leaves the choice to torch."""
 
     ANY = "any"
     MATH = "math"
@@ -164,7 +191,9 @@ class Attention(StrEnum):
 
 
 class Compiled(StrEnum):
-    """The compiler of the model's blocks: none, AOTAutograd without code of its own, Inductor."""
+    """The compiler of the model's blocks: none, AOTAutograd without code generation, or
+    Inductor.
+    """
 
     NO = "no"
     AOT_EAGER = "aot_eager"
@@ -172,7 +201,9 @@ class Compiled(StrEnum):
 
 
 class Stepping(StrEnum):
-    """How SGD and AdamW go over the parameters; usual: as torch does on that device."""
+    """The implementation with which SGD and AdamW update parameters. ``usual`` is torch's default
+    for the device.
+    """
 
     USUAL = "usual"
     LOOP = "loop"
@@ -181,11 +212,11 @@ class Stepping(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """The optimizer that steps the parameters. SGD serves the gate: AdamW hides a wrong gradient
-    scale.
+    """The optimizer that updates the parameters.
 
-    ``momentum`` is SGD with it; ``frozen_adam`` freezes Adam's variance after the dense steps of
-    a compressed training.
+    The correctness checks use SGD because AdamW hides a wrong gradient scale. ``momentum`` is SGD
+    with momentum. ``frozen_adam`` freezes Adam's variance after the uncompressed steps of a
+    compressed training.
     """
 
     SGD = "sgd"
@@ -199,7 +230,7 @@ class Optimizer(StrEnum):
     SHAMPOO = "shampoo"
 
 
-#: Each one's learning rate at a batch of ``base_batch``.
+#: The default learning rate of each optimizer at a global batch of ``base_batch``.
 USUAL_LR: Mapping[Optimizer, float] = {
     Optimizer.SGD: 0.05,
     Optimizer.MOMENTUM: 0.02,
@@ -214,7 +245,9 @@ USUAL_LR: Mapping[Optimizer, float] = {
 
 
 class LearningRate(StrEnum):
-    """How the learning rate grows with the batch: not, or linear or as the root of its size."""
+    """How the learning rate grows with the global batch: not at all, linearly, or with its square
+    root.
+    """
 
     FIXED = "fixed"
     LINEAR = "linear"
@@ -222,14 +255,16 @@ class LearningRate(StrEnum):
 
 
 class Passes(StrEnum):
-    """The extent of a step: whole, or its forward pass alone."""
+    """The part of a training step that is run: the whole step, or only its forward pass."""
 
     TRAIN = "train"
     FORWARD = "forward"
 
 
 class StandIn(StrEnum):
-    """A stand-in for hardware that is not there; labelled wherever a result is shown."""
+    """A kind of simulation that replaces missing hardware. Every screen that shows a result shows
+    this label.
+    """
 
     PACED = "paced"
     EMULATED = "emulated"
@@ -238,7 +273,7 @@ class StandIn(StrEnum):
 
 
 class Ablation(StrEnum):
-    """The part that an ablated arm goes without, to see what it costs."""
+    """The part of a step that an ablated arm omits, so that the difference in time is its cost."""
 
     COMMUNICATION = "communication"
     DATA = "data"
@@ -246,37 +281,54 @@ class Ablation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CaseSpec:
-    """The case that is run: identity only, nothing about how often or how long it is measured.
+    """The configuration that is run. It has only fields that identify the case, not how often or
+    how long it is measured.
 
-    ``nodes`` is the number of ranks on each node: (8,), (4, 4), (4, 8, 16).
-    ``micro_batch`` is samples per rank and forward pass; None = the model's own for its size.
+    ``nodes`` is the number of ranks on each node: (8,), (4, 4), (4, 8, 16). ``micro_batch`` is the
+    number of samples per rank and forward pass; None = the model's default for its size.
+
     ``global_batch`` is required in strong mode and derived in weak mode.
-    ``last_batch`` is the share of samples that the last batch of an epoch has (checked by the gate;
-    timed are whole ones).
-    ``clip`` is the largest norm of all gradients, 0 for any; ``lr`` is the learning rate, 0 for the
-    optimizer's own; ``learning_rate`` says how it grows with the global batch beyond
-    ``base_batch``, and it is reached after ``warm_up`` steps.
-    ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
-    ``shares`` is how fast each rank's device is beside the others: the batch is cut accordingly,
-    and gradients are weighted so that every sample counts alike; empty = all alike.
-    ``mesh`` is ``dp:2,tp:4``, ranks by dimension; empty = all along the strategy's own.
-    ``stragglers`` is ``1:0.5`` for half of rank 1's core, several with commas: slow on purpose.
-    ``n3:0.95`` slows the fourth node of the run, whichever ranks are there.
-    ``script`` is a user's own training as it is typed, then strategy, model and size only name it;
-    ``samples_per_step`` is what the user says of one rank of it, ``accepted`` which of its checks
-    may fail as that is meant (``replicas,idle``). ``setup`` names the software that trains, where
-    that is not the run's own (``Settings.setups``).
-    ``data`` is the input, where batches come from: the name of a file.
-    ``phase=forward`` goes forward only: no gradients, and weights stay.
-    ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
-    ``knobs`` maps "file.knob" to a value that differs from the file's default; ``environment``
-    holds the variables of its backend that can change speed (not time-outs, not logs).
 
-    How it is computed: with ``checkpoint`` one block in ``checkpoint_every`` is computed again in
-    backward, but for its matrix products where that is ``selective``; with ``offload`` the host
-    keeps what forward keeps. ``attention``, ``compiled`` and ``stepping`` are kernels; ``tf32``,
-    ``cudnn_benchmark`` and ``priority_stream`` (of NCCL) are switches of CUDA. ``power_cap_w`` is
-    what each GPU is held at, in W, while the case runs; 0 leaves it as it is.
+    ``last_batch`` is the size of the last batch of an epoch as a share of a whole one. The
+    correctness check trains on it; timed steps use whole batches.
+
+    ``clip`` is the largest norm of all gradients, 0 for no limit. ``lr`` is the learning rate, 0
+    for the optimizer's default. ``learning_rate`` says how it grows with the global batch beyond
+    ``base_batch``; the training reaches it after ``warm_up`` steps.
+
+    ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
+
+    ``shares`` is the speed of each rank's device relative to the others. The batch is divided in
+    this proportion, and gradients are weighted so that every sample counts equally; empty = equal
+    speeds.
+
+    ``mesh`` is ``dp:2,tp:4``, ranks by dimension; empty = all along the strategy's first dimension,
+    or the mesh that the strategy declares as ``usual``.
+
+    ``stragglers`` slows ranks on purpose: ``1:0.5`` gives rank 1 half of a core. ``n3:0.95`` slows
+    whichever ranks are on node 3 of the run (nodes count from 0). Several entries are separated by
+    commas.
+
+    ``script`` is the command line of a user's training; strategy, model and size are then only
+    names. ``samples_per_step`` is the number of samples per step and rank that the user states.
+    ``accepted`` names the checks that may fail because the user intends it (``replicas,idle``).
+    ``setup`` names the software environment that trains, if it differs from that of the run
+    (``Settings.setups``).
+
+    ``data`` is the input that batches come from: the name of a file. ``phase=forward`` runs only
+    the forward pass: there are no gradients, and weights stay the same.
+
+    ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
+
+    ``knobs`` maps "file.knob" to a value that differs from the file's default. ``environment``
+    holds the variables of the backend that can change speed (not time-outs, not logs).
+
+    These fields say how the case is computed. With ``checkpoint`` the backward pass recomputes one
+    block in ``checkpoint_every``, except its matrix products if ``selective`` is set. With
+    ``offload`` activations are kept in host memory. ``attention``, ``compiled`` and ``stepping``
+    select kernels. ``tf32``, ``cudnn_benchmark`` and ``priority_stream`` (of NCCL) are CUDA
+    switches. ``power_cap_w`` is the power limit of each GPU, in W, while the case runs; 0 leaves it
+    unchanged.
     """
 
     strategy: str
@@ -329,7 +381,9 @@ class CaseSpec:
     environment: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        """A word becomes the member that it names; ``checks`` says which words there are."""
+        """Convert strings to members of the enumeration of their field. ``checks`` reports unknown
+        strings.
+        """
         for name, kind in _WORDS.items():
             word = getattr(self, name)
             if type(word) is str and word in set(kind):
@@ -337,7 +391,9 @@ class CaseSpec:
 
     @cached_property
     def series(self) -> Mapping[str, str]:
-        """Ordered, string-valued identity: required fields, then those that differ from default."""
+        """The identity of the case as ordered strings: the required fields, then fields that differ
+        from their defaults.
+        """
         doc = to_doc(self)
         required = ("strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend")
         fields_of_series = {key: _text(doc[key]) for key in required}
@@ -353,18 +409,20 @@ class CaseSpec:
 
     @cached_property
     def hash(self) -> str:
-        """16 hex digits of the sha256 of the series: a new field keeps every old hash."""
+        """The first 16 hex digits of the sha256 of ``series``. Adding a field to the class keeps
+        all earlier hashes.
+        """
         return digest(dict(self.series))
 
     @cached_property
     def family(self) -> str:
-        """The id without its world: ``ddp/decoder-tiny/weak``, what thresholds are matched on."""
+        """The id without its world, such as ``ddp/decoder-tiny/weak``. Thresholds match it."""
         strategy = f"{self.strategy}:{self.compressor}" if self.compressor else self.strategy
         return f"{strategy}/{self.model}-{self.size}/{self.mode}"
 
     @cached_property
     def world(self) -> str:
-        """``4cpu``, ``2x4gpu`` or ``4+8+16gpu``."""
+        """The world as text: ``4cpu``, ``2x4gpu`` or ``4+8+16gpu``."""
         unit = "gpu" if self.device is Device.CUDA else "cpu"
         if len(self.nodes) == 1:
             return f"{self.world_size}{unit}"
@@ -374,7 +432,9 @@ class CaseSpec:
 
     @cached_property
     def extras(self) -> str:
-        """``+precision=bf16+ddp.bucket_cap_mb=5``: what differs from default, in order."""
+        """The settings that differ from their defaults, in order:
+        ``+precision=bf16+ddp.bucket_cap_mb=5``.
+        """
         named = {"strategy", "model", "size", "mode", "world_size", "nodes", "device"}
         named |= {"compressor", "stand_in", "backend"}
         suffixes = [f"+{key}={series}" for key, series in self.series.items() if key not in named]
@@ -383,22 +443,27 @@ class CaseSpec:
 
     @property
     def usual_backend(self) -> str:
-        """The backend that ranks of its device talk over where nobody asks for another."""
+        """The default communication backend of the case's device."""
         return "nccl" if self.device is Device.CUDA else "gloo"
 
     @cached_property
     def slowed(self) -> Mapping[int, float]:
-        """Ranks that are slow on purpose, and their share of a core; ValueError if unclear."""
+        """The ranks that are slowed on purpose, and the share of a core that each one gets.
+
+        Raises ValueError if ``stragglers`` cannot be parsed.
+        """
         return {rank: share for (node, rank), share in self._slowed.items() if not node}
 
     @cached_property
     def slow_nodes(self) -> Mapping[int, float]:
-        """Nodes of the run whose ranks are slow on purpose, and their shares."""
+        """The nodes of the run whose ranks are slowed on purpose, and the share of a core that each
+        rank gets.
+        """
         return {number: share for (node, number), share in self._slowed.items() if node}
 
     @cached_property
     def _slowed(self) -> Mapping[tuple[bool, int], float]:
-        """(Whether it is a node, its number) of what is slow on purpose."""
+        """The shares by (whether the number is that of a node, number of the node or rank)."""
         factors: dict[tuple[bool, int], float] = {}
         for part in filter(None, self.stragglers.split(",")):
             match = re.fullmatch(r"(n?)(\d+):(0?\.\d+)", part)
@@ -409,51 +474,53 @@ class CaseSpec:
         return factors
 
     def accepts(self, mistake: str) -> bool:
-        """Whether the user of a script says that this is meant: its check is named before ``:``."""
+        """Return whether the user of a script accepts this failure. The name of its check stands
+        before the ``:``.
+        """
         return bool(self.script) and mistake.partition(":")[0] in self.accepted.split(",")
 
     @property
     def plain(self) -> bool:
-        """Whether it is one device without any wrapper, what ``plain`` baselines are."""
+        """Whether the case runs on one device without any wrapper, as ``plain`` baselines do."""
         return self.strategy == PLAIN
 
     @property
     def dtype(self) -> str:
-        """The data type in which products of matrices are computed, ``bfloat16`` or ``tf32`` for
-        example.
-        """
+        """The data type in which matrices are multiplied, for example ``bfloat16`` or ``tf32``."""
         narrow = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.FP8: FLOAT8}
         return "tf32" if self.tf32 else narrow.get(self.precision, "bfloat16")
 
     def knobs_of(self, file: str, defaults: Mapping[str, Json]) -> dict[str, Json]:
-        """The knobs of one file: its defaults, with what this case says instead."""
+        """Return the knobs of one file: its defaults, replaced by the values that the case sets."""
         return {key: self.knobs.get(f"{file}.{key}", default) for key, default in defaults.items()}
 
     @cached_property
     def id(self) -> str:
-        """``ddp/decoder-tiny/weak@4cpu+precision=bf16``"""
+        """The full name of the case: ``ddp/decoder-tiny/weak@4cpu+precision=bf16``."""
         return f"{self.family}@{self.world}{self.extras}"
 
     @property
     def brief(self) -> str:
-        """The id, of a user's own script without its command: that stands once on a screen."""
+        """The id, without the command of a user's script, which a screen prints only once."""
         return self.id.replace(f"+script={self.series['script']}", "") if self.script else self.id
 
     @cached_property
     def pytest_id(self) -> str:
-        """The id with only characters that ``-k`` and node ids take."""
+        """The id, reduced to characters that pytest accepts in ``-k`` and in node ids."""
         text = f"{self.family.replace('-', '_').replace('/', '-')}-{self.world}{self.extras}"
         return text.translate(str.maketrans(":+=/", "_-__"))
 
     def fed_by(self, data: str) -> CaseSpec:
-        """Returns the case with another input, without the knobs of its own."""
+        """Return the case with another input, and without the knobs of its present input."""
         knobs = {
             key: knob for key, knob in self.knobs.items() if not key.startswith(f"{self.data}.")
         }
         return replace(self, data=data, knobs=knobs)
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
-        """Returns the case on another world: its first ranks, if these are unlike."""
+        """Return the case at another world size, with the shares and stragglers of the
+        first ranks.
+        """
         slow = [(p, p.partition(":")[0]) for p in self.stragglers.split(",")]
         return replace(
             self,
@@ -465,7 +532,7 @@ class CaseSpec:
         )
 
 
-#: Fields of a case that are one of a set of words.
+#: The fields of a case whose values are members of an enumeration.
 _WORDS: Mapping[str, type[StrEnum]] = {
     name: hint
     for name, hint in get_type_hints(CaseSpec).items()
@@ -474,7 +541,7 @@ _WORDS: Mapping[str, type[StrEnum]] = {
 
 
 def digest(doc: Json) -> str:
-    """16 hex digits of the sha256 of a document."""
+    """Return the first 16 hex digits of the sha256 of a document."""
     text = json.dumps(doc, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
-"""The catalogue of names for a case: strategies, models, compressors, engines and suites.
+"""The catalogue of names that a case can use: strategies, models, compressors, engines and suites.
 
-One file adds one thing. Its *literal head* (docstring, SUPPORTS, KNOBS, SIZES, ...) is read with
-``ast``; nothing is imported, so listing and collecting never load torch or a user's code.
+Each file adds one entry. Its *literal head* (docstring, SUPPORTS, KNOBS, SIZES, ...) is read with
+``ast``. Nothing is imported, so listing and collecting never load torch or a user's code.
 """
 
 import functools
@@ -23,13 +23,16 @@ from harness.cases.heads import EngineFacts, Supports, facts, read_head
 
 
 class EntryKind(NamedTuple):
-    """A kind of catalogue entry: its word, the folder that has it, the name that marks heads."""
+    """A kind of catalogue entry: its singular, the folder with its files, and the name that marks
+    its heads.
+    """
 
     word: str
     folder: str
     mark: str
 
 
+#: The kinds of entries that a case can name.
 _KINDS = {
     "strategies": EntryKind("strategy", "training/strategies", "SUPPORTS"),
     "models": EntryKind("model", "training/models", "SIZES"),
@@ -37,12 +40,13 @@ _KINDS = {
     "inputs": EntryKind("input", "training/inputs", "INPUT"),
     "engines": EntryKind("engine", "launch/engines", "ENGINE"),
 }
+#: All kinds of entries that ``list`` shows.
 KINDS = (*_KINDS, "suites")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One file's literal head. ``head`` maps upper-case names to their literal values."""
+    """The literal head of one file. ``head`` maps upper-case names to their literal values."""
 
     kind: str
     name: str
@@ -52,34 +56,38 @@ class Entry:
 
     @property
     def shipped(self) -> bool:
-        """Whether it is a file of this package."""
+        """Whether the file belongs to this package."""
         return self.path.is_relative_to(PACKAGE)
 
     @property
     def module(self) -> str:
-        """The module to import: one of this package by name, a user's file by path."""
+        """The module to import: a dotted name in this package, or the path of a user's file."""
         if not self.shipped:
             return str(self.path)
         return ".".join(("harness", *self.path.relative_to(PACKAGE).with_suffix("").parts))
 
     @functools.cached_property
     def supports(self) -> Supports:
+        """The head SUPPORTS of a strategy. Raises SpecError for mistakes in it."""
         return facts(Supports, self.head["SUPPORTS"], f"{self.path}: SUPPORTS")
 
     @property
     def measured_by(self) -> str:
-        """The strategy whose learning its own is measured by; none of a shipped one that names
-        itself: it learns as it does, and how fast it steps is what it is for.
+        """The strategy with which the learning of this strategy is compared; empty if only its
+        speed matters.
+
+        It is also empty for a shipped strategy that names itself, because its speed is its purpose.
         """
         beside = self.supports.beside
         return "" if self.shipped and beside == self.name else beside
 
     @functools.cached_property
     def engine(self) -> EngineFacts:
+        """The head ENGINE of an engine. Raises SpecError for mistakes in it."""
         return facts(EngineFacts, self.head["ENGINE"], f"{self.path}: ENGINE")
 
     def check(self) -> None:
-        """SpecError with every mistake in what a strategy or an engine says of itself."""
+        """Raise SpecError with all mistakes in the head of a strategy or an engine."""
         if self.kind == "strategies":
             _ = self.supports
         elif self.kind == "engines":
@@ -87,12 +95,14 @@ class Entry:
 
     @property
     def knobs(self) -> Mapping[str, Json]:
-        """Knob name -> default; ``version`` is one, so that a new version starts a new series."""
+        """The defaults of the knobs. ``version`` is one of them, so that a new version starts a new
+        series.
+        """
         return {"version": 1, **self.head.get("KNOBS", {})}
 
 
 class Catalogue:
-    """Everything that a case can name, from the package, entry points and ``--path`` folders."""
+    """All entries that a case can name, from the package, entry points and ``--path`` folders."""
 
     def __init__(self, paths: Sequence[Path] = (), suites: Sequence[Path] = ()) -> None:
         self.paths = tuple(p.resolve() for p in paths)
@@ -106,7 +116,9 @@ class Catalogue:
 
     @functools.cached_property
     def entries(self) -> Mapping[str, Mapping[str, Entry]]:
-        """Kind -> name -> Entry. A user's file may not hide one of the package."""
+        """The entries by kind and name. A user's file must not have the name of an entry of the
+        package.
+        """
         by_kind: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
         for kind, known in _KINDS.items():
             for path in sorted((PACKAGE / known.folder).rglob("*.py")):
@@ -125,6 +137,9 @@ class Catalogue:
 
     @staticmethod
     def _add(by_kind: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
+        """Add the entry of a file if its head has a mark. Raise SpecError if the name exists
+        already.
+        """
         doc, head = read_head(path)
         for key, known in _KINDS.items():
             if known.mark in head and kind in (key, None):
@@ -141,7 +156,9 @@ class Catalogue:
                 by_kind[key][path.stem] = entry
 
     def get(self, kind: str, name: str) -> Entry:
-        """The entry of that name, or a SpecError with the nearest names."""
+        """Return the entry of that name. Raise SpecError with the nearest names if there is
+        none.
+        """
         known = self.entries[kind]
         if name not in known:
             if meant := [f for path in self.paths if (f := path / f"{name}.py").is_file()]:
@@ -159,24 +176,30 @@ class Catalogue:
         return known[name]
 
     def files(self, case: CaseSpec) -> dict[str, str]:
-        """Kind -> the files that a case names: modules of this package (a node may have it
-        elsewhere), paths of a user's (every node needs them at the same place).
+        """Return the files that a case names, by kind.
+
+        Files of this package are named by module, because a node may have the package in another
+        folder. A user's files are named by path, which must be the same on every node.
         """
         if case.script:
             return {}
         return {entry.kind: entry.module for entry in self.entries_of(case)}
 
     def entries_of(self, case: CaseSpec) -> list[Entry]:
-        """The files that a case names: its strategy, model and input, and its compressor."""
+        """Return the entries that a case names: its strategy, model and input, and its
+        compressor.
+        """
         names = {"strategies": case.strategy, "models": case.model, "inputs": case.data}
         if case.compressor is not None:
             names["compressors"] = case.compressor
         return [self.get(kind, name) for kind, name in names.items()]
 
     def normalise(self, case: CaseSpec) -> CaseSpec:
-        """The case checked and in its one spelling: no default knobs, stand-ins labelled."""
+        """Return the case checked and in canonical form, without default knobs and with simulations
+        labelled.
+        """
         if case.script:
-            return case  # nothing is known of it but its command
+            return case  # only the command of a script is known
         entries = self.entries_of(case)
         strategy, model, *_ = entries
         check(case, strategy.supports, model.head["SIZES"])
@@ -188,7 +211,8 @@ class Catalogue:
         for entry in (*entries, *shaping):
             if (version := entry.head.get("VERSION", 1)) != 1:
                 knobs[f"{entry.name}.version"] = version
-        if len(case.nodes) == 1:  # it uses no link
+        # one node uses no link between nodes, so the engine's network knobs have no effect
+        if len(case.nodes) == 1:
             knobs = {
                 key: knob for key, knob in knobs.items() if key.partition(".")[0] not in engines
             }
@@ -206,7 +230,7 @@ class Catalogue:
 
     @staticmethod
     def checked(entries: Sequence[Entry], asked: Mapping[str, Json], where: str) -> dict[str, Json]:
-        """The knobs that differ from the defaults of these files."""
+        """Return the knobs that differ from the defaults of these files."""
         defaults = {
             f"{entry.name}.{key}": knob for entry in entries for key, knob in entry.knobs.items()
         }
@@ -218,16 +242,18 @@ class Catalogue:
         return check_knobs(asked, defaults, ranges, where)
 
     def network(self, case: CaseSpec) -> tuple[tuple[str, Json], ...]:
-        """The settings of the engine's network for this case: names and values of its knobs."""
+        """Return the knobs of the engine's network that this case sets, with their values."""
         engines = self.entries["engines"]
         return tuple(
             (key, knob) for key, knob in case.knobs.items() if key.partition(".")[0] in engines
         )
 
     def twin(self, case: CaseSpec, number: int = 0) -> CaseSpec:
-        """Same strategy, knobs, world, precision; smallest size and its batch: for the gate.
+        """Return the twin of a case for the correctness check.
 
-        ``number`` is that of the first one that the strategy accepts, as an agent described it.
+        The twin has the same strategy, knobs, world and precision, with the smallest model size and
+        the batch of that size. ``number`` is the index of the first candidate that the strategy
+        accepts, as an agent reported it.
         """
         sizes = self.get("models", case.model).head["SIZES"]
         strategy = self.get("strategies", case.strategy)
@@ -240,12 +266,14 @@ class Catalogue:
         return next(itertools.islice(twins.candidates(case, sizes, less), number, None))
 
 
-#: Files that many folders have, and nobody imports by name.
+#: Names of files that many folders have and that no file imports by name.
 _COMMON = {"__init__", "conftest", "setup"}
 
 
 def _refuse_doubles(folders: Sequence[Path]) -> None:
-    """SpecError for a file that two folders have: ``import`` finds one of them, whichever."""
+    """Raise SpecError if two folders have a file of the same name, because ``import`` would find
+    only one.
+    """
     folder_of: dict[str, Path] = {}
     for folder in dict.fromkeys(folders):
         for path in sorted(folder.glob("*.py")):
@@ -254,19 +282,23 @@ def _refuse_doubles(folders: Sequence[Path]) -> None:
                 raise SpecError(
                     f"{other.name} and {folder.name} both have a {path.name}",
                     where=str(path),
-                    expected="one file of a name in all --path folders: they are imported by it",
+                    expected="unique names in all --path folders: files are imported by name",
                     fix=f"mv {path} {path.with_stem('my_' + path.stem)}",
                 )
 
 
 def _word(kind: str) -> str:
+    """Return the singular of a kind."""
     return _KINDS[kind].word if kind in _KINDS else "suite"
 
 
 def _entry_point_folders() -> list[Path]:
-    """Packages that distributions name under the entry-point group ``scaleproof.paths``."""
+    """Return the folders of packages that distributions list in the entry-point group
+    ``scaleproof.paths``.
+    """
     folders = []
     for point in entry_points(group="scaleproof.paths"):
-        spec = importlib.util.find_spec(point.value)  # a top-level package: found, not imported
+        # finding a top-level package does not import it
+        spec = importlib.util.find_spec(point.value)
         folders += [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     return folders

@@ -1,4 +1,4 @@
-"""Checks that a case can be run: all of them, made once, when it is named."""
+"""All checks that a case can run. They are made when the case is named."""
 
 import json
 import math
@@ -25,7 +25,7 @@ Sizes = Mapping[str, Mapping[str, Json]]
 
 
 def check(case: CaseSpec, supports: Supports, sizes: Sizes) -> None:
-    """SpecError for the first thing about a case that cannot be run."""
+    """Raise SpecError for the first reason why the case cannot run."""
     for what, expected, fix in mistakes(case, supports, sizes):
         raise SpecError(what, where=case.id, expected=expected, fix=fix or "scaleproof run list")
 
@@ -34,7 +34,9 @@ Mistakes = Iterator[tuple[str, str, str]]
 
 
 def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
-    """Lists each mistake, what was expected, and a fix, in the order for a user to see."""
+    """Yield (mistake, expected, fix) for everything that is wrong, in the order in which a user
+    should see it.
+    """
     yield from _unsupported(case, supports, sizes)
     yield from _numbers(case)
     yield from _batches(case, supports)
@@ -49,7 +51,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
 
 
 def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
-    """Names what the strategy or the model does not have."""
+    """Yield options that the strategy or the model does not support."""
     strategy, model = f"strategy {case.strategy!r}", f"model {case.model!r}"
     if case.size not in sizes:
         what = f"{model} has no size {case.size!r}{nearest(case.size, sizes)}"
@@ -63,13 +65,13 @@ def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
         fix = "scaleproof run list compressors"
         yield f"{strategy} {need} compressor", "for example compressed:topk/decoder-tiny", fix
     if supports.worlds == "one" and case.world_size != 1:
-        yield f"{strategy} runs one rank only", "1 rank", ""
+        yield f"{strategy} runs on one rank only", "1 rank", ""
     if case.phase is Passes.FORWARD and not supports.forward:
-        yield f"{strategy} does not go forward alone", "phase=train", "--set phase=train"
+        yield f"{strategy} cannot run the forward pass alone", "phase=train", "--set phase=train"
 
 
 def _numbers(case: CaseSpec) -> Mistakes:
-    """Numbers that are too small, or none."""
+    """Yield numbers that are too small or not finite."""
     for name in ("micro_batch", "global_batch", "seq_len", "accumulate", "devices_per_rank"):
         if (value := getattr(case, name)) is not None and value < 1:
             yield f"{name} = {value}", "at least 1", f"--set {name}=1"
@@ -79,7 +81,7 @@ def _numbers(case: CaseSpec) -> Mistakes:
 
 
 def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
-    """A last batch that is none, or that the strategy cannot train."""
+    """Yield a size of the last batch that is impossible, or that the strategy does not support."""
     if not 0 < case.last_batch <= 1:
         yield (
             f"last_batch = {case.last_batch}",
@@ -87,56 +89,64 @@ def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
             "--set last_batch=1.0",
         )
     if case.last_batch < 1 and not supports.uneven:
-        what = f"strategy {case.strategy!r} has no short last batch"
+        what = f"strategy {case.strategy!r} does not support a short last batch"
         yield what, "last_batch=1.0", "--set last_batch=1.0"
     if case.last_batch < 1 and case.accumulate > 1:
-        yield "a short last batch is not cut again", "accumulate=1", "--set accumulate=1"
+        yield (
+            "a short last batch is not divided into accumulation steps",
+            "accumulate=1",
+            "--set accumulate=1",
+        )
 
 
 def _shares(case: CaseSpec) -> Mistakes:
-    """Shares of the batch that are not one for each rank."""
+    """Yield a mistake unless the shares of the batch are positive, one for each rank."""
     if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
-        what = f"shares {case.shares} for {case.world_size} ranks"
+        what = f"shares {case.shares} do not fit {case.world_size} ranks"
         yield what, "a number above 0 for each rank", f"--set shares={_equal(case)}"
 
 
 def _equal(case: CaseSpec) -> str:
-    """Gives each rank an equal share, as ``--set`` takes it."""
+    """Return an equal share for each rank, as ``--set`` takes it."""
     return ",".join(["1"] * case.world_size)
 
 
 def _stragglers(case: CaseSpec) -> Mistakes:
-    """Ranks that are slow on purpose, where that means nothing."""
+    """Yield stragglers that cannot be parsed, or that have no effect on the device."""
     try:
         slow_on_gpus = case.slowed and case.device is Device.CUDA
     except ValueError as error:
         yield str(error), "RANK:SHARE, separated by commas", "--set stragglers=1:0.5"
         return
     if slow_on_gpus:
-        what = "stragglers slow CPU cores, which a GPU's rank hardly needs"
+        what = "stragglers slow CPU cores, which hardly affects the ranks of GPUs"
         yield what, "CPU ranks", "--cpus 2"
 
 
 def _places(case: CaseSpec, sizes: Sizes) -> Mistakes:
-    """A sequence that the model has not, or nodes that are not those of the world."""
+    """Yield a sequence length for a model without one, or nodes that do not add up to the world
+    size.
+    """
     if case.seq_len is not None and "seq" not in sizes[case.size]:
         yield f"model {case.model!r} has no sequence length", "no seq_len", ""
     if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
         what = f"nodes {case.nodes} do not add up to {case.world_size} ranks"
-        yield what, "as many ranks on all nodes as the world size", ""
+        yield what, "nodes that add up to the world size", ""
 
 
 def _variables(case: CaseSpec) -> Mistakes:
-    """Variables that another backend reads: they would be part of a case and do nothing in it."""
+    """Yield variables of another backend, because they would identify a case without
+    affecting it.
+    """
     for name in case.environment or {}:
         reader = name.partition("_")[0].lower()
         if reader != case.backend:
-            what = f"{name} says nothing to {case.backend}"
+            what = f"{name} has no effect on {case.backend}"
             yield what, f"variables of {case.backend}", f"--set backend={reader}"
 
 
 def _mode(case: CaseSpec) -> Mistakes:
-    """The batch that a mode needs, and the one that it derives."""
+    """Yield a missing batch that the mode needs, or a batch that the mode derives."""
     strong = case.mode is Mode.STRONG
     if strong and case.global_batch is None:
         yield "strong mode needs a global batch", "global_batch", "--set global_batch=16"
@@ -147,7 +157,9 @@ def _mode(case: CaseSpec) -> Mistakes:
 
 
 def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
-    """A mesh that is none, that the strategy cannot lay out, or that has not the case's ranks."""
+    """Yield a mesh that cannot be parsed, that the strategy does not support, or that has another
+    number of ranks.
+    """
     flat = f"{supports.dims[0]}:{case.world_size}"
     if not case.mesh:
         return
@@ -160,26 +172,28 @@ def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
         what = f"strategy {case.strategy!r} has no dimension {str(dim)!r}"
         yield what, ", ".join(supports.dims), f"--set mesh={flat}"
     if mesh.ranks != case.world_size:
-        what = f"mesh {case.mesh} is of {mesh.ranks} ranks, the world of {case.world_size}"
+        what = f"mesh {case.mesh} has {mesh.ranks} ranks, but the world has {case.world_size}"
         yield what, "as many places as ranks", f"--set mesh={mesh.at(case.world_size) or flat}"
     if case.shares:
-        yield "shares cut the batch of data-parallel ranks alone", "no mesh", ""
+        yield "shares divide the batch of data-parallel ranks only", "no mesh", ""
 
 
-#: Dimensions whose collectives gloo gives device pointers to without a look: it reads them as the
-#: host's (pytorch #132471). Along the last one ranks send what they generated.
+#: Dimensions whose collectives fail over gloo on GPUs: it reads device pointers as host pointers
+#: without a check (pytorch #132471). Along the last dimension, ranks send the samples that they
+#: generated.
 _NOT_OVER_GLOO = (Dim.FSDP, Dim.PP, Dim.TP, Dim.CP, Dim.EP, Dim.ROLE)
 
 
 def _sharing(case: CaseSpec, supports: Supports) -> Mistakes:
-    """Ranks that share a GPU talk over gloo, which stages few collectives through the host.
+    """Yield strategies whose ranks cannot share a GPU.
 
-    Other frameworks choose the device themselves, by a rank's number.
+    Such ranks communicate over gloo, which copies only few collectives through the host. Other
+    frameworks choose the device by the rank's number.
     """
     if StandIn.SHARED_GPU not in case.stand_in or case.world_size == 1:
         return
     if supports.packages:
-        what = f"strategy {case.strategy!r} with --shared-gpu: it gives each rank a GPU of its own"
+        what = f"strategy {case.strategy!r} with --shared-gpu: it gives each rank a separate GPU"
         yield what, "a GPU for each rank", "--set strategy=ddp"
         return
     for dim in _NOT_OVER_GLOO:
@@ -190,7 +204,7 @@ def _sharing(case: CaseSpec, supports: Supports) -> Mistakes:
 
 
 def _computed(case: CaseSpec) -> Mistakes:
-    """Kernels that the device has not, and settings of what was not asked for."""
+    """Yield kernels that the device does not have, and settings of features that are off."""
     if case.checkpoint_every < 1:
         what = f"checkpoint_every = {case.checkpoint_every}"
         yield what, "at least 1", "--set checkpoint_every=1"
@@ -199,15 +213,27 @@ def _computed(case: CaseSpec) -> Mistakes:
         ("selective", case.selective),
     ):
         if is_asked and not case.checkpoint:
-            yield f"{name} says how to checkpoint", "checkpoint=true", "--set checkpoint=true"
+            yield (
+                f"{name} applies only to checkpointing",
+                "checkpoint=true",
+                "--set checkpoint=true",
+            )
     if case.checkpoint and case.offload:
-        yield "checkpoint and offload both say where activations are", "one of them", ""
+        yield (
+            "checkpoint and offload exclude each other: both handle activations",
+            "only one of them",
+            "",
+        )
     torchs = (Optimizer.SGD, Optimizer.ADAMW)
     if case.stepping is not Stepping.USUAL and case.optimizer not in torchs:
-        what = f"stepping={case.stepping} with optimizer={case.optimizer}"
+        what = f"stepping={case.stepping} is not available with optimizer={case.optimizer}"
         yield what, " or ".join(torchs), f"--set optimizer={Optimizer.ADAMW}"
     if case.tf32 and case.precision is not Precision.FP32:
-        yield f"tf32 with precision={case.precision}", "precision=fp32", "--set tf32=false"
+        yield (
+            f"tf32 has no effect with precision={case.precision}",
+            "precision=fp32",
+            "--set tf32=false",
+        )
     half = (Precision.AUTOCAST, Precision.BF16, Precision.FP16)
     if case.device is not Device.CPU:
         halves = (Attention.FLASH, Attention.CUDNN)
@@ -226,15 +252,16 @@ def _computed(case: CaseSpec) -> Mistakes:
         yield what, "any, math or flash", "--set attention=flash"
 
 
-#: Beyond any size, count or time that a knob can state.
+#: Upper limit of the value of a knob, beyond any size, count or time.
 LARGEST = 1e15
 
 
+#: The description of each type of knob in messages.
 _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def _like(default: Json) -> str:
-    """A default as ``--set`` takes it."""
+    """Return a default as ``--set`` takes it."""
     return json.dumps(default) if isinstance(default, bool) else str(default)
 
 
@@ -244,8 +271,10 @@ def check_knobs(
     ranges: Mapping[str, tuple[float, float]],
     where: str,
 ) -> dict[str, Json]:
-    """The knobs that differ from their defaults; SpecError for one that nobody has, or that lies
-    outside of its range.
+    """Return the knobs that differ from their defaults.
+
+    Raises SpecError for a knob that no file has, or whose value has the wrong type or is out of
+    range.
     """
     knobs = {}
     for key, value in asked.items():

@@ -1,4 +1,6 @@
-"""Recovery: a rank dies, and training goes on. What that took, and whether nothing was lost."""
+"""Fault scenarios: a rank is stopped, and training resumes. They measure the time that this takes
+and the lost work.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +9,9 @@ from harness.cases.case import CaseSpec
 
 
 class Fault(StrEnum):
-    """How a rank is broken on purpose; its agent; or its whole node, which falls silent at once."""
+    """The fault that is injected: into a rank, into the agent of its node, or into its whole node,
+    which then stops answering.
+    """
 
     NONE = "none"
     KILL = "kill"
@@ -17,34 +21,45 @@ class Fault(StrEnum):
 
 
 def title(case: str, fault: str, later: bool, before: int, into: int) -> str:
-    """``ddp/decoder-nano/weak@2cpu kill``, and how it was saved and gone on with."""
+    """Return the name of a scenario: ``ddp/decoder-nano/weak@2cpu kill``, with its kind of
+    checkpoint and its later world size.
+    """
     return f"{case} {fault}{' async' if later else ''}{'' if into == before else f' into {into}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultScenario:
-    """One course of a recovery: a fault on ranks in turn, a kind of saving, a world to go on in."""
+    """A fault in one rank after another, the kind of checkpoint, and the world in which training
+    resumes.
+
+    ``into`` is the case after the fault, if its world size differs.
+    """
 
     case: CaseSpec
     fault: Fault
     asynchronous: bool = False
-    into: CaseSpec | None = None  # another world size
+    into: CaseSpec | None = None  # the case with another world size, if it changes
 
     @property
     def name(self) -> str:
+        """The name of the scenario."""
         size = self.case.world_size
         into = self.into or self.case
         return title(self.case.id, self.fault, self.asynchronous, size, into.world_size)
 
     def victim(self, i: int) -> int:
-        """The rank to break in trial i; of what takes a node along, the first rank on it."""
+        """Return the rank that trial i stops. A fault of a whole node affects the first
+        rank on it.
+        """
         nodes = self.case.nodes if self.fault in (Fault.AGENT, Fault.NODE) else ()
         firsts = [sum(nodes[:n]) for n in range(len(nodes))] or range(self.case.world_size)
         return firsts[i % len(firsts)]
 
 
 def resharded(case: CaseSpec) -> tuple[FaultScenario, FaultScenario]:
-    """A rank less after the crash than before, and one more: no more devices than the case has."""
+    """Return two scenarios that resume on one rank fewer and on one rank more. Neither needs more
+    devices than the case has.
+    """
     smaller = case.at(case.world_size - 1)
     return (
         FaultScenario(case=case, fault=Fault.KILL, into=smaller),

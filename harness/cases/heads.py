@@ -1,4 +1,6 @@
-"""Read the literal head of a file without importing it, and find the files of all features."""
+"""Reader of the literal head of a file, which does not import it, and search for the files of
+features.
+"""
 
 import ast
 import dataclasses
@@ -15,43 +17,50 @@ from harness.base.errors import SpecError, nearest
 from harness.base.programs import PACKAGE
 from harness.cases.case import DATA, CaseSpec, Dim, Mesh, Precision
 
-#: Names of a model's head that strategies need, and what they say.
+#: Names that a strategy can require in a model's head, and what they describe.
 NEEDED = {
-    "TENSOR": "how its layers are cut by width",
+    "TENSOR": "how its layers are divided by width",
     "CONTEXT": "which modules see the whole sequence",
     "EXPERTS": "where its experts are",
     "TABLES": "where its embedding tables are",
 }
 
-#: What every strategy trains in that does not say otherwise.
+#: The precisions of a strategy that does not list others.
 USUAL = (Precision.FP32, Precision.BF16, Precision.AUTOCAST)
 
 Facts = TypeVar("Facts")
+#: The mark of a value that is not a literal.
 _NOT_LITERAL = object()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
-    """SUPPORTS, the head of a strategy: what it can be asked for, and what must hold of it.
+    """The head SUPPORTS of a strategy: the options that it supports, and what its results must
+    satisfy.
 
-    ``oracle`` is the single-device reference that it is compared with: a world's shards in rank
-    order, a batch cut into ``parts`` (the name of the knob that says how many), the former within
-    the compressor's error, or, where ranks train apart for a while, all of them ``simulated`` in
-    one process. ``initial``: whose start the ranks train from; ``broadcast`` ones
-    are given unequal starts. ``dims`` are the dimensions of a mesh that it can lay out; without a
-    mesh they stand as is ``usual``, or all along the first. ``replicas``: ranks that hold the same
-    parameters end with equal bits. ``buffers``: whose buffers a step's first forward pass begins
-    with: each rank's own, or rank 0's, which are then broadcast before it. ``uneven``: the last
-    batch of an epoch may be short;
-    ``forward``: it can go forward alone (phase=forward); ``recovers``: a checkpoint of module and
-    optimizer, written by all ranks together, holds all of its state; ``jobs``: so many trainings
-    share its ranks, and hear nothing of each other;
-    ``compiles``: blocks can be compiled, which what is sent inside of them keeps from. ``needs``
-    are names that a model's head must have, ``packages`` what pip has to install where ranks
-    run, ``precisions`` those that it can train in,
-    ``products`` meshes of several dimensions that are tested. ``on_host`` is the knob with which
-    its ranks exchange tensors of the host, too. ``beside`` is the strategy whose
-    learning its own is measured by. ``metrics`` and ``baselines`` are those of its usual ladder.
+    ``oracle`` is the single-device reference of the strategy. ``shard_ordered``: the shards of the
+    world in rank order. ``micro_batched``: a batch that is divided into ``parts`` (the name of the
+    knob with their number). ``compressed``: the shards, within the error of the compressor.
+    ``simulated``: all ranks in one process, for strategies whose ranks train separately for some
+    steps.
+
+    ``initial`` says whose initial weights the ranks train from; ranks of ``broadcast`` strategies
+    are initialized differently in the check. ``dims`` are the mesh dimensions that the strategy
+    supports. Without a mesh in the case, the ranks are arranged as in ``usual``, or all along the
+    first dimension. ``replicas``: ranks with the same parameters end with bitwise equal ones.
+    ``buffers`` says whose buffers the first forward pass of a step uses: those of each rank, or
+    those of rank 0, which are broadcast before it.
+
+    ``uneven``: the last batch of an epoch may be short. ``forward``: the forward pass can run alone
+    (phase=forward). ``recovers``: a checkpoint of module and optimizer, written by all ranks
+    together, holds the complete state. ``jobs`` is the number of independent trainings that share
+    the ranks. ``compiles``: blocks can be compiled, which communication inside of them prevents.
+
+    ``needs`` are names that a model's head must have. ``packages`` are what pip must install on the
+    machines of the ranks. ``precisions`` are those that the strategy can train in. ``products`` are
+    tested meshes of several dimensions. ``on_host`` is the knob with which the ranks also exchange
+    host tensors. ``beside`` is the strategy with which its learning is compared. ``metrics`` and
+    ``baselines`` are the defaults of its scaling sweep.
     """
 
     worlds: Literal["any", "one"]
@@ -80,26 +89,31 @@ class Supports:
     baselines: tuple[str, ...] = ("plain", "wrapped")
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the oracle needs another field that is missing."""
         if self.oracle == "simulated" and not self.beside:
-            raise ValueError("oracle 'simulated' needs beside, a strategy that trains as one")
+            raise ValueError(
+                "oracle 'simulated' needs beside, the strategy that it is compared with"
+            )
         if self.oracle == "compressed" and not self.compressor:
             raise ValueError("oracle 'compressed' needs compressor=True")
         if self.oracle == "micro_batched" and not self.parts:
-            raise ValueError("oracle 'micro_batched' needs parts, the knob that says how many")
+            raise ValueError("oracle 'micro_batched' needs parts, the knob with their number")
 
     def misses(self, head: Iterable[str], precision: Precision) -> str:
-        """Why a model with these names in its head cannot be trained so; empty if it can."""
+        """Return why the strategy cannot train a model with these names in its head; empty if it
+        can.
+        """
         if "RAGGED" in head and self.dims[0] not in DATA:
-            return "needs samples of one length"
+            return "needs samples of equal length"
         for name in self.needs:
             if name not in head:
                 return f"needs {name} in the model's head, {NEEDED[name]}"
         if precision not in self.precisions:
-            return f"does not train in {precision}, but in {', '.join(self.precisions)}"
+            return f"does not train in {precision}, only in {', '.join(self.precisions)}"
         return ""
 
     def mesh(self, case: CaseSpec) -> Mesh:
-        """Where the case's ranks stand."""
+        """Return the mesh in which the ranks of the case are arranged."""
         if case.mesh or not self.usual:
             return Mesh.parse(case.mesh or f"{self.dims[0]}:{case.world_size}")
         return Mesh.parse(self.usual).at(case.world_size)
@@ -107,14 +121,14 @@ class Supports:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """ENGINE, the head of an engine.
+    """The head ENGINE of an engine.
 
-    ``joins``: its agents dial in over the network; ``remote``: they are on other machines;
-    ``one_machine``: several nodes of it are all on this one, ``always_emulated`` even when there
-    is one. ``queues``: a run can be left to its queue. ``packs``: worlds can run side by side, on
-    any of its nodes. ``slows_ranks``: stragglers can be planted.
-    ``shapes_links``: its knobs set what links carry. ``faults``: what ``recover`` can plant there
-    beside crash and hang.
+    ``joins``: its agents connect over the network. ``remote``: they run on other machines.
+    ``one_machine``: several of its nodes are all on this machine. ``always_emulated``: this is a
+    simulation even with one node. ``queues``: a run can be submitted to its queue. ``packs``:
+    worlds can run concurrently, on any of its nodes. ``slows_ranks``: it can slow ranks on purpose
+    (stragglers). ``shapes_links``: its knobs set the rate of links. ``faults``: faults that
+    ``recover`` can inject there, besides crash and hang.
     """
 
     multi_node: bool = False
@@ -129,7 +143,8 @@ class EngineFacts:
     faults: tuple[str, ...] = ()
 
 
-#: Names of the heads of files that ranks import, by kind. They are read from the text alone.
+#: Names that the heads of files may have, by kind. Ranks import these files, but plans read the
+#: heads from the text alone.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "strategies": ("SUPPORTS", "KNOBS", "RANGES", "TWIN", "WEIGHTED", "HOOKED", "VERSION"),
     "models": (
@@ -143,40 +158,41 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-#: What a model says of times that it keeps by waiting: such a model is a stand-in.
+#: Names by which a model sets step times that it keeps by waiting. Such a model simulates compute.
 SCHEDULED = ("AT_ONCE", "period_s", "step_s", "slow_down")
 
 
 def check_imported(kind: str, path: Path, imported: Mapping[str, object]) -> None:
-    """SpecError where a file says something else of itself than its text, which plans have read, or
-    where a model keeps a schedule and does not say that it stands in for another.
+    """Raise SpecError if an imported file contradicts the head in its text, which plans have read.
+
+    Raises it also if a model waits instead of computing, and its head does not have STAND_IN.
     """
     _, head = read_head(path)
     waits = next((name for name in SCHEDULED if name in imported), "")
     if kind == "models" and waits and "STAND_IN" not in head:
         raise SpecError(
-            f"a model with {waits} waits instead of computing: a stand-in",
+            f"a model with {waits} waits instead of computing: it simulates compute",
             where=str(path),
-            expected='STAND_IN = "paced", which every verdict on it then says',
+            expected='STAND_IN = "paced", which every verdict on it then shows',
             fix=f"grep -n {waits} {path}",
         )
     for name in NAMES[kind]:
         if name in imported and name not in head:
-            what = f"{name} is computed"
+            what = f"{name} is computed, but must be a literal"
         elif name in head and not _same(imported.get(name), head[name]):
-            what = f"{name} is {head[name]!r} by its text, and when imported {imported.get(name)!r}"
+            what = f"{name} is {head[name]!r} in the file, but {imported.get(name)!r} after import"
         else:
             continue
         raise SpecError(
             what,
             where=str(path),
-            expected=f"{name} = ..., a literal that stays as it is",
+            expected=f"{name} = ..., a literal that nothing changes",
             fix=f"grep -n {name} {path}",
         )
 
 
 def _same(imported: object, literal: Json) -> bool:
-    """Whether both are the same literal. Nothing of a user's class is asked."""
+    """Return whether a value equals a literal. No method of a user's class is called."""
     if type(imported) is not type(literal):
         return False
     if isinstance(literal, dict):
@@ -194,7 +210,7 @@ def _same(imported: object, literal: Json) -> bool:
 
 
 def read_head(path: Path) -> tuple[str, dict[str, Json]]:
-    """First docstring line and literal upper-case assignments of a Python file."""
+    """Return the first docstring line and the literal upper-case assignments of a Python file."""
     try:
         return _head_of(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -209,16 +225,16 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
 
 @functools.lru_cache(maxsize=1024)
 def _head_of(source: str) -> tuple[str, dict[str, Json]]:
-    """Each source is parsed once: many catalogues hold the same files."""
+    """Return the head of a source. It is cached because many catalogues contain the same files."""
     tree = ast.parse(source)
-    last = dict(_literals(tree))  # of a name that is assigned twice
+    last = dict(_literals(tree))  # the last value counts if a name is assigned twice
     head = {name: value for name, value in last.items() if value is not _NOT_LITERAL}
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else ""), head
 
 
 def facts(kind: type[Facts], head: Json, where: str) -> Facts:
-    """A head as its type; SpecError with every mistake at once."""
+    """Convert a head to its type. Raise SpecError that lists all mistakes."""
     known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     wrong = []
     for name in head if isinstance(head, Mapping) else ():
@@ -235,6 +251,7 @@ def facts(kind: type[Facts], head: Json, where: str) -> Facts:
 
 
 def _literals(tree: ast.Module) -> Iterator[tuple[str, Json]]:
+    """Yield the upper-case names that a module assigns, with their values."""
     for node in tree.body:
         if isinstance(node, ast.AnnAssign):
             target = cast(ast.expr, node.target)
@@ -249,7 +266,7 @@ def _literals(tree: ast.Module) -> Iterator[tuple[str, Json]]:
 
 
 def _literal(node: ast.expr) -> Json:
-    """The value of a literal, ``dict(a=1)`` counted as one; else _NOT_LITERAL."""
+    """Return the value of a literal, which includes ``dict(a=1)``; otherwise _NOT_LITERAL."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
         if node.args or not all(keyword.arg for keyword in node.keywords):
             return _NOT_LITERAL  # dict(OTHER, a=1), dict(**OTHER)
@@ -263,16 +280,17 @@ def _literal(node: ast.expr) -> Json:
         return _NOT_LITERAL if bad else dict(zip(keys, items, strict=True))
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):  # names and calls; what cannot be hashed
+    except (ValueError, TypeError):  # a name, a call, or an unhashable key
         return _NOT_LITERAL
 
 
+#: The folder with one subfolder for each feature.
 FEATURES = PACKAGE / "features"
 
 
 @functools.cache
 def files(mark: str) -> Sequence[Path]:
-    """The files of all features whose head has this mark."""
+    """Return the files of all features whose head has this mark."""
     named = (
         path for path in sorted(FEATURES.rglob("*.py")) if mark in path.read_text(encoding="utf-8")
     )
@@ -281,10 +299,10 @@ def files(mark: str) -> Sequence[Path]:
 
 @functools.cache
 def modules(mark: str) -> Sequence[ModuleType]:
-    """The files of features whose head has this mark, imported."""
+    """Return the imported modules of all features whose head has this mark."""
     return [importlib.import_module(name_of(path)) for path in files(mark)]
 
 
 def name_of(path: Path) -> str:
-    """The name under which a file of the package is imported."""
+    """Return the name under which a file of the package is imported."""
     return ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts))

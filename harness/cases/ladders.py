@@ -1,6 +1,7 @@
-"""Ladders of other things than ranks: sequence length, size, batch, readers, checkpoints.
+"""Sweeps over other quantities than ranks: sequence length, model size, batch, readers,
+checkpoints.
 
-Each is the one primitive: arms that are measured in the same blocks, ratios to the first of them.
+Each sweep is one plan. Its arms are measured in the same blocks, and ratios refer to the first arm.
 """
 
 from __future__ import annotations
@@ -14,33 +15,35 @@ from harness.cases.fault_scenario import Fault, FaultScenario
 from harness.cases.plan import Arm, Plan, Protocol, Role
 from harness.cases.recipes import LEARNING, REAL, ablated, beside
 
-#: What plans of batches are called, behind their case.
+#: The suffix of the names of batch-sweep plans, after the name of their case.
 CRITICAL = " critical batch"
 
 
 def _several(count: int, what: str, case: CaseSpec) -> None:
+    """Raise SpecError if a sweep has fewer than two points."""
     if count < 2:
         raise SpecError(
-            f"a ladder of {count} {what}", where=case.id, expected="two rungs or more", fix=what
+            f"a sweep over {count} {what}", where=case.id, expected="at least two points", fix=what
         )
 
 
 def lengths(case: CaseSpec, seqs: Sequence[int], *, tokens: int, protocol: Protocol = REAL) -> Plan:
-    """Longer and longer sequences, as many tokens a rank in each step, at one world.
+    """Return a plan with increasing sequence lengths and constant tokens per rank and step, on one
+    world.
 
-    FLOPs a second say how busy devices are kept, tokens a second what a user gets: attention takes
-    more FLOPs a token as the sequence grows.
+    FLOPs per second show how busy the devices are. Tokens per second show what a user gets. They
+    differ because attention needs more FLOPs per token as the sequence grows.
 
     Args:
         seqs: tokens of a sample, the shortest first; each divides ``tokens``.
-        tokens: of one rank and forward pass.
+        tokens: tokens of one rank and forward pass.
     """
     _several(len(seqs), "lengths", case)
     if odd := [seq for seq in seqs if tokens % seq]:
         raise SpecError(
-            f"{odd[0]} tokens of a sample do not divide {tokens} of a rank",
+            f"{odd[0]} tokens per sample do not divide {tokens} tokens per rank",
             where=case.id,
-            expected="lengths that do",
+            expected="lengths that divide the tokens per rank",
             fix=f"tokens={max(seqs)}",
         )
     cases = {f"{seq} tokens": replace(case, seq_len=seq, micro_batch=tokens // seq) for seq in seqs}
@@ -49,9 +52,11 @@ def lengths(case: CaseSpec, seqs: Sequence[int], *, tokens: int, protocol: Proto
 
 
 def sizes(case: CaseSpec, names: Sequence[str], *, protocol: Protocol = REAL) -> Plan:
-    """Larger and larger models on the same devices: which fits, and how busy it keeps them.
+    """Return a plan with increasing model sizes on the same devices, to see which fit and how busy
+    they keep the devices.
 
-    A size that needs more memory than there is becomes a SKIP with what it needs.
+    A size that needs more memory than there is becomes a SKIP, which states the memory that it
+    needs.
 
     Args:
         names: sizes of the model, the smallest first.
@@ -70,10 +75,11 @@ def batches(
     to_loss: float = 0.3,
     protocol: Protocol = LEARNING,
 ) -> Plan:
-    """Larger and larger batches to the same loss: in how many samples, and in what time.
+    """Return a plan with increasing batches up to the same loss, which measures the samples and the
+    time.
 
-    Up to the critical batch a larger one takes hardly more samples (McCandlish et al., 2018); the
-    learning rate grows with the root of the batch, as AdamW's should.
+    Up to the critical batch size, a larger batch needs hardly more samples (McCandlish et al.,
+    2018). The learning rate grows with the square root of the batch, as is usual for AdamW.
 
     Args:
         micro_batches: samples of a rank, the smallest first.
@@ -93,14 +99,15 @@ def batches(
 
 
 def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
-    """Measures what a second job on the same nodes takes of a first one, by what it sends alone.
+    """Return a plan that measures how much the communication of a second job slows a first one on
+    the same nodes.
 
-    Half of the ranks are each job's. Both compute in both arms; in one of them the second job is
-    silent, so the ratio has nothing in it but the fabric.
+    Each job has half of the ranks. Both jobs compute in both arms, but in one arm the second job
+    does not communicate. Their ratio therefore contains only the effect of the shared network.
 
     Args:
-        case: of a strategy that trains several jobs and has the knob ``talking``, how many of
-            them exchange; on a multiple of four ranks.
+        case: a case on a multiple of four ranks. Its strategy trains several jobs and has the knob
+            ``talking``, the number of jobs that communicate.
     """
     knob = f"{case.strategy}.talking"
     cases = {
@@ -113,12 +120,13 @@ def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
 
 
 def power_caps(case: CaseSpec, watts: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
-    """Holds the GPUs of a training at fewer and fewer watts: the time and the energy of a token.
+    """Return a plan that lowers the power limit of the GPUs, and measures time and energy per
+    token.
 
-    Where NVML does not let this user set limits each arm is a SKIP that says so.
+    If NVML does not let this user set limits, each arm is a SKIP that states this.
 
     Args:
-        watts: of each GPU; the first arm leaves them as they are.
+        watts: power limit of each GPU; the first arm leaves the limit unchanged.
     """
     _several(1 + len(watts), "caps", case)
     cases = {"as it comes": case}
@@ -129,11 +137,12 @@ def power_caps(case: CaseSpec, watts: Sequence[int], *, protocol: Protocol = REA
 
 
 def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
-    """Measures what reading costs a step as more ranks read: each world with its batches made once,
-    too.
+    """Return a plan that measures the cost of reading data at each world size.
+
+    Each world is also measured with batches that are made only once.
 
     Args:
-        worlds: ranks, each of which reads for itself.
+        worlds: numbers of ranks; each rank reads separately.
     """
     if case.data == Data.RESIDENT:
         raise SpecError(
@@ -154,9 +163,10 @@ def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL)
 
 
 def checkpoints(case: CaseSpec, worlds: Sequence[int]) -> list[FaultScenario]:
-    """Checkpoints of more and more ranks, each waited for and in the background.
+    """Return fault scenarios that save checkpoints at each world size, synchronously and in the
+    background.
 
-    A recovery measures bandwidth and stall of its checkpoints, and what a resume takes.
+    A recovery measures bandwidth and stall of its checkpoints, and the time of a resume.
     """
     return [
         FaultScenario(case=case.at(ranks), fault=Fault.KILL, asynchronous=behind)

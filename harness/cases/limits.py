@@ -1,18 +1,20 @@
-"""How far a loss may be from its reference's, by arithmetic alone."""
+"""Limits for the difference between a loss and its reference that rounding alone can cause."""
 
 from harness.cases.case import CaseSpec, Device, Mesh, Precision
 
-#: Sums in another order, in 16 bits.
+#: Largest relative difference of a loss if 16-bit sums run in another order.
 ROUNDED = 2e-2
-#: The same in fp32.
+#: Largest relative difference of a loss if fp32 sums run in another order.
 ROUNDED_FP32 = 2e-5
 
 
 def loss_limit(case: CaseSpec, mesh: Mesh) -> float:
-    """Largest relative difference of a loss: 0 where sums have one order."""
+    """Return the largest relative difference of a loss that is accepted: 0 if all sums have one
+    order.
+    """
     return 0.0 if case.device is Device.CPU and mesh.exact else rounding(case)
 
 
 def rounding(case: CaseSpec) -> float:
-    """Relative difference of a loss by sums in another order."""
+    """Return the relative difference of a loss that sums in another order can cause."""
     return ROUNDED_FP32 if case.precision is Precision.FP32 else ROUNDED

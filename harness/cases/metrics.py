@@ -1,7 +1,8 @@
-"""Metrics: all that a contrast or a rule can name, one entry each.
+"""The metrics that a contrast or a threshold can name.
 
-A metric that existing samples give is one more entry. A new reading is a field of
-``record.RankRecord`` too, and a property of ``record.LaunchRecord`` that sums it up over ranks.
+A metric that can be computed from existing samples is one more entry of ``METRICS``. A new measured
+value also needs a field of ``record.RankRecord``, and a property of ``record.LaunchRecord`` that
+reduces it over the ranks.
 """
 
 import math
@@ -9,43 +10,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-#: A value beyond this share of perfect scaling is not scaling, it is a mistake.
+#: Upper limit of a plausible scaling efficiency. A larger value indicates a measurement error.
 IMPLAUSIBLE = 1.1
 
 
 class Form(StrEnum):
-    """How a metric is made of what is read from launches."""
+    """How the value of a metric is computed from the values of launches."""
 
     RATIO = "ratio"  # subject / baseline / ideal
     SAVED = "saved"  # 1 - subject / baseline
-    ABSOLUTE = "absolute"  # the subject's own value
-    GATE = "gate"  # whether the correctness gate caught a control
+    ABSOLUTE = "absolute"  # the value of the subject alone
+    GATE = "gate"  # whether the correctness check failed an incorrect control
 
 
 class Factor(StrEnum):
-    """A fact of a case or of its device, by which a launch's reading becomes another figure."""
+    """A property of a case or of its device that converts the measured value of a launch into
+    another unit.
+    """
 
-    TOKENS = "tokens"  # of a sample
-    MODEL_FLOPS = "model FLOPs"  # of a sample, forward and backward: each operation once
-    HARDWARE_FLOPS = "hardware FLOPs"  # of a sample, with what is computed again in backward
-    DEVICES = "devices"  # one of each rank
-    PEAK = "peak"  # FLOP/s of a device by its data sheet, in the case's precision
+    TOKENS = "tokens"  # tokens in a sample
+    # FLOPs of a sample, forward and backward, counting each operation once
+    MODEL_FLOPS = "model FLOPs"
+    HARDWARE_FLOPS = "hardware FLOPs"  # FLOPs of a sample, including those that backward recomputes
+    DEVICES = "devices"  # the number of devices, one per rank
+    PEAK = "peak"  # FLOP/s of a device according to its data sheet, in the case's precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric.
+    """The definition of one metric.
 
-    ``means`` is its definition, as docs/metrics.md has it. ``read`` is where a launch has it: a
-    path of attributes of ``record.LaunchRecord``; ``tail`` the same on 95th percentiles of steps.
-    What is read is multiplied with the factors of ``times``, and divided by those of ``over``.
-    ``of_time`` metrics are spoilt by a noisy host.
-    ``scaling`` ones belong to ladders and need a mode; ``per_rank`` ones are divided by linear
-    scaling, ``of_schedule`` ones also by what the strategy's schedule allows, ``of_fabric`` ones by
-    what the measured fabric allows. ``between_ranks``:
-    one rank alone has none. ``signed`` ones may lie below zero, so that no two of them have a
-    ratio. ``of_device``: a device tells it, cores do not. ``share``: a part of a whole.
-    ``measured_by`` is the command that measures what plans do not.
+    ``means`` is its description, which docs/metrics.md prints. ``read`` is a path of attributes of
+    ``record.LaunchRecord`` that holds the value of a launch. ``tail`` is the same for the 95th
+    percentile of steps. The value is multiplied by the factors in ``times`` and divided by those in
+    ``over``.
+
+    ``of_time``: background load on the host can change the value. ``scaling``: the metric needs a
+    scaling sweep and a mode. ``per_rank``: the ratio is divided by linear scaling. ``of_schedule``:
+    it is also divided by the limit of the strategy's schedule. ``of_fabric``: it is also divided by
+    the limit of the measured fabric.
+
+    ``between_ranks``: a single rank has no value. ``signed``: the value may be negative, so ratios
+    are not defined. ``of_device``: only accelerators report the value. ``share``: the value is a
+    part of a whole. ``measured_by`` is the command that measures the metric if plans do not.
     """
 
     form: Form
@@ -69,19 +76,20 @@ class Metric:
 
     @property
     def profiled(self) -> bool:
-        """Whether it is read from the budget of a profiled launch."""
+        """Whether the value comes from the time budget of a profiled launch."""
         return "budget." in self.read
 
     @property
     def of_loss(self) -> bool:
-        """Whether it says when a loss was reached, not how fast steps are."""
+        """Whether the metric depends on the loss, and not on the speed of steps."""
         return self.read.startswith("reached.") or self.read == "final_loss"
 
     @property
     def possible(self) -> tuple[float, float]:
-        """Values lie between these: a bound outside is one that nothing can miss, or meet.
+        """The range of possible values. A bound outside of it can never be missed, or never be met.
 
-        A ratio per rank is 1 for perfect scaling, and an error above IMPLAUSIBLE times that.
+        A ratio per rank is 1 for perfect scaling. Values above IMPLAUSIBLE times that are
+        measurement errors.
         """
         if self.form is Form.SAVED:
             return -math.inf, 1.0
@@ -93,10 +101,11 @@ class Metric:
 
     @property
     def tabled(self) -> bool:
-        """Whether the scaling table shows it, rung by rung."""
+        """Whether the scaling table shows the metric for each world size."""
         return self.scaling and not self.of_schedule
 
 
+#: Templates from which the entries of ``METRICS`` are derived.
 _RATE = Metric(form=Form.ABSOLUTE, unit="samples/s", read="throughput", tail="tail_throughput")
 _RATE_RATIO = replace(_RATE, form=Form.RATIO, unit="1")
 _TOKENS = replace(_RATE, unit="tokens/s", times=(Factor.TOKENS,))
@@ -119,24 +128,26 @@ _GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", share=True, measured_by="scalepr
 
 
 def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:
+    """Return a metric that is a share of the time of a step."""
     read = f"budget.{name}"
     share = Metric(form=Form.ABSOLUTE, unit="1", read=read, more_is_better=False, share=True)
     return replace(share, means=means, between_ranks=between_ranks)
 
 
+#: All metrics by name.
 METRICS: Mapping[str, Metric] = {
     "efficiency": replace(
         _RATE_RATIO,
         scaling=True,
         per_rank=True,
-        means="throughput over its baseline's and over linear scaling: 1 is perfect",
+        means="throughput relative to the baseline, divided by linear scaling: 1 is perfect",
     ),
     "efficiency_of_ideal": replace(
         _RATE_RATIO,
         scaling=True,
         per_rank=True,
         of_schedule=True,
-        means="efficiency over what the schedule allows: a pipeline's bubble is no loss",
+        means="efficiency relative to the limit of the schedule: a pipeline bubble is no loss",
     ),
     "attainment": replace(
         _RATE_RATIO,
@@ -144,100 +155,113 @@ METRICS: Mapping[str, Metric] = {
         per_rank=True,
         of_schedule=True,
         of_fabric=True,
-        means="efficiency over what this run's one device and measured fabric allow",
+        means="efficiency relative to the limit by this run's single device and measured fabric",
     ),
     "speedup": replace(
-        _RATE_RATIO, unit="x", scaling=True, means="throughput of the case over its baseline's"
+        _RATE_RATIO, unit="x", scaling=True, means="throughput of the case relative to its baseline"
     ),
     "throughput_ratio": replace(
-        _RATE_RATIO, means="throughput over that of a case of the same world: what a change brings"
+        _RATE_RATIO,
+        means="throughput relative to another case on the same world: the gain of a change",
     ),
     "tokens_ratio": replace(
-        _TOKENS, form=Form.RATIO, unit="1", means="tokens a second of the case over its baseline's"
+        _TOKENS,
+        form=Form.RATIO,
+        unit="1",
+        means="tokens per second of the case relative to its baseline",
     ),
     "flops_ratio": replace(
         _FLOPS,
         form=Form.RATIO,
         unit="1",
-        means="model FLOPs a second over its baseline's: how busy devices are kept",
+        means="model FLOPs per second relative to the baseline: how busy the devices are",
     ),
     "step_time_ratio": replace(
-        _STEP, form=Form.RATIO, unit="1", means="mean step of the case over its baseline's"
+        _STEP,
+        form=Form.RATIO,
+        unit="1",
+        means="mean step time of the case relative to its baseline",
     ),
     "memory_saved": replace(
         _PEAK,
         form=Form.SAVED,
         unit="1",
         more_is_better=True,
-        means="1 - peak memory of the case over its baseline's",
+        means="1 - peak memory of the case / peak memory of its baseline",
     ),
     "wire_ratio": replace(
         _SENT,
         form=Form.RATIO,
         unit="1",
-        means="bytes that the busiest rank sends in a step, over its baseline's",
+        means="bytes that the busiest rank sends per step, relative to the baseline",
     ),
     "throughput": replace(
-        _RATE, means="distinct samples trained on over the time of the window, of all ranks"
+        _RATE, means="distinct samples that all ranks train on, per second of the window"
     ),
     "throughput_per_device": replace(
-        _RATE, over=_PER_DEVICE, means="throughput over the number of devices, one of each rank"
+        _RATE, over=_PER_DEVICE, means="throughput divided by the number of devices, one per rank"
     ),
-    "tokens_per_s": replace(_TOKENS, means="throughput in tokens, of models of sequences"),
+    "tokens_per_s": replace(
+        _TOKENS, means="throughput in tokens, for models that train on sequences"
+    ),
     "tokens_per_s_per_device": replace(
-        _TOKENS, over=_PER_DEVICE, means="tokens a second over the number of devices"
+        _TOKENS, over=_PER_DEVICE, means="tokens per second divided by the number of devices"
     ),
     "flops_per_s": replace(
         _FLOPS,
-        means="FLOPs a second by the model: forward and backward, each operation once (PaLM)",
+        means="model FLOPs per second: forward and backward, each operation counted once (PaLM)",
     ),
     "flops_per_s_per_device": replace(
-        _FLOPS, over=_PER_DEVICE, means="model FLOPs a second over the number of devices"
+        _FLOPS, over=_PER_DEVICE, means="model FLOPs per second divided by the number of devices"
     ),
     "mfu": replace(
-        _MFU, means="model FLOPs a second and device, over its data sheet's peak in that precision"
+        _MFU,
+        means="model FLOPs per second and device / data-sheet peak of the device in this precision",
     ),
     "hfu": replace(
         _MFU,
         times=(Factor.HARDWARE_FLOPS,),
-        means="as mfu, with FLOPs that are computed again: how busy a device is, not how fast",
+        means="mfu including recomputed FLOPs: how busy a device is, not how fast it trains",
     ),
-    "step_s": replace(_STEP, means="mean step of the window, each as long as its slowest rank's"),
+    "step_s": replace(
+        _STEP, means="mean step time of the window; each step counts as long as on its slowest rank"
+    ),
     "median_step_s": replace(
         _STEP,
         read="steps.median_s",
         tail="",
-        means="median step of the window, each as long as its slowest rank's",
+        means="median step time of the window; each step counts as long as on its slowest rank",
     ),
     "peak_bytes": replace(
-        _PEAK, means="peak memory of the largest rank: allocated on a device, resident on cores"
+        _PEAK, means="peak memory of the largest rank: allocated on a GPU, resident on CPUs"
     ),
     "reserved_bytes": replace(
         _PEAK,
         read="reserved_bytes",
         of_device=True,
-        means="peak of what the largest rank's allocator holds of its device, used or not",
+        means="peak device memory that the largest rank's allocator reserves, used or not",
     ),
-    "sent_bytes": replace(_SENT, means="bytes that the busiest rank sends in a mean step"),
+    "sent_bytes": replace(_SENT, means="mean bytes per step that the busiest rank sends"),
     "memory_growth": replace(
         _PEAK,
         unit="B/step",
         read="growth.slope",
         signed=True,
-        means="growth of the fastest-growing rank's memory, by least squares",
+        means="memory growth of the fastest-growing rank, by a least-squares fit",
     ),
     "energy_per_sample": replace(
-        _ENERGY, means="what the devices took in the window, over the samples; launches on one node"
+        _ENERGY,
+        means="energy of the devices in the window per sample; only for launches on one node",
     ),
     "energy_per_token": replace(
         _ENERGY,
         over=(Factor.TOKENS,),
-        means="what the devices took in the window, over the tokens; launches on one node",
+        means="energy of the devices in the window per token; only for launches on one node",
     ),
     "comm_share": _share(
         "comm_share",
         between_ranks=True,
-        means="share of a step in which ranks communicate, hidden or not",
+        means="share of a step in which ranks communicate, overlapped with compute or not",
     ),
     "exposed_comm_share": _share(
         "exposed_share",
@@ -245,12 +269,14 @@ METRICS: Mapping[str, Metric] = {
         means="share of a step in which ranks communicate and compute nothing",
     ),
     "wait_share": _share(
-        "wait_share", between_ranks=True, means="share of a step in which ranks wait for others"
+        "wait_share",
+        between_ranks=True,
+        means="share of a step in which ranks wait for other ranks",
     ),
     "bubble_share": _share(
         "bubble_share",
         between_ranks=True,
-        means="share of a step in which a pipeline's stage has no work",
+        means="share of a step in which a pipeline stage has no work",
     ),
     "data_share": _share("data_share", means="share of a step in which ranks wait for their batch"),
     "host_idle_share": _share(
@@ -260,7 +286,7 @@ METRICS: Mapping[str, Metric] = {
         _share(
             "stage_imbalance",
             between_ranks=True,
-            means="compute of the busiest rank over the mean rank's: 1 is balanced",
+            means="compute time of the busiest rank / mean over ranks: 1 is balanced",
         ),
         share=False,
     ),
@@ -270,7 +296,7 @@ METRICS: Mapping[str, Metric] = {
         read="expert_variation",
         more_is_better=False,
         of_time=False,
-        means="standard deviation of experts' loads over their mean, in the worst layer",
+        means="standard deviation of the expert loads / their mean, in the worst layer",
     ),
     "dropped_tokens": Metric(
         form=Form.ABSOLUTE,
@@ -279,67 +305,67 @@ METRICS: Mapping[str, Metric] = {
         share=True,
         more_is_better=False,
         of_time=False,
-        means="share of the choices of experts that found no room",
+        means="share of token-to-expert assignments that exceeded an expert's capacity",
     ),
     "skipped_steps": replace(
-        _PEAK, unit="1", read="skipped_steps", means="steps that a scaler of losses left out"
+        _PEAK, unit="1", read="skipped_steps", means="steps that the gradient scaler skipped"
     ),
     "staleness": replace(
         _PEAK,
         unit="steps",
         read="staleness",
         between_ranks=True,
-        means="steps that the slowest rank is behind what it trains on, at most",
+        means="largest number of steps by which the slowest rank lags behind another rank",
     ),
     "compile_s": replace(
         _PEAK,
         unit="s",
         read="compile_s",
-        means="time for which the slowest rank compiled, before the window",
+        means="time that the slowest rank spent compiling before the window",
     ),
     "time_to_loss": replace(
         _TO_LOSS,
-        means="time until the mean loss of several steps had come to where the plan asks",
+        means="time until the mean loss of several steps reached the plan's target",
     ),
     "time_to_loss_ratio": replace(
         _TO_LOSS,
         form=Form.RATIO,
         unit="1",
-        means="time until the loss that the plan asks for, over its baseline's",
+        means="time until the target loss of the plan, relative to the baseline",
     ),
     "samples_to_loss": replace(
         _SAMPLES_TO_LOSS,
-        means="samples until the mean loss of several steps had come to where the plan asks",
+        means="samples until the mean loss of several steps reached the plan's target",
     ),
     "samples_to_loss_ratio": replace(
         _SAMPLES_TO_LOSS,
         form=Form.RATIO,
         unit="1",
-        means="samples until the loss that the plan asks for, over its baseline's",
+        means="samples until the target loss of the plan, relative to the baseline",
     ),
     "final_loss": replace(
         _TO_LOSS,
         unit="nats",
         read="final_loss",
         of_time=False,
-        means="mean loss of the last steps, of plans that ask for one",
+        means="mean loss of the last steps, for plans with a target loss",
     ),
     "communication_cost": replace(
         _STEP,
         form=Form.SAVED,
         unit="1",
-        means="share of a step that is gone when ranks do not communicate",
+        means="share of the step time that disappears if ranks do not communicate",
     ),
     "data_cost": replace(
         _STEP,
         form=Form.SAVED,
         unit="1",
-        means="share of a step that is gone when batches are made once",
+        means="share of the step time that disappears if batches are made only once",
     ),
     "bus_bandwidth_of_link": replace(
         _FABRIC,
         unit="1",
-        means="bus bandwidth of a large collective over the rate of the link's data sheet",
+        means="bus bandwidth of a large collective / data-sheet rate of the link",
     ),
     "network_used": replace(
         _FABRIC,
@@ -348,48 +374,47 @@ METRICS: Mapping[str, Metric] = {
         means="1 if NCCL uses the node's InfiniBand, RoCE or EFA between nodes, 0 if it does not",
     ),
     "bus_bandwidth": replace(
-        _FABRIC, means="what the busiest link carried in a large collective (as nccl-tests)"
+        _FABRIC, means="data rate of the busiest link in a large collective (as in nccl-tests)"
     ),
     "collective_latency": replace(
         _FABRIC,
         unit="s",
         more_is_better=False,
-        means="time of a collective of few bytes",
+        means="time of a collective on few bytes",
     ),
     "recovery_s": replace(_RECOVERY, means="time from a fault to the first step of the new world"),
-    "checkpoint_stall_s": replace(
-        _RECOVERY, means="time for which a checkpoint keeps training waiting"
-    ),
+    "checkpoint_stall_s": replace(_RECOVERY, means="time that training waits for a checkpoint"),
     "goodput": replace(
-        _GOODPUT, means="share of the wall clock of an interrupted training that trained"
+        _GOODPUT,
+        means="share of the wall-clock time of an interrupted training spent on useful steps",
     ),
     "lost_work": replace(
         _GOODPUT,
         more_is_better=False,
-        means="share of an interrupted training's wall clock spent on steps that faults undid",
+        means="share of an interrupted training's wall-clock time spent on steps that faults undid",
     ),
     "interruptions": replace(
         _GOODPUT,
         unit="1/h",
         share=False,
         more_is_better=False,
-        means="faults an hour of an interrupted training's wall clock",
+        means="faults per hour of an interrupted training's wall-clock time",
     ),
     "checkpoint_bandwidth": replace(
         _RECOVERY,
         unit="B/s",
         more_is_better=True,
-        means="bytes of a checkpoint over the time of saving it",
+        means="bytes of a checkpoint per second of saving it",
     ),
     "caught": Metric(
         form=Form.GATE,
         unit="1",
         of_time=False,
-        means="whether the gate calls a training that is wrong on purpose wrong",
+        means="whether the correctness check fails a training that is incorrect on purpose",
     ),
 }
 
-#: What two runs can be compared on: a launch's own figures.
+#: The metrics on which two runs can be compared: values of single launches.
 COMPARABLE = tuple(
     name
     for name, metric in METRICS.items()
@@ -400,7 +425,7 @@ COMPARABLE = tuple(
 
 
 def metric(name: str) -> Metric:
-    """A metric by name; ``sent_bytes/step_s`` is the ratio of two absolute ones, in B/s.
+    """Return a metric by name. ``sent_bytes/step_s`` is the ratio of two absolute metrics, in B/s.
 
     Raises KeyError for a name that is neither.
     """

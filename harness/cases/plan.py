@@ -1,4 +1,4 @@
-"""The plan of what is measured together: arms, contrasts, protocol. Pure data."""
+"""The plan of one measurement: its arms, contrasts and protocol. This module has only data."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from functools import cached_property
 from harness.base.documents import lean
 from harness.cases.case import CaseSpec, digest
 
-#: Steps that a profiled launch traces.
+#: Number of steps that a profiled launch traces.
 PROFILED = 8
-#: Steps without the profiler, before those with it: they show how much it adds to a step.
+#: Number of steps without the profiler before the traced steps. They show how much the profiler
+#: adds to a step.
 UNPROFILED = 4
-#: Of an outline: how often a step with it stands between two without it, to see what it costs.
+#: Number of step pairs in a profile in outline mode: one step with the profiler, one without. Their
+#: difference is the cost of the profiler.
 PAIRS = 6
-#: Kinds of baseline that a ratio can refer to.
+#: The kinds of baseline to which a ratio can refer.
 BASELINES = (
     "plain", "wrapped", "one_node", "smallest_fit", "sum_of_devices", "rung", "other", "control",
 )  # fmt: skip
 
 
 class Role(StrEnum):
+    """The role of an arm in its plan."""
+
     SUBJECT = "subject"
     BASELINE = "baseline"
     ABLATION = "ablation"
@@ -32,7 +36,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A case with a role, measured once in every pass."""
+    """A case and its role in a comparison. It is measured once in every pass over the plan."""
 
     name: str
     case: CaseSpec
@@ -41,12 +45,13 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """One metric of a subject arm, as a ratio to its baseline arm(s), or absolute without them.
+    """The comparison of one metric of a subject arm with its baseline arms, or its absolute value
+    without baseline.
 
-    ``against`` names the kind of baseline (plain, wrapped, one_node, smallest_fit,
-    sum_of_devices, ...). Several baseline arms are added up. ``ideal`` is the ratio that
-    perfect scaling would give; a ratio metric is shown divided by it. One of the ``curve`` is
-    measured in a single block, and judged only if a contrast of its kind that is not fails.
+    ``against`` names the kind of baseline (plain, wrapped, one_node, smallest_fit, sum_of_devices,
+    ...). The values of several baseline arms are added up. ``ideal`` is the ratio that perfect
+    scaling would give; a ratio metric is divided by it. ``curve``: the contrast is measured in a
+    single block, and judged only if the corresponding contrast with ``curve=False`` fails.
     """
 
     name: str
@@ -60,9 +65,11 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Steps of a launch: the first ``cut`` warm up, the last ``profiled`` are traced.
+    """The steps of a launch. The first ``cut`` steps warm up, the last ``profiled`` steps are
+    traced.
 
-    Before these, ``pairs`` single steps with the profiler alternate with steps without.
+    Before the traced steps, ``pairs`` single steps with the profiler alternate with steps without
+    it.
     """
 
     steps: int
@@ -71,24 +78,29 @@ class Window:
     pairs: int = 0
 
     def outlined(self, step: int) -> bool:
-        """Whether the profiler looks at this step."""
+        """Return whether the profiler records this step."""
         first = self.steps - self.profiled
         return step >= first or (first - 2 * self.pairs - 1 <= step and (first - step) % 2 == 0)
 
 
-#: Kept steps of a pilot, for each one that a timed launch keeps at least.
+#: Number of steps that a calibration launch (pilot) keeps for each step that a timed launch keeps
+#: at least.
 HORIZON = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How a plan is measured: settings, never identity.
+    """The settings by which a plan is measured. They do not identify the cases.
 
-    ``steps`` optimizer steps per launch, of which the first ``cut`` are warm-up: so a pilot runs,
-    and a timed launch at least. On devices whose clocks settle it warms up for ``cut_s`` and is
-    timed for ``kept_s`` seconds at least. A block is one pass over the arms and one back, two pairs
-    per contrast; the judge looks after every block from ``min_blocks`` to ``max_blocks``. Pilots
-    lengthen warm-up and window as steps and noise ask for, but not where they are ``fixed``.
+    ``steps`` is the number of optimizer steps per launch, and the first ``cut`` of them are
+    warm-up. A pilot runs these numbers, a timed launch runs at least these. On devices whose clocks
+    need time to settle, a launch warms up for at least ``cut_s`` seconds and is timed for at least
+    ``kept_s`` seconds.
+
+    A block is one pass over the arms in order and one in reverse, which gives two pairs per
+    contrast. The judge evaluates the results after every block from ``min_blocks`` to
+    ``max_blocks``. Pilots lengthen the warm-up and the window as step time and noise require,
+    unless they are ``fixed``.
     """
 
     steps: int
@@ -101,15 +113,15 @@ class Protocol:
     fixed: bool = False
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the numbers of steps or blocks contradict each other."""
         if not (0 <= self.cut < self.steps and 0 <= self.min_blocks <= self.max_blocks):
             raise ValueError(
                 f"a protocol needs 0 <= cut < steps and min_blocks <= max_blocks: {self}"
             )
 
     def lasting(self, window: Window, step_s: float) -> Window:
-        """The window, with as many steps as the protocol's seconds ask for.
-
-        ``step_s`` is what a step takes, in s.
+        """Return the window, lengthened to the durations of the protocol. ``step_s`` is the time of
+        a step in s.
         """
         cut = max(window.cut, math.ceil(self.cut_s / step_s))
         num_kept = max(window.steps - window.cut, math.ceil(self.kept_s / step_s))
@@ -118,12 +130,13 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Arms measured in the same blocks, and the contrasts that are judged.
+    """Arms that are measured in the same blocks, and the contrasts that are judged.
 
-    ``epoch_samples`` are those of one epoch, where the recipe states it: reports then tell how long
-    it takes. ``to_loss`` is how far above the floor of its data, in nats, a loss is to come: then
-    every launch trains all steps of the protocol, and when it was there is measured. ``target`` is
-    a size of the subject that is not launched: it is foreseen from those that are.
+    ``epoch_samples`` is the number of samples in an epoch, if the recipe states it; reports then
+    print the duration of an epoch. ``to_loss`` is a target loss in nats above the entropy floor of
+    the data. With a target, every launch trains all steps of the protocol, and the time to the
+    target is measured. ``target`` is the subject at a size that is not launched; its speed is
+    predicted from the launched sizes.
     """
 
     name: str
@@ -136,51 +149,59 @@ class Plan:
 
     @property
     def brief(self) -> str:
-        """The name, of a user's own script without its command: that stands once on a screen."""
+        """The name, without the command of a user's script, which a screen prints only once."""
         name = self.name
         for case in (arm.case for arm in self.arms if arm.case.script):
             name = name.replace(f"+script={case.series['script']}", "")
         return name
 
     def arm(self, name: str) -> Arm:
-        """The arm of that name; AssertionError if a recipe forgot it."""
+        """Return the arm of that name. Raise AssertionError if the plan does not have
+        exactly one.
+        """
         named = [a for a in self.arms if a.name == name]
         assert len(named) == 1, f"plan {self.name}: {len(named)} arms named {name!r}"
         return named[0]
 
     @property
     def judged_arms(self) -> list[Arm]:
-        """The arms that every first block launches: those that are not of the curve alone."""
+        """The arms that every block launches: all arms that some contrast outside of the curve
+        needs.
+        """
         return list(self.only([c for c in self.contrasts if not c.curve]).arms) or list(self.arms)
 
     def num_first_launches(self, arms: Collection[Arm]) -> int:
-        """The timed launches that these of its arms have in the blocks that every plan gets."""
+        """Return how many timed launches of these arms the first ``min_blocks`` blocks have."""
         judged = [arm for arm in self.judged_arms if arm in arms]
         blocks = self.protocol.min_blocks
         return 2 * ((len(arms) + (blocks - 1) * len(judged)) if blocks else 0)
 
     @property
     def window(self) -> Window:
-        """The least window of a timed launch."""
+        """The shortest window of a timed launch."""
         return Window(steps=self.protocol.steps, cut=self.protocol.cut)
 
     @property
     def in_pilots(self) -> bool:
-        """Whether its arms train in their pilots alone, each for itself: nothing is compared in the
-        same blocks.
+        """Whether the arms train only in their pilots, so that nothing is compared in the same
+        blocks.
         """
         return not self.contrasts and self.protocol.max_blocks > self.protocol.min_blocks == 0
 
     @property
     def pilot(self) -> Window:
-        """Longer than a timed launch: what happens every now and then may lie beyond its end."""
+        """The window of a pilot. It is longer than that of a timed launch, to show events that
+        occur rarely.
+        """
         cut, steps = self.protocol.cut, self.protocol.steps
         if self.to_loss is not None or self.protocol.fixed:
             return self.window
         return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 
     def profile(self, outline: bool) -> Window:
-        """The window of a profiled launch: also steps without the profiler, for scale."""
+        """Return the window of a profiled launch. It includes steps without the profiler for
+        comparison.
+        """
         cut = self.protocol.cut
         if outline:
             steps = cut + 2 * PAIRS + 1 + PROFILED
@@ -188,7 +209,7 @@ class Plan:
         return Window(steps=cut + UNPROFILED + 1 + PROFILED, cut=cut, profiled=PROFILED)
 
     def only(self, wanted: Collection[Contrast]) -> Plan:
-        """Returns the plan with these contrasts, and only the arms that they need."""
+        """Return the plan with only these contrasts and the arms that they need."""
         names = {contrast.subject for contrast in wanted} | {
             b for contrast in wanted for b in contrast.baseline
         }
@@ -199,5 +220,7 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash: equal plans are measured once; a new field keeps every old hash."""
+        """The hash of the content. Equal plans are measured once. Adding a field to the class keeps
+        all earlier hashes.
+        """
         return digest(lean(self))

@@ -1,7 +1,8 @@
-"""Recipes: plain functions that return complete plans. A ladder is one, ``versus`` another.
+"""Recipes: functions that return complete plans, such as ``ladder`` and ``versus``.
 
-Arms of a plan are measured in the same blocks, so any two of them can be compared: speedup,
-memory saved, codec break-even, A/A and the pinned control are all contrasts of two arms.
+The arms of a plan are measured in the same blocks, so any two of them can be compared. Speedup,
+memory saved, the break-even of a compressor, A/A tests and the pinned control are all contrasts
+between two arms.
 """
 
 import math
@@ -16,26 +17,31 @@ from harness.cases.metrics import Form, metric
 from harness.cases.plan import Arm, Contrast, Plan, Protocol, Role
 from harness.cases.site import Site
 
-#: What a suite hands to ``@scaling``: the site in, plans out.
+#: The type of a recipe in ``@scaling``: a function of the site that returns plans.
 Recipe = Callable[[Site], Sequence[Plan]]
-#: Ranks on each node of a world of that size.
+#: A function that returns the ranks on each node for a world size.
 Nodes = Callable[[int], tuple[int, ...]]
 
+#: The default protocol.
 REAL = Protocol(steps=32, cut=6)
+#: The protocol of simulated compute, whose step times hardly vary.
 PACED = Protocol(steps=16, cut=2)
-#: All of a short training, a few times over.
+#: The protocol of plans that train to a target loss: every launch is a short, complete training.
 LEARNING = Protocol(steps=320, cut=6, max_blocks=4)
-#: Clocks and power of a GPU settle within seconds, not within steps.
+#: The protocol on GPUs, whose clocks and power need seconds to settle, regardless of the number of
+#: steps.
 ON_GPUS = Protocol(steps=6, cut=2, cut_s=2.0, kept_s=2.0)
 
 
 def plain(case: CaseSpec) -> CaseSpec:
-    """One device, no wrapper: what a user would run without any parallelism."""
+    """Return the case on one device without a wrapper, as a user would run it without
+    parallelism.
+    """
     return replace(case.at(1), strategy=PLAIN, compressor=None, mesh="", knobs=_of_model(case))
 
 
 def _of_model(case: CaseSpec) -> dict[str, Json]:
-    """The knobs of the model and of its input: what another strategy trains as well."""
+    """Return the knobs of the model and of its input, which also apply to other strategies."""
     return {
         key: knob
         for key, knob in case.knobs.items()
@@ -44,15 +50,15 @@ def _of_model(case: CaseSpec) -> dict[str, Json]:
 
 
 def device(case: CaseSpec, number: int) -> CaseSpec:
-    """The plain case on one device."""
+    """Return the plain case on the device with this number."""
     return replace(plain(case), first_device=number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """One thing that rungs are held against: arms, added up, and how many ranks these are.
+    """A baseline of a scaling sweep: arms whose values are added up, and their number of ranks.
 
-    ``exactly``: only the rung of as many ranks is held against it.
+    ``exactly``: only the world with the same number of ranks is compared with it.
     """
 
     kind: str
@@ -62,29 +68,34 @@ class Against:
 
     @property
     def suffix(self) -> str:
-        """How contrasts against it are called."""
+        """The suffix of the names of contrasts with this baseline."""
         return f"{self.kind}@{self.ranks}" if self.kind == "smallest_fit" else self.kind
 
 
 def _rung(case: CaseSpec, ranks: int, nodes: Nodes, role: Role = Role.BASELINE) -> Arm:
+    """Return the arm of one world size of a scaling sweep."""
     return Arm(name=f"@{ranks}", case=case.at(ranks, nodes(ranks)), role=role)
 
 
 def _plain(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    """Return the baseline ``plain``: one device without a wrapper."""
     arm = Arm(name="plain", case=plain(case), role=Role.BASELINE)
     return [Against(kind="plain", arms=(arm,), ranks=1)]
 
 
 def _wrapped(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    """Return the baseline ``wrapped``: the same strategy on one rank."""
     return [Against(kind="wrapped", arms=(_rung(case, 1, _one),), ranks=1)]
 
 
 def _one_node(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    """Return the baseline ``one_node``: the ranks of the first node alone."""
     ranks = case.nodes[0]
     return [Against(kind="one_node", arms=(_rung(case, ranks, _one),), ranks=ranks)]
 
 
 def _smallest_fit(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    """Return the candidates for the baseline ``smallest_fit``: each world size of the sweep."""
     return [
         Against(kind="smallest_fit", arms=(_rung(case, world, nodes),), ranks=world)
         for world in worlds
@@ -92,6 +103,9 @@ def _smallest_fit(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[A
 
 
 def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
+    """Return the baselines ``sum_of_devices``: for each world, all of its devices measured
+    separately.
+    """
     alone = [
         Arm(name=f"plain@device{i}", case=device(case, i), role=Role.BASELINE)
         for i in range(max(worlds))
@@ -103,10 +117,11 @@ def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list
 
 
 def _one(ranks: int) -> tuple[int, ...]:
+    """Return the layout of a world on one node."""
     return (ranks,)
 
 
-#: What a ladder can be held against, by name.
+#: The baselines of a scaling sweep by name.
 _AGAINST: Mapping[str, Callable[[CaseSpec, Sequence[int], Nodes], list[Against]]] = {
     "plain": _plain,
     "wrapped": _wrapped,
@@ -129,21 +144,24 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
     predict: tuple[int, int] | None = None,
     largest_only: bool = False,
 ) -> Plan:
-    """The case at each world size, against each kind of baseline.
+    """Return a scaling sweep: the case at each world size, compared with each kind of baseline.
 
     Args:
-        worlds: world sizes of the rungs, ascending.
-        baselines: plain (``single`` on one device), wrapped (the strategy at one rank), one_node
-            (the first node alone), smallest_fit (the smallest rung in which it fits; settled once
-            the agent has said what fits), sum_of_devices (each device alone, added up).
-        metrics: each judged at each rung against each baseline.
-        shape: ranks per node of a world; one node without it.
-        ablations: what the largest rung is also measured without, in the same blocks.
-        epoch_samples: samples of one epoch; reports then tell how long it takes.
-        predict: nodes, and ranks on each, of a size that is foreseen from these. A rank of every
-            rung gets the batch that it has there, so a strong case is measured as a weak one.
-        largest_only: the largest world is judged; the smaller ones are measured in one block, for
-            the curve, and judged only if the largest fails.
+        worlds: world sizes, ascending.
+        baselines: plain (``single`` on one device), wrapped (the strategy on one rank), one_node
+            (the first node alone), smallest_fit (the smallest world size that the case fits in,
+            determined after an agent has described memory needs), sum_of_devices (each device
+            alone, added up).
+        metrics: metrics that are judged at each world size against each baseline.
+        shape: function that returns the ranks per node of a world; without it all ranks are on one
+            node.
+        ablations: parts that an additional arm at the largest world size omits, in the same blocks.
+        epoch_samples: samples of one epoch; reports then print the duration of an epoch.
+        predict: number of nodes and ranks on each node of a size that is predicted from the
+            measured ones. Each rank gets the batch that it has at the predicted size, so a strong
+            case is measured as a weak one.
+        largest_only: judge only the largest world size. The smaller ones are measured in one block
+            for the curve, and judged only if the largest fails.
     """
     nodes = shape or _one
     target = case.at(math.prod(predict), (predict[1],) * predict[0]) if predict else None
@@ -170,7 +188,7 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
         arm, contrast = ablated(arms[f"@{max(worlds)}"], ablation)
         arms[arm.name] = arm
         contrasts.append(contrast)
-    # Baselines first, so that every pass starts from what the rungs are compared with.
+    # Baselines come first so that every pass starts with what the subjects are compared with.
     order = sorted(arms.values(), key=lambda a: (a.role is Role.SUBJECT, a.case.world_size))
     return Plan(
         name=f"{case.family}{case.extras}",
@@ -183,7 +201,7 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
 
 
 def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contrast]:
-    """One metric of the rung of ``n`` ranks, against everything that it can be held against."""
+    """Yield the contrasts of one metric at ``n`` ranks with every baseline that applies."""
     asked = metric(name)
     subject = f"@{n}"
     if asked.form is Form.ABSOLUTE:
@@ -206,11 +224,12 @@ def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contra
 
 
 def compared(plan: Plan, name: str, other: CaseSpec, metrics: Sequence[str]) -> Plan:
-    """A ladder whose largest rung is held against one more case, in the same blocks.
+    """Return a scaling sweep whose largest world is also compared with another case in the same
+    blocks.
 
     Args:
-        name: of the arm that ``other`` becomes.
-        metrics: each compared with it.
+        name: name of the arm with the case ``other``.
+        metrics: metrics that are compared.
     """
     rung = max((a for a in plan.arms if a.role is Role.SUBJECT), key=lambda a: a.case.world_size)
     arm = Arm(name=name, case=other.at(rung.case.world_size, rung.case.nodes), role=Role.BASELINE)
@@ -230,15 +249,17 @@ def compared(plan: Plan, name: str, other: CaseSpec, metrics: Sequence[str]) -> 
 def shapes(
     case: CaseSpec, layouts: Sequence[tuple[int, ...]], *, protocol: Protocol = REAL
 ) -> Plan:
-    """Lays the ranks over nodes in several ways, each against the first: [1x8, 2x4].
+    """Return a plan that places the ranks on nodes in several ways and compares each with the
+    first: [1x8, 2x4].
 
     Args:
-        layouts: ranks on each node; the first is a single node, all have as many ranks.
+        layouts: ranks on each node; the first layout is a single node, and all have equally many
+            ranks.
     """
     cases = [case.at(sum(nodes), nodes) for nodes in layouts]
     if len(layouts[0]) != 1 or len({c.world_size for c in cases}) != 1:
         raise SpecError(
-            f"shapes {', '.join(c.world for c in cases)}",
+            f"shapes {', '.join(c.world for c in cases)} cannot be compared",
             where=case.id,
             expected="layouts of equally many ranks, the first on one node",
             fix="shapes(case, [(8,), (4, 4)])",
@@ -262,7 +283,10 @@ def shapes(
 
 
 def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
-    """A rung without its communication, or with its data at hand: what that saves is its cost."""
+    """Return an ablation arm of a world size, and the contrast that measures the saved time.
+
+    The arm omits communication, or keeps its data on the device.
+    """
     if kind is Ablation.DATA and rung.case.data == Data.RESIDENT:
         raise SpecError(
             "the data of this case is on the device already: nothing to ablate",
@@ -285,7 +309,10 @@ def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
 
 
 def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protocol = REAL) -> Plan:
-    """``b`` against ``a`` in the same blocks: memory saved, bytes saved, break-even, A/A."""
+    """Return a plan that compares ``b`` with ``a`` in the same blocks.
+
+    Uses are memory saved, bytes saved, the break-even of a compressor, and A/A tests.
+    """
     return Plan(
         name=f"{b.family}{b.extras} vs {a.id}",
         arms=(Arm(name="a", case=a, role=Role.BASELINE), Arm(name="b", case=b, role=Role.SUBJECT)),
@@ -310,11 +337,11 @@ def beside(
     *,
     protocol: Protocol = REAL,
 ) -> Plan:
-    """Several cases in the same blocks, ratios to the first: schedules, strategies, codecs.
+    """Return a plan that measures several cases in the same blocks, with ratios to the first case.
 
     Args:
-        cases: by the name of their line in the table.
-        metrics: its columns.
+        cases: cases by the name of their row in the table.
+        metrics: metrics, the columns of the table.
     """
     first, *others = cases
     roles = {first: Role.BASELINE}
@@ -345,9 +372,11 @@ def beside(
 def learning(
     case: CaseSpec, by: str, *, to_loss: float = 0.3, protocol: Protocol = LEARNING
 ) -> Plan:
-    """When a case's loss is there, beside strategy ``by`` and beside ranks that do not talk at all.
+    """Return a plan that compares the time to a loss with strategy ``by`` and with ranks that do
+    not communicate.
 
-    For strategies that change the mathematics: how fast their steps are says nothing alone.
+    Strategies that change the mathematics need this because their step time alone does not show how
+    well they learn.
 
     Args:
         to_loss: nats above the floor of the data.
@@ -364,20 +393,22 @@ def learning(
 
 
 def like(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
-    """The case against itself (A/A): whatever differs is noise, and nothing may be decided."""
+    """Return a plan that compares the case with itself (A/A). Every difference is noise, so no
+    verdict may be decided.
+    """
     plan = versus(case, case, ("throughput_ratio",), protocol=protocol)
     return replace(plan, name=f"{case.id} A/A")
 
 
-#: The setup of the pinned control: an environment that stays as it is.
+#: The name of the pinned environment, which stays the same over time.
 PINNED = "control"
 
 
 def pinned(plan: Plan) -> Plan:
-    """The plan with its largest rung measured in the pinned environment, too, in the same blocks.
+    """Return the plan with an arm that measures its largest world size in the pinned environment.
 
-    What a machine does to both cancels in their ratio. A plan without timed subjects is left as
-    it is.
+    Changes of the machine affect both arms equally and cancel in their ratio. A plan without timed
+    subjects is returned unchanged.
     """
     subjects = [a for a in plan.arms if a.role is Role.SUBJECT]
     if not subjects or not plan.protocol.max_blocks or subjects[-1].case.script:
@@ -397,7 +428,9 @@ def pinned(plan: Plan) -> Plan:
 
 
 def control(case: CaseSpec) -> Plan:
-    """A known-wrong case: the verdict is PASS only if the correctness gate catches it."""
+    """Return a plan for a known-incorrect case. It passes only if the correctness check detects the
+    defect.
+    """
     return Plan(
         name=f"{case.family}{case.extras} control",
         arms=(Arm(name="control", case=case, role=Role.CONTROL),),
@@ -411,7 +444,7 @@ def control(case: CaseSpec) -> Plan:
 
 
 def gated(case: CaseSpec) -> Plan:
-    """A case that is checked and not timed."""
+    """Return a plan that checks a case for correctness without timing it."""
     return Plan(
         name=f"{case.id} gate",
         arms=(Arm(name="gated", case=case, role=Role.SUBJECT),),
@@ -421,12 +454,14 @@ def gated(case: CaseSpec) -> Plan:
 
 
 def paired(case: CaseSpec) -> Plan:
-    """A case that pairs of nodes train, to see which of them are slow."""
+    """Return a plan that trains a case on pairs of nodes to find slow nodes."""
     return replace(gated(case), name=f"{case.id} pairs")
 
 
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
-    """The world sizes that divide the global batch, which a strong case has; all without one."""
+    """Return the world sizes that divide the global batch of the case, or all if it has no global
+    batch.
+    """
     if case.global_batch is None:
         return tuple(worlds)
     shards = [world * case.accumulate for world in worlds]

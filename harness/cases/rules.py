@@ -1,4 +1,4 @@
-"""Thresholds: what is required of which case, and which rules can judge nothing."""
+"""Thresholds: the limits that metrics of cases must meet, and the checks of a thresholds file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ from harness.host.machine import Machine
 if TYPE_CHECKING:
     pass
 
-#: More ranks or nodes than any run will have: a slip of the pen.
+#: Upper limit of a number of ranks or nodes in a threshold. A larger number is a typing error.
 LARGEST = 1_000_000
 
 
 class Statistic(StrEnum):
-    """Mean over the kept window; 95th percentile of steps; or the worst launch."""
+    """The statistic that a threshold limits: the mean of the kept window, the 95th percentile of
+    steps, or the worst launch.
+    """
 
     MEAN = "mean"
     P95 = "p95"
@@ -40,7 +42,7 @@ class Statistic(StrEnum):
 
 
 class BoundSource(StrEnum):
-    """Where a bound comes from.
+    """The origin of a bound.
 
     A ``claimed`` bound alone gives no PASS; a ``provisional`` one gives neither a PASS nor a FAIL.
     """
@@ -54,7 +56,7 @@ class BoundSource(StrEnum):
 
 
 class Reach(StrEnum):
-    """How far a rule reached in a run: nothing passes in silence."""
+    """Whether a threshold applied in a run. Reports list thresholds that did not apply."""
 
     MATCHED = "matched"
     OUT_OF_REACH = "out of reach"
@@ -63,7 +65,7 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:
-    """An expected failure: a reason, and the last day (ISO) on which it holds."""
+    """An expected failure: the reason, and the last day (ISO date) on which the waiver is valid."""
 
     reason: str
     expires: str
@@ -71,16 +73,20 @@ class Waiver:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """One requirement. ``case`` is a pattern on the case's family, ``ddp/decoder-*/weak``, or on
-    its whole id where the pattern names a world: ``ddp/decoder-tiny/weak@2cpu``.
+    """A limit for one metric of some cases.
 
-    ``world`` and ``nodes`` restrict it to world sizes and node counts (empty = any);
-    ``hardware`` is a pattern on the machine's hardware class, ``fingerprint`` what else must be as
-    it was where the bound was measured (``key=value`` each; empty = nothing). ``unit`` is the
-    metric's; a file has to say it of absolute values, whose bound would mean nothing without.
-    ``fabric`` names what joins the ranks of the case: the link inside one node, or the network
-    between several (``harness.host.fabric``; empty = any). ``gbit_s`` is the rate in Gbit/s that
-    this network must have at least for each GPU.
+    ``case`` is a pattern for the family of a case, ``ddp/decoder-*/weak``, or for its whole id if
+    the pattern names a world: ``ddp/decoder-tiny/weak@2cpu``.
+
+    ``world`` and ``nodes`` restrict the threshold to world sizes and node counts (empty = any).
+    ``hardware`` is a pattern for the machine's hardware class. ``fingerprint`` lists further
+    ``key=value`` properties that must equal those of the measurement of the bound (empty = none).
+    ``unit`` is the unit of the metric. A file must state it for absolute metrics, whose bounds have
+    no meaning without it.
+
+    ``fabric`` names what connects the ranks of the case: the link inside one node, or the network
+    between several (``harness.host.fabric``; empty = any). ``gbit_s`` is the least rate per GPU, in
+    Gbit/s, that this network must have.
     """
 
     name: str
@@ -105,7 +111,7 @@ class Threshold:
 
     @property
     def bound(self) -> str:
-        """``>= 0.85``, ``<= 0.05`` or ``0.9..1.1``"""
+        """The bound as text: ``>= 0.85``, ``<= 0.05`` or ``0.9..1.1``."""
         unit = "" if self.unit in ("1", "x") else f" {self.unit}"
         x = "x" if self.unit == "x" else ""
         if self.at_least is not None and self.at_most is not None:
@@ -115,12 +121,14 @@ class Threshold:
         return f"<={self.at_most:g}{x}{unit}"
 
     def missed_by(self, value: float) -> bool:
-        """Whether a value is on the wrong side of a bound; a verdict asks that of an interval."""
+        """Return whether a single value is outside of the bound. A verdict compares an interval
+        instead.
+        """
         below = self.at_least is not None and value < self.at_least
         return below or (self.at_most is not None and value > self.at_most)
 
     def family_matches(self, case: CaseSpec) -> bool:
-        """Whether the rule is about this family of cases, whatever the world."""
+        """Return whether the threshold applies to this family of cases, for any world."""
         name = case.id if "@" in self.case else case.family + case.extras
         return (
             fnmatchcase(name, self.case)
@@ -128,12 +136,12 @@ class Threshold:
         ) and self.mode in (None, case.mode)
 
     def about(self, case: CaseSpec) -> bool:
-        """Whether the rule is about this case on its world, whatever the hardware."""
+        """Return whether the threshold applies to this case on its world, for any hardware."""
         place = self.applies_on(case.device, case.world_size, len(case.nodes))
         return place and self.family_matches(case)
 
     def applies_on(self, device: str | None, world_size: int, num_nodes: int) -> bool:
-        """Whether the rule is about worlds of this size on such devices."""
+        """Return whether the threshold applies to worlds of this size on this kind of device."""
         return (
             self.device in (None, device)
             and (not self.world or world_size in self.world)
@@ -141,7 +149,7 @@ class Threshold:
         )
 
     def holds_on(self, machine: Machine, num_nodes: int) -> bool:
-        """Whether the rule is about worlds on so many of these machines."""
+        """Return whether the threshold applies to worlds on this many of these machines."""
         return (
             fnmatchcase(machine.hardware_class, self.hardware)
             and (not self.fabric or machine.joined(num_nodes) in self.fabric)
@@ -149,7 +157,7 @@ class Threshold:
         )
 
     def matches(self, case: CaseSpec, contrast: Contrast, machine: Machine) -> bool:
-        """Whether the rule judges this contrast of this case on this machine."""
+        """Return whether the threshold limits this contrast of this case on this machine."""
         return (
             self.metric == contrast.metric
             and not contrast.curve
@@ -159,11 +167,11 @@ class Threshold:
         )
 
     def waived(self, today: datetime.date) -> bool:
-        """Whether an unexpired waiver covers a failure."""
+        """Return whether the waiver of the threshold is valid today."""
         return self.waiver is not None and today <= datetime.date.fromisoformat(self.waiver.expires)
 
 
-#: What a table of a rule may hold.
+#: The keys that a table of a thresholds file may have.
 KEYS = keys_of(
     Threshold,
     baseline=Key(kind=str, choices=BASELINES),
@@ -175,9 +183,9 @@ KEYS = keys_of(
 
 
 def load_thresholds(path: Path, catalogue: Catalogue | None = None) -> tuple[Threshold, ...]:
-    """Read a thresholds file; ConfigError lists every mistake with its line and a suggestion.
+    """Read a thresholds file. Raise ConfigError with the line of every mistake and a suggestion.
 
-    With the catalogue, patterns that match nothing in it are mistakes, too.
+    With a catalogue, a pattern that matches nothing in it is also a mistake.
     """
     tables, problems = read_tables(path, "rule", "--thresholds")
     rules = [
@@ -206,14 +214,15 @@ def load_thresholds(path: Path, catalogue: Catalogue | None = None) -> tuple[Thr
 
 
 def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:
-    """A table as a rule; None if something is wrong with it."""
+    """Return the threshold of a table, or None after reporting mistakes to ``problems``."""
     values = table.values
     before = len(problems.found)
     for key, value in values.items():
         if isinstance(value, str) and value != value.strip():
             message = f"{key} = {value!r} has a blank at its end: it would match nothing"
             problems.add(table.lines.get(key, table.line), message, f"{key} = {value.strip()!r}")
-    if values.get("name") == "":  # verdicts without the name of a rule count as unruled
+    # a verdict with an empty rule name counts as one without a threshold
+    if values.get("name") == "":
         problems.add(table.lines["name"], "a rule needs a name", 'name = "ddp_weak"')
     if _check_metric(table, problems):
         _check_bounds(table, problems)
@@ -229,7 +238,7 @@ def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:
     return from_doc(Threshold, doc)
 
 
-#: Of a unit with a prefix, or in hundredths.
+#: Factors of the prefixes of units.
 _PREFIXES = {
     "m": 1e-3, "u": 1e-6, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
@@ -237,7 +246,10 @@ _PREFIXES = {
 
 
 def _in_unit(values: Mapping[str, Json], unit: object, wanted: str) -> Iterator[str]:
-    """Bounds in the unit that is wanted: who corrects the unit alone would ask for less."""
+    """Yield the bounds converted to the wanted unit.
+
+    A suggestion contains them because a correction of the unit alone would change the limit.
+    """
     factor = _PREFIXES.get(str(unit).removesuffix(wanted)) if wanted != "1" else None
     factor = 0.01 if (unit, wanted) == ("%", "1") else factor
     for key in ("at_least", "at_most"):
@@ -246,7 +258,9 @@ def _in_unit(values: Mapping[str, Json], unit: object, wanted: str) -> Iterator[
 
 
 def _check_metric(table: TomlTable, problems: Problems) -> bool:
-    """Whether the metric is one; it is in its unit, and has what it is held against."""
+    """Return whether the metric of a table exists. Report a wrong unit, or a missing baseline or
+    mode.
+    """
     name = table.values["metric"]
     try:
         metric = metrics.metric(name)
@@ -269,18 +283,22 @@ def _check_metric(table: TomlTable, problems: Problems) -> bool:
 
 
 def _of_no_fabric(values: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
-    """(key, what is wrong, what would be right) of a fabric that joins no ranks anywhere."""
+    """Yield (key, mistake, expected) for ``fabric`` and ``gbit_s`` if they match no machine."""
     rate = values.get("gbit_s")
     if rate is not None and not 0 < rate < math.inf:
-        yield "gbit_s", f"gbit_s = {rate} is no rate", "Gbit/s for each GPU, 200 for example"
+        yield "gbit_s", f"gbit_s = {rate} is not a rate", "Gbit/s for each GPU, 200 for example"
     named = values.get("fabric")
     sizes = values.get("nodes")
     names = [named] if isinstance(named, str) else named
     nodes = [sizes] if isinstance(sizes, int) else sizes
     if names == []:
-        yield "fabric", "fabric = [] is of no machine", "leave it out, or name some"
+        yield "fabric", "fabric = [] matches no machine", "leave it out, or name at least one"
     elif nodes and max(nodes) == 1 and rate is not None:
-        yield "gbit_s", "gbit_s is a network's, and nodes = 1", "leave one of them out"
+        yield (
+            "gbit_s",
+            "gbit_s needs a network between nodes, but nodes = 1",
+            "leave one of them out",
+        )
     elif names and nodes and min(nodes) > 0:
         inside = LINKS if min(nodes) == 1 else ()
         between = NETWORKS if max(nodes) > 1 else ()
@@ -288,13 +306,13 @@ def _of_no_fabric(values: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
             where = "between nodes" if between else "inside a node"
             yield (
                 "fabric",
-                f"fabric = {named!r} joins nothing {where}",
+                f"fabric = {named!r} connects nothing {where}",
                 ", ".join(between or inside),
             )
 
 
 def _check_bounds(table: TomlTable, problems: Problems) -> None:
-    """There is a bound, and something can meet it and miss it."""
+    """Report a missing or contradictory bound, impossible world sizes, and an incomplete waiver."""
     values = table.values
 
     def add(key: str, what: str, hint: str = "") -> None:
@@ -308,7 +326,7 @@ def _check_bounds(table: TomlTable, problems: Problems) -> None:
         sizes = values.get(key)
         listed = [sizes] if isinstance(sizes, int) else sizes
         if listed is not None and not (listed and all(0 < n <= LARGEST for n in listed)):
-            add(key, f"{key} = {sizes} is of no run", "numbers from 1 on")
+            add(key, f"{key} = {sizes} matches no run", "whole numbers from 1 on")
     for key, what, right in (*_of_no_fabric(values), *bounds(values)):
         add(key, what, right)
     if ("waiver" in values) != ("waiver_expires" in values):
@@ -323,7 +341,9 @@ def reach(
     max_world: int,
     max_nodes: int,
 ) -> tuple[Reach, str]:
-    """Whether a rule matched something; if not, whether it could have here, and why not."""
+    """Return whether a threshold matched a contrast; if not, whether it could match here, and the
+    reason.
+    """
     if any(rule.matches(case, contrast, machine) for case, contrast in judged):
         return Reach.MATCHED, ""
     if command := metrics.metric(rule.metric).measured_by:
@@ -343,7 +363,7 @@ def reach(
     return Reach.UNMATCHED, "match no case of this run"
 
 
-#: What two rules must have in common to be about the same values.
+#: Fields that must be equal for two thresholds to limit the same values.
 _SAME = (
     "case", "metric", "mode", "baseline", "device", "world", "nodes", "hardware", "fabric",
     "gbit_s", "statistic",
@@ -351,7 +371,9 @@ _SAME = (
 
 
 def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
-    """(key, what is wrong, what would be right) of bounds that decide nothing."""
+    """Yield (key, mistake, expected) for bounds that every possible value meets, or that none
+    meets.
+    """
     metric = metrics.metric(rule["metric"])
     low, high = metric.possible
     for key in ("at_least", "at_most"):
@@ -362,57 +384,61 @@ def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
         message = f"{key} = {bound:g}"
         least = key == "at_least"
         if not math.isfinite(bound):
-            yield key, f"{message} is no bound", "a finite number"
+            yield key, f"{message} is not a bound", "a finite number"
         elif metric.form is Form.GATE and (key, bound) != ("at_least", 1):
-            yield key, f"{message}: a control is caught or it is not", "at_least = 1"
+            yield key, f"{message}: a control is either caught or not", "at_least = 1"
         elif metric.form is not Form.GATE and (below if least else above):
-            yield key, f"{message}: no {rule['metric']} can miss that", _range(low, high)
+            yield key, f"{message}: every possible {rule['metric']} passes", _range(low, high)
         elif metric.form is not Form.GATE and (below or above):
-            yield key, f"{message}: no {rule['metric']} can meet that", _range(low, high)
+            yield key, f"{message}: no possible {rule['metric']} passes", _range(low, high)
 
 
 def _range(low: float, high: float) -> str:
+    """Return a range of bounds as text."""
     if math.isinf(low):
         return f"a number below {high:g}"
     return f"a number above {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
 
 
 def unknown(rule: Mapping[str, Json], catalogue: Catalogue) -> tuple[str, str] | None:
-    """Why a rule's pattern can match no case there is, and what may be meant; None if it can."""
+    """Return why the pattern of a threshold matches no existing case, and a suggestion; None if it
+    matches.
+    """
     if metrics.metric(rule["metric"]).measured_by:
-        return None  # sweeps and trials have names of their own
+        return None  # fabric sweeps and recovery trials have other names
     pattern = str(rule["case"])
     names = families(catalogue)
     if next(_matching(pattern, names), None) is not None:
         return None
     family = _family(pattern)
-    message = f"case = {pattern!r} matches no strategy, model and mode there is"
-    return message, meant(family, names) or "scaleproof run list shows what there is"
+    message = f"case = {pattern!r} matches no existing strategy, model and mode"
+    return message, meant(family, names) or "scaleproof run list shows what exists"
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """The families that a rule's pattern is about, whatever it says of world and knobs."""
+    """Return the families that match a pattern, regardless of the world and the knobs in it."""
     return list(_matching(pattern, names))
 
 
 def _matching(pattern: str, names: Sequence[str]) -> Iterator[str]:
-    """Yields the matching rules as they are found: most rules match a family soon."""
+    """Yield the families that match a pattern. Callers often need only the first one."""
     family = _family(pattern)
     if re.fullmatch(rf"{SCRIPT}/[^/]+-(own|\*)/(weak|strong|\*)", family):
-        yield family  # a user's script is called as its file is
+        yield family  # the name of a user's script is that of its file
     else:
         either = re.compile(f"{translate(family)}|{translate(pattern)}").match
         yield from filter(either, names)
 
 
 def _family(pattern: str) -> str:
+    """Return the part of a pattern that matches families, without world and knobs."""
     named = re.match(r"[^/]*/[^/]*/(?:weak|strong)", pattern)
     return named[0] if named else pattern.partition("@")[0].partition("+")[0]
 
 
 @functools.lru_cache(maxsize=1)
 def families(catalogue: Catalogue) -> Sequence[str]:
-    """Every family of cases that the files of a catalogue make."""
+    """Return every family of cases that the files of a catalogue define."""
     strategies: list[str] = []
     for name, entry in catalogue.entries["strategies"].items():
         codecs = catalogue.entries["compressors"] if entry.supports.compressor else ()
@@ -428,7 +454,7 @@ def families(catalogue: Catalogue) -> Sequence[str]:
 
 
 def contradictions(rules: Sequence[Mapping[str, Json]]) -> Iterator[tuple[int, int]]:
-    """Places of two rules on the same values of which one must fail."""
+    """Yield the indices of two thresholds that no value can meet together."""
     for i, rule in enumerate(rules):
         for j, b in enumerate(rules[:i]):
             if any(_listed(rule.get(key)) != _listed(b.get(key)) for key in _SAME):
@@ -439,14 +465,14 @@ def contradictions(rules: Sequence[Mapping[str, Json]]) -> Iterator[tuple[int, i
 
 
 def _listed(value: Json) -> frozenset[Json]:
-    """A value or several, in whatever order they stand."""
+    """Return one value or several values as a set, because their order does not matter."""
     return frozenset(value if isinstance(value, list) else [value])
 
 
 def implied(rules: Sequence[Threshold]) -> Iterator[tuple[Threshold, Threshold]]:
-    """Rules that cannot fail while another one holds, and that other one.
+    """Yield each threshold that cannot fail while another one passes, and that other threshold.
 
-    A speedup is an efficiency, too, where the number of ranks, or of nodes, is stated.
+    A speedup also implies an efficiency if the number of ranks (or nodes) is stated.
     """
     alike = [key for key in _SAME if key != "metric"]
     for threshold in rules:
@@ -465,7 +491,9 @@ def implied(rules: Sequence[Threshold]) -> Iterator[tuple[Threshold, Threshold]]
 
 
 def _share(rule: Threshold) -> float | None:
-    """The least share of ideal scaling that a rule asks for; None where that can't be said."""
+    """Return the least share of ideal scaling that a threshold requires; None if it does
+    not say.
+    """
     if rule.at_least is None or rule.metric not in ("efficiency", "speedup"):
         return None
     if rule.metric == "efficiency":

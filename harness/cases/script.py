@@ -1,4 +1,4 @@
-"""A user's own training as a plan: the command as it is typed, run unchanged on every rung."""
+"""Plans for a user's training script: the typed command runs unchanged at every world size."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,10 +15,13 @@ from harness.cases.site import Site, rungs
 from harness.cases.typed import RUN
 from harness.host import secrets
 
+#: A command with a launcher, as errors suggest it.
 LAUNCHED = "torchrun --nproc-per-node {ranks} train.py"
+#: A command with a script, as errors suggest it.
 EXAMPLE = f"{RUN} train.py --lr 3e-4"
-#: Checks of a script that its user may answer for, by the word that their sentences begin with.
-#: Nobody can for what a step is, and how many samples it has: no figure is left without them.
+#: Checks of a script whose failure its user may accept, by the word that their sentences begin
+#: with. The checks of what a step is and how many samples it has are not among them, because no
+#: figure is valid without them.
 ACCEPTABLE = (
     "samples", "idle", "eval", "replicas", "gradients", "loss", "start", "optimizers", "precision",
     "work", "updates",
@@ -27,10 +30,11 @@ ACCEPTABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
-    """The command that each rank runs: a Python file, or with ``module`` what ``python -m`` takes.
+    """The command that each rank runs: a Python file, or with ``module`` the module of ``python
+    -m``.
 
-    With a ``launcher`` it starts the ranks itself: these are all its words, ``{ranks}`` and the
-    like still in them.
+    With a ``launcher`` the command starts the ranks itself. ``launcher`` then holds all its words,
+    including placeholders such as ``{ranks}``.
     """
 
     target: str
@@ -40,21 +44,24 @@ class ScriptCommand:
 
     @property
     def name(self) -> str:
-        """The name of the case: the file's stem, or the module's last name."""
+        """The name of the case: the stem of the file, or the last part of the module name."""
         stem = self.target.rpartition(".")[2] if self.module else Path(self.target).stem
         return "".join(c if c.isalnum() else "_" for c in stem)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether its file is none of a launch's copy, so that nothing may be written beside it."""
+        """Whether the file is outside of the copy that a launch gets, so that nothing may be
+        written next to it.
+        """
         return not self.module and Path(self.target).is_absolute()
 
 
 def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
-    """``train.py ARGS``, ``python train.py ARGS``, ``-m package.train ARGS``, or a launcher's.
+    """Parse ``train.py ARGS``, ``python train.py ARGS``, ``-m package.train ARGS``, or a launcher's
+    command.
 
-    A file is looked for in ``folder``. SpecError for anything else, and for a secret among the
-    words: the record keeps them.
+    Files are searched in ``folder``. Raises SpecError for anything else. Raises it also for a
+    secret among the words, because the record stores them.
     """
     secrets.refuse(words, RUN)
     typed.refuse(words)
@@ -78,8 +85,9 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
 
 
 def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
-    """A launcher's command, which has to be told how many ranks to start, or a program that is
-    Python itself (``litgpt pretrain``): each rank runs it.
+    """Return the command of a launcher, which needs a placeholder for the number of ranks.
+
+    A program that is a Python file (``litgpt pretrain``) is also accepted; each rank runs it.
     """
     program = _program(words[0], folder)
     if program is None:
@@ -95,12 +103,14 @@ def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
 
 
 def _program(word: str, folder: Path) -> str | None:
-    """The path of a program; one that is named by a path is looked for in ``folder``."""
+    """Return the path of a program. One that is named by a relative path is searched in
+    ``folder``.
+    """
     return programs.which(str((folder / word).absolute()) if "/" in word else word)
 
 
 def _missing(words: Sequence[str]) -> SpecError:
-    """The error of a program that is not there, with what it would have started."""
+    """Return the error for a program that is not installed, with a command that works instead."""
     name = typed.launcher(words)[0]
     begin = typed.behind(words)
     if name and name not in typed.OF_MPI:
@@ -119,14 +129,14 @@ def _missing(words: Sequence[str]) -> SpecError:
 
 
 def _unseen(words: Sequence[str]) -> SpecError:
-    """The error of a program that may start anything: make, say."""
+    """Return the error for a program that can start anything, such as make."""
     expected = "the command that it runs, or {ranks} among its words if it starts the ranks"
     fix = f"{RUN} {shlex.join([*words, '{ranks}'])}"
     if Path(words[0]).name == "make":
         expected = "the command that make prints, or its number of ranks: make train NPROC={ranks}"
         fix = shlex.join([words[0], "-n", *words[1:]])
     return SpecError(
-        f"what {words[0]} starts is not seen in its words",
+        f"the words do not show what {words[0]} starts",
         where=shlex.join(words),
         expected=expected,
         fix=fix,
@@ -134,19 +144,22 @@ def _unseen(words: Sequence[str]) -> SpecError:
 
 
 def _untold(words: Sequence[str], folder: Path, script: Path) -> SpecError:
-    """The error of a launcher that starts as many ranks as it likes; of a shell script with what it
-    starts, or with an argument that it can use.
+    """Return the error for a launcher command without a placeholder for the number of ranks.
+
+    For a shell script, the fix is the command that it starts, or an argument that it can use.
     """
     started = shlex.join(typed.after_launcher(words))
     fix = f"{RUN} torchrun --nproc-per-node {{ranks}} {started}"
-    expected = "{ranks} for those of a node, {world} for all; {node} and {nodes}"
+    expected = "{ranks} for the ranks of a node, {world} for all ranks; also {node} and {nodes}"
     if script.suffix == ".sh":
         inner = typed.within_shell(script)
         fix = f"{RUN} {shlex.join(inner or [*words, '{ranks}'])}"
         if not inner:
-            expected = f"{{ranks}} among its words, which {script.name} passes on (as $1, say)"
+            expected = (
+                f"{{ranks}} among its words, which {script.name} passes on (for example as $1)"
+            )
         if not inner and (number := typed.fixed_number(script)):
-            expected = f"$1 in the place of {number[0]!r} in {script.name}, and {{ranks}} behind it"
+            expected = f"$1 instead of {number[0]!r} in {script.name}, and {{ranks}} after it"
             file = typed.unused(folder / "ranks.sh").name
             copy = f"sed 's/{number[0]}/{number[1]}/' {shlex.quote(str(script))} > {file}"
             fix = f"{copy} && {RUN} {shlex.join(['bash', file, '{ranks}'])}"
@@ -167,13 +180,14 @@ def script_plan(
     first_rung: int = 1,
     accept: str = "",
 ) -> Plan:
-    """A ladder of a script over the site's worlds, against itself on its smallest world.
+    """Return a scaling sweep of a script over the worlds of the site, relative to its smallest
+    world.
 
     Args:
         words: the command, as in a shell.
-        samples: samples of a step on one rank, where they cannot be counted; 0 = they are counted.
-        first_rung: ranks of the smallest world, for models that one device cannot hold.
-        accept: checks that may fail, as that is meant: ``replicas,idle``.
+        samples: samples of a step on one rank, if they cannot be counted; 0 = they are counted.
+        first_rung: ranks of the smallest world, for models that do not fit on one device.
+        accept: checks that may fail because the user intends it: ``replicas,idle``.
     """
     case = replace(script_case(words, site, mode, samples), accepted=accepted(accept))
     if site.world_size <= first_rung:
@@ -196,7 +210,10 @@ def script_plan(
 
 
 def accepted(words: str) -> str:
-    """The checks that ``replicas,idle`` names, each once and in one order; SpecError for others."""
+    """Return the checks that ``replicas,idle`` names, sorted and without duplicates.
+
+    Raises SpecError for a check that does not exist.
+    """
     named = {word.strip() for word in words.split(",") if word.strip()}
     for word in sorted(named.difference(ACCEPTABLE)):
         raise SpecError(
@@ -208,14 +225,16 @@ def accepted(words: str) -> str:
 
 
 def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) -> CaseSpec:
-    """A script over all ranks of the site; SpecError where there is none."""
+    """Return the case of a script on all ranks of the site. Raise SpecError if there is no such
+    file.
+    """
     words = _from_anywhere(words)
     command = parse(words)
     if not command.module and not Path(command.target).is_file():
         raise SpecError(
             f"{command.target}: no such file",
             where=str(Path.cwd()),
-            expected="a Python file, as from this folder",
+            expected="the path of a Python file, relative to this folder",
             fix=f"ls {Path(command.target).parent}",
         )
     return replace(
@@ -226,8 +245,9 @@ def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) 
 
 
 def _from_anywhere(words: Sequence[str]) -> list[str]:
-    """The words with the path of a script outside of this folder, of which each launch has a copy,
-    from the root on.
+    """Return the words with absolute paths for scripts outside of this folder.
+
+    Each launch runs in a copy of the folder, in which relative paths to the outside would be wrong.
     """
     outside = [
         word.startswith("..") and word.endswith((".py", ".sh")) and Path(word).is_file()
@@ -244,7 +264,7 @@ def script(
     first_rung: int = 1,
     accept: str = "",
 ) -> Recipe:
-    """A recipe for ``@scaling``: ``script("train.py", "--lr", "3e-4")``."""
+    """Return a recipe for ``@scaling``: ``script("train.py", "--lr", "3e-4")``."""
 
     def recipe(site: Site) -> list[Plan]:
         return [script_plan(words, site, Mode(mode), samples, protocol, first_rung, accept)]

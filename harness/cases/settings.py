@@ -1,4 +1,4 @@
-"""How a run is made, as its options ask for."""
+"""The settings of a run that its options determine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,21 +8,24 @@ from harness.cases.case import Device
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a run is made: never identity, all recorded.
+    """The settings of a run. They are all recorded, but they do not identify the cases.
 
-    ``nodes`` are the ranks that each node can take; ``cluster`` is the file that the engine's
-    settings come from. ``budget_s`` is what the whole run may take; without it every plan gets its
-    first blocks, and what is then undecided gets more, while that promises a decision and the run
-    is younger than ``more_until_s``. ``packed``: small worlds run side by side where they have
-    nodes or devices of their own. ``nonce`` is a text of whoever asked for the run: it was made
-    after that.
-    ``shared_gpu``: ranks may have to share a device. ``outline``: profiles leave operators out.
-    ``paths`` are the folders of a user's own files. ``lenient``: INCONCLUSIVE fails nothing.
-    ``fresh``: every rank of a script is started as an interpreter of its own; ``folder`` is where
-    the script was run. With ``clean`` it runs there itself, not in copies: these paths are removed
-    before every launch. Copies share the paths of ``data``, which a script only reads. ``setups``
-    are other environments: names and interpreters. ``checkouts`` are versions of the project
-    (``project`` is its folder): a setup that has one trains with its files.
+    ``nodes`` is the number of ranks that each node can hold. ``cluster`` is the file with the
+    engine's settings. ``budget_s`` is the time limit of the whole run in s. Without it every plan
+    gets its first blocks. Undecided plans then get more blocks while a decision is likely and the
+    run is younger than ``more_until_s``. ``packed``: small worlds run concurrently if they have
+    separate nodes or devices. ``nonce`` is a text chosen by the person who asked for the run. It
+    proves that the run was made after that.
+
+    ``shared_gpu``: ranks may have to share a device. ``outline``: profiles omit operators.
+    ``paths`` are the folders of the user's files. ``lenient``: INCONCLUSIVE does not fail a test.
+
+    ``fresh``: every rank of a script starts in a new interpreter. ``folder`` is the folder in which
+    the script was run. With ``clean``, it runs there instead of in copies, and these paths are
+    removed before every launch. Copies share the paths in ``data``, which a script only reads.
+    ``setups`` are other environments: pairs of a name and an interpreter. ``checkouts`` are
+    versions of the project (``project`` is its folder). A setup with a checkout trains with the
+    files of that checkout.
     """
 
     engine: str = "local"
@@ -50,8 +53,10 @@ class Settings:
     checkouts: tuple[tuple[str, str], ...] = ()
 
     def placed(self, path: str, setup: str) -> str:
-        """Where a setup has this file or folder: in its own version of the project, if it has one
-        and the path is in the project.
+        """Return the path of a file or folder for a setup.
+
+        The path points into the setup's checkout if there is one and if the path is inside the
+        project.
         """
         checkout = dict(self.checkouts).get(setup)
         if checkout is None or not Path(path).is_relative_to(self.project):

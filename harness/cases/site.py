@@ -1,4 +1,6 @@
-"""The site: what this run may use. Recipes turn it into plans, so suites name no machine."""
+"""The site: the devices that a run may use. Recipes turn it into plans, so suites do not name a
+machine.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from harness.host import accelerators, environment, machine, vendor
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Device, backend and the largest world that may be launched.
+    """The device, the backend and the largest world that may be launched.
 
-    ``emulated``: several nodes that are all on this machine, a stand-in whoever starts them.
-    ``faults`` are those that the engine can plant, beside crash and hang. ``gpu_memory_gib`` is
-    what a GPU has, where that is known: recipes choose sizes by it. ``compiles``: there is a C
-    compiler, which Inductor's kernels are started through. ``every_rung``: ladders judge all of
-    their worlds, not the largest one alone.
+    ``emulated``: several nodes are simulated on this machine, whichever engine starts them.
+    ``faults`` are the faults that the engine can inject, besides crash and hang. ``gpu_memory_gib``
+    is the memory of one GPU in GiB, None if unknown; recipes choose model sizes by it.
+    ``compiles``: a C compiler is installed, which Inductor needs to launch its kernels.
+    ``every_rung``: scaling sweeps judge every world size, not only the largest.
     """
 
     device: Device
@@ -37,19 +39,26 @@ class Site:
 
     @property
     def world_size(self) -> int:
+        """The number of ranks of the largest world."""
         return sum(self.nodes)
 
     @property
     def worlds(self) -> tuple[int, ...]:
-        """The rungs: powers of two up to the largest world, and that world itself."""
+        """The world sizes of a scaling sweep: powers of two up to the largest world, and that world
+        itself.
+        """
         return rungs(self.world_size)
 
     def shape(self, world_size: int) -> tuple[int, ...]:
-        """Ranks per node of a smaller world: nodes are filled in order."""
+        """Return the ranks per node of a smaller world. Nodes are filled in order."""
         return filled(self.nodes, world_size) or (world_size,)
 
     def case(self, name: str, mode: Mode | str = Mode.WEAK, **fields: Any) -> CaseSpec:
-        """The case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on the full world."""
+        """Return the case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on all ranks of
+        the site.
+
+        Raises SpecError for an unknown mode or an unknown field.
+        """
         if mode not in set(Mode):
             raise SpecError(
                 f"no mode {str(mode)!r}{nearest(str(mode), Mode)}",
@@ -86,19 +95,21 @@ class Site:
         return replace(base, **fields)
 
     def fabric(self, nodes: tuple[int, ...], knobs: Mapping[str, Any]) -> CaseSpec:
-        """The case that a sweep of collectives is launched as: a world and a network, nothing to
-        train.
+        """Return the case that represents a sweep of collectives: a world and a network, without a
+        training.
         """
         case = self.case("fabric/collectives-sweep", knobs=dict(knobs))
         return case.at(sum(nodes), nodes)
 
     def cpu(self, world_size: int) -> Site:
-        """A CPU site of that many ranks on one node: where stand-ins run, whatever the machine."""
+        """Return a CPU site with this many ranks on one node. Simulated devices run there on any
+        machine.
+        """
         return Site(device=Device.CPU, backend="gloo", nodes=(world_size,), engine=self.engine)
 
 
 def parse_name(name: str) -> tuple[str, str | None, str, str]:
-    """``ddp/decoder-tiny`` -> strategy, compressor, model, size."""
+    """Split ``ddp/decoder-tiny`` into strategy, compressor (or None), model and size."""
     head, _, tail = name.partition("/")
     strategy, _, compressor = head.partition(":")
     model, _, size = tail.partition("-")
@@ -112,8 +123,9 @@ def parse_name(name: str) -> tuple[str, str | None, str, str]:
 
 
 def filled(nodes: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """How many of so many ranks are on each node, where these are filled in order; empty where
-    they have no room.
+    """Return the number of ranks on each node if ``ranks`` ranks fill the nodes in order.
+
+    The result is empty if the nodes have too few places.
     """
     layout = list[int]()
     for room in nodes:
@@ -123,7 +135,7 @@ def filled(nodes: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 
 def rungs(largest: int, smallest: int = 1) -> tuple[int, ...]:
-    """``smallest``, twice as many .. up to ``largest``, which is always there (6 -> 1, 2, 4, 6)."""
+    """Return ``smallest``, doubled up to ``largest``, which is always part (6 -> 1, 2, 4, 6)."""
     sizes = [smallest]
     while sizes[-1] * 2 <= largest:
         sizes.append(sizes[-1] * 2)
@@ -141,11 +153,12 @@ def resolve(  # noqa: PLR0913  (the options of a site)
     elsewhere: bool = False,
     known_engines: Mapping[str, Entry],
 ) -> Site:
-    """The site that the options ask for; without options, whatever the machine has.
+    """Return the site that the options describe. Without options it has all devices of the machine.
 
-    ``nodes`` is a number, or the ranks on each: ``4+8+16``, ``2x8``. Engines that reach other
-    machines are believed about their devices: their agents are asked before the first launch.
-    So is everybody if the ranks will run ``elsewhere``, and not here: nothing is launched.
+    ``nodes`` is a number, or the ranks on each node: ``4+8+16``, ``2x8``. For engines that reach
+    other machines, the device options are not checked here: the agents check them before the first
+    launch. They are not checked either if the ranks will run ``elsewhere``, because nothing is
+    launched here.
     """
     if gpus is not None and cpus is not None:
         raise SpecError("--gpus and --cpus exclude each other", fix="--gpus auto")
@@ -189,25 +202,26 @@ def resolve(  # noqa: PLR0913  (the options of a site)
 
 
 def _same_total(nodes: str, given: tuple[int, ...], gpus: str | None, cpus: int | None) -> None:
-    """SpecError where the ranks on each node are not as many as ``--gpus`` or ``--cpus`` says."""
+    """Raise SpecError if ``--nodes`` has another number of ranks than ``--gpus`` or ``--cpus``."""
     option, asked = ("--cpus", str(cpus)) if gpus is None else ("--gpus", gpus)
     if given and asked.isdigit() and int(asked) != sum(given):
         raise SpecError(
             f"{option} {asked}: --nodes {nodes} has {sum(given)} ranks",
-            expected="one number of ranks",
+            expected="the same number of ranks in both options",
             fix=f"--nodes {nodes} {option} {sum(given)}",
         )
 
 
 def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
-    """``--gpus`` of this machine, all of them where nothing was asked for; SpecError where torch
-    cannot use them.
+    """Return ``--gpus`` for this machine, or the number of its GPUs if neither option is given.
+
+    Raises SpecError if torch cannot use the GPUs.
     """
     build = accelerators.torch_build()
     version = machine.software().get("torch", "")
     if cpus is None and not num_gpus:
         if (hidden := accelerators.hidden(build, version)) is not None:
-            asked = f"--gpus {gpus}" if gpus else "GPUs here cannot be measured"
+            asked = f"--gpus {gpus}" if gpus else "the GPUs of this machine cannot be measured"
             raise SpecError(f"{asked}: {hidden.what}", expected=hidden.expected, fix=hidden.fix)
     unfit = accelerators.no_gpu(build, version, vendor.present().NAME) if num_gpus else None
     if gpus is not None and unfit is not None:
@@ -218,7 +232,9 @@ def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
 
 
 def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
-    """The head of an engine; SpecError if there is none, or too few nodes of it."""
+    """Return the facts of an engine. Raise SpecError if it does not exist or cannot start that many
+    nodes.
+    """
     if name not in known:
         raise SpecError(
             f"--engine {name}: no such engine{nearest(name, known)}",
@@ -237,7 +253,9 @@ def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
 
 
 def _wanted_gpus(gpus: str, here: int, num_nodes: int, *, anywhere: bool, shared: bool) -> int:
-    """How many GPUs ``--gpus`` asks for; SpecError if this machine has not that many."""
+    """Return the number of GPUs that ``--gpus`` asks for. Raise SpecError if this machine has
+    fewer.
+    """
     if gpus != "auto" and not gpus.isdigit():
         raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
     wanted = here - here % num_nodes if gpus == "auto" else int(gpus)
@@ -257,14 +275,17 @@ def _wanted_gpus(gpus: str, here: int, num_nodes: int, *, anywhere: bool, shared
 
 
 def parse_nodes(text: str) -> tuple[int, tuple[int, ...]]:
-    """``--nodes``: how many, and the ranks on each if they are given (``4+8+16``, ``2x8``)."""
+    """Parse ``--nodes`` into the number of nodes and the ranks on each (``4+8+16``, ``2x8``).
+
+    The ranks are empty if the option is only a number. Raises SpecError for anything else.
+    """
     shape: list[int] = []
     for part in text.split("+"):
         many, x, ranks = part.partition("x")
         if not many.isdigit() or (x and not ranks.isdigit()):
             raise SpecError(
                 f"--nodes {text}",
-                expected="a number, or ranks on each: 4+8+16, 2x8",
+                expected="a number of nodes, or the ranks on each node: 4+8+16, 2x8",
                 fix="--nodes 2",
             )
         shape += [int(ranks)] * int(many) if x else [int(many)]
@@ -276,9 +297,10 @@ def parse_nodes(text: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _split(total: int, nodes: int, option: str) -> tuple[int, ...]:
+    """Divide the ranks equally over the nodes. Raise SpecError if they do not divide."""
     if total < 1 or total % nodes:
         raise SpecError(
-            f"{option} {total} over --nodes {nodes}",
+            f"{option} {total} does not divide over --nodes {nodes}",
             expected=f"at least 1, and a multiple of {nodes}",
             fix=f"{option} {max(nodes, total - total % nodes)}",
         )

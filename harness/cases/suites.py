@@ -1,6 +1,6 @@
-"""Suites: how a test says what is measured, and what is required of it.
+"""Decorators by which a test names its cases and the thresholds for them.
 
-For one: ``@scaling("ddp/decoder-350m", precision="autocast", efficiency=0.90)``.
+Example: ``@scaling("ddp/decoder-350m", precision="autocast", efficiency=0.90)``.
 """
 
 import inspect
@@ -22,22 +22,26 @@ from harness.cases.rules import BoundSource, Threshold
 from harness.cases.site import Site
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: A bound at every rung, or one for some world sizes: ``0.9``, ``{8: 6.8}``.
+#: A bound for every world size, or bounds by world size: ``0.9``, ``{8: 6.8}``.
 Bound = float | Mapping[int, float]
+#: The decorator that errors show as an example.
 EXAMPLE = '@scaling("ddp/decoder-tiny", efficiency=0.9)'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The bounds that a test requires of its plans, by metric, against one kind of baseline."""
+    """The lower bounds that a test sets for its plans, by metric, and the kind of baseline that
+    they refer to.
+    """
 
     least: Mapping[str, Bound]
     baseline: str | None
 
     def rules(self, test: str, plan: Plan) -> list[Threshold]:
-        """The rules of a test, by its node id, on every kind of case that a plan is about.
+        """Return the thresholds of a test, named after its node id, for every kind of case in a
+        plan.
 
-        SpecError for a bound that nothing can miss, or meet.
+        Raises SpecError for a bound that every possible value meets, or that none meets.
         """
         subjects = [arm.case for arm in plan.arms if arm.role is Role.SUBJECT]
         kinds = {(case.family + case.extras, case.mode): case for case in subjects}
@@ -64,7 +68,9 @@ class Bounds:
 
 
 def _check_bound(test: str, of: str, world: object, least: object) -> None:
-    """SpecError unless a value can be on either side of the bound, at a world that there can be."""
+    """Raise SpecError unless the bound is a number that values can meet or miss, at a possible
+    world size.
+    """
     number = isinstance(least, int | float) and not isinstance(least, bool)
     if not number or not math.isfinite(float(str(least))):
         raise SpecError(f"{test}: {of}={least!r}", expected="a number", fix=f"edit {test}")
@@ -84,18 +90,19 @@ def scaling(
     speedup: Bound | None = None,
     **fields: Any,
 ) -> Callable[[Function], Function]:
-    """One pytest item per verdict of what is named, over the worlds of the site.
+    """Mark a test to run cases or recipes over the worlds of the site, with one pytest item per
+    verdict.
 
-    The function takes ``verdict`` and may add asserts of its own; the verdict itself is enforced
-    by the plugin, so a body of only a docstring is enough.
+    The function takes ``verdict`` and may contain further asserts. The plugin enforces the verdict
+    itself, so a body with only a docstring is enough.
 
     Args:
         what: a case, ``"ddp/decoder-350m"``, or recipes, which return plans for a site.
-        mode: of a named case: weak, or strong with ``global_batch``.
-        baseline: what a named case and the bounds are held against: plain (the default of a case)
-            or any other kind that ``ladder`` has.
-        efficiency, speedup: the least that is required at every rung, or by world size.
-        fields: of a named case, as ``--set`` takes them: ``precision="autocast"``.
+        mode: mode of a named case: weak, or strong with ``global_batch``.
+        baseline: baseline of a named case and of the bounds: plain (the default for a case) or any
+            other kind of ``ladder``.
+        efficiency, speedup: least value that is required at every world size, or by world size.
+        fields: fields of a named case, as ``--set`` takes them: ``precision="autocast"``.
     """
     named = [item for item in what if isinstance(item, str)]
     bounds = {"efficiency": efficiency, "speedup": speedup}
@@ -108,7 +115,7 @@ def scaling(
     )
     if (mistake := _mistake(what, fields) or _nothing(least)) is not None:
         recipes = (_refusing(mistake),)
-    if len(what) == 1 and _is_test(what[0]):  # ``@scaling`` without a call
+    if len(what) == 1 and _is_test(what[0]):  # ``@scaling`` is used without parentheses
         setattr(what[0], MARK, recipes)
         return cast(Callable[[Function], Function], what[0])
 
@@ -122,9 +129,10 @@ def scaling(
 
 
 def recovering(*recipes: Callable[[Site], list[FaultScenario]]) -> Callable[[Function], Function]:
-    """One pytest item per course that ``recipes`` return for the site: broken, and gone on with.
+    """Mark a test to run fault scenarios, with one pytest item for each scenario that ``recipes``
+    return.
 
-    The function takes ``verdict``: the worst that rules on recovery come to.
+    The function takes ``verdict``, which is the worst verdict of the recovery thresholds.
     """
 
     def mark(function: Function) -> Function:
@@ -137,7 +145,7 @@ def recovering(*recipes: Callable[[Site], list[FaultScenario]]) -> Callable[[Fun
 def _named(
     name: str, mode: str, baseline: str, metrics: Sequence[str], fields: Mapping[str, Any]
 ) -> Recipe:
-    """A ladder of a case over the site's worlds."""
+    """Return a recipe that makes a scaling sweep of a case over the worlds of the site."""
 
     def recipe(site: Site) -> list[Plan]:
         case: CaseSpec = site.case(name, mode, **fields)
@@ -163,20 +171,22 @@ def _named(
 
 
 def _is_test(what: object) -> bool:
-    """Whether this is the function below the decorator, not a recipe."""
+    """Return whether this is the decorated function, and not a recipe."""
     return inspect.isfunction(what) and "verdict" in inspect.signature(what).parameters
 
 
 def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | None:
-    """Names the mistake in the arguments of ``@scaling`` when the suite is collected."""
+    """Return the mistake in the arguments of ``@scaling``, which pytest reports at collection, or
+    None.
+    """
     wrong = [item for item in what if not callable(item) and not isinstance(item, str)]
     if wrong:
         problem = f"@scaling({wrong[0]!r})"
         expected = "a case or a recipe"
     elif not what or _is_test(what[0]):
-        problem, expected = "@scaling without a case", "what is measured"
+        problem, expected = "@scaling without a case", "a case or a recipe to measure"
     elif fields and not any(isinstance(item, str) for item in what):
-        problem = f"@scaling: {', '.join(fields)} of a recipe"
+        problem = f"@scaling: {', '.join(fields)} cannot be set for a recipe"
         expected = "fields of a named case"
     else:
         return None
@@ -184,7 +194,7 @@ def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | N
 
 
 def _nothing(least: Mapping[str, Bound]) -> SpecError | None:
-    """Names a bound that holds at no world."""
+    """Return the mistake of a bound without any world size, or None."""
     for name, bound in least.items():
         if isinstance(bound, Mapping) and not bound:
             problem = f"@scaling({name}={{}}) requires nothing"
@@ -193,15 +203,21 @@ def _nothing(least: Mapping[str, Bound]) -> SpecError | None:
 
 
 def _twice(function: Callable[..., Any]) -> SpecError:
-    """The mistake of a function with two ``@scaling``: of one of them nobody would hear."""
+    """Return the mistake of a function with two ``@scaling`` decorators, of which only one would
+    take effect.
+    """
     return SpecError(
         f"{function.__name__} has @scaling twice",
-        expected="one function for each",
+        expected="one function for each @scaling",
         fix="scaleproof new suites",
     )
 
 
 def _refusing(mistake: SpecError) -> Recipe:
+    """Return a recipe that raises this error, so that pytest reports it as the result of
+    the test.
+    """
+
     def recipe(site: Site) -> list[Plan]:
         raise mistake
 

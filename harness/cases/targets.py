@@ -1,6 +1,4 @@
-"""Targets that a command line can name to be measured: a case, a recipe, a file or folder of
-suites.
-"""
+"""Targets of a command line: a case, a recipe, a file or a folder of suites."""
 
 import ast
 import difflib
@@ -40,13 +38,13 @@ from harness.cases.rules import Threshold
 from harness.cases.site import Site
 from harness.host import environment
 
-#: Fields of a case that its name, the site or another option says; an ablation is no setting.
+#: Fields that the name of the case, the site or another option sets. An ablation is not a setting.
 NAMED = frozenset({
     "strategy", "model", "size", "mode", "compressor", "world_size", "nodes", "device",
     "first_device", "stand_in", "script", "samples_per_step", "accepted", "setup", "communicate",
     "knobs", "environment",
 })  # fmt: skip
-#: How these are said instead; the others are nobody's to say.
+#: The option that sets each of these fields instead. Fields without an entry cannot be set.
 _SAID_BY = dict(
     strategy="the name of the case, as ddp/decoder-tiny/weak",
     model="the name of the case, as ddp/decoder-tiny/weak",
@@ -59,11 +57,11 @@ _SAID_BY = dict(
     knobs="its knobs, as --set ddp.bucket_cap_mb=25",
     environment="its variables, as --set NCCL_ALGO=Ring",
 )  # fmt: skip
-#: A case as tables print it: ``ddp/decoder-tiny/weak@2x4gpu+clip=1``.
+#: The id of a case as tables print it: ``ddp/decoder-tiny/weak@2x4gpu+clip=1``.
 _ID = re.compile(
     r"(?P<family>[^@+]+)@(?P<nodes>\d+x\d+|\d+(\+\d+)*)(?P<unit>cpu|gpu)(?P<fields>(\+[^+=]+=[^+]*)*)$"
 )
-#: All others may be set.
+#: The fields of a case that ``--set`` accepts.
 SETTABLE = tuple(field.name for field in fields(CaseSpec) if field.name not in NAMED)
 
 
@@ -76,11 +74,13 @@ def plans_of(
     chosen: Callable[[frozenset[str]], bool] = lambda marks: True,
     control: bool = False,
 ) -> list[Plan]:
-    """The plans that a target names: a case, a file, a folder of suites, or file.py::function.
+    """Return the plans that a target names: a case, a file, a folder of suites, or
+    file.py::function.
 
     ``settings`` replace fields of a case (``precision``, ``global_batch``) or set knobs
-    (``ddp.bucket_cap_mb``); they and ``ablations`` apply to cases only. ``chosen`` says by a
-    suite's marks (``smoke``, ``nightly``) whether its plans count. ``control``: with a pinned one.
+    (``ddp.bucket_cap_mb``). ``settings`` and ``ablations`` apply to cases only. ``chosen`` decides
+    by the marks of a suite (``smoke``, ``nightly``) whether its plans are included. ``control``
+    adds an arm in the pinned environment to every plan.
     """
     path, _, function = target.partition("::")
     if _is_there(path):
@@ -98,7 +98,7 @@ def plans_of(
         raw = [case_plan(target, site, catalogue, settings, ablations)]
     else:
         raise SpecError(
-            f"{path}: no folder of suites and no file",
+            f"{path}: neither a folder of suites nor a file",
             where=str(Path.cwd()),
             expected="a folder, file.py, file.py::recipe, or a case such as ddp/decoder-tiny",
             fix="scaleproof new" + f" {path}" * (not path.endswith(".py")),
@@ -113,8 +113,9 @@ def bounds_of(
     catalogue: Catalogue,
     chosen: Callable[[frozenset[str]], bool] = lambda marks: True,
 ) -> tuple[Threshold, ...]:
-    """The bounds that functions of a target require of their own plans: ``@scaling(...,
-    efficiency=0.9)``; none of a case.
+    """Return the thresholds that functions of a target set with ``@scaling(..., efficiency=0.9)``.
+
+    The result is empty if the target is a case.
     """
     path, _, name = target.partition("::")
     if not _is_there(path):
@@ -137,7 +138,9 @@ def case_plan(
     settings: dict[str, Json],
     ablations: Sequence[Ablation] = (),
 ) -> Plan:
-    """A ladder of one case, ``ddp/decoder-tiny/weak``, over the site's worlds."""
+    """Return a scaling sweep of one case, ``ddp/decoder-tiny/weak``, over the worlds of the
+    site.
+    """
     case = case_of(name, site, settings)
     strategy = catalogue.get("strategies", case.strategy)
     supports = strategy.supports
@@ -157,7 +160,9 @@ def case_plan(
 
 
 def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
-    """The case ``ddp/decoder-tiny/weak`` on all of a site, with fields and knobs that are set."""
+    """Return the case ``ddp/decoder-tiny/weak`` on all ranks of a site, with these fields and knobs
+    set.
+    """
     mode: str = Mode.WEAK
     if as_printed := _ID.match(name):
         _refuse_id(as_printed)
@@ -167,7 +172,9 @@ def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
 
 
 def _refuse_id(printed: re.Match[str]) -> NoReturn:
-    """SpecError for a case as tables print it, with the words that measure it."""
+    """Raise SpecError for the id of a case as tables print it, with the command that
+    measures it.
+    """
     words = ["scaleproof", "run", printed["family"]]
     ranks = sum(a * b for a, b in _nodes(printed["nodes"]))
     words += [f"--{printed['unit']}s", str(ranks)]
@@ -176,7 +183,7 @@ def _refuse_id(printed: re.Match[str]) -> NoReturn:
     for item in filter(None, printed["fields"].split("+")):
         words += ["--set", item]
     raise SpecError(
-        "ranks and settings are words of their own",
+        "a case on the command line has no ranks and no settings in its name",
         where=printed[0],
         expected="strategy[:compressor]/model-size[/mode]",
         fix=shlex.join(words),
@@ -184,14 +191,16 @@ def _refuse_id(printed: re.Match[str]) -> NoReturn:
 
 
 def _nodes(layout: str) -> Iterator[tuple[int, int]]:
-    """(How many, ranks on each) of ``4+8`` or ``2x4``."""
+    """Yield (number of nodes, ranks on each of them) for every part of ``4+8`` or ``2x4``."""
     for part in layout.split("+"):
         count, times, ranks = part.partition("x")
         yield (int(count), int(ranks)) if times else (1, int(count))
 
 
 def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
-    """The case with fields and knobs that are set; SpecError for what none has."""
+    """Return the case with these fields and knobs set. Raise SpecError for a field that no case
+    has.
+    """
     changes: dict[str, Json] = {}
     knobs = dict(case.knobs)
     backend = settings.get("backend", case.backend)
@@ -205,7 +214,7 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
             variables[key] = str(value)
         elif key in _SAID_BY:
             raise SpecError(
-                f"--set {key}: another word says it",
+                f"--set {key}: another option sets this field",
                 expected=_SAID_BY[key],
                 fix="scaleproof run --help",
             )
@@ -223,7 +232,9 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
 
 
 def _read(name: str, value: Json) -> Json:
-    """A value as its field's type has it: ``1,0.5`` is a list, ``0123`` a text where texts are."""
+    """Return a value converted for its field: ``1,0.5`` becomes a list, ``0123`` a string for
+    string fields.
+    """
     hint = _HINTS[name]
     if get_origin(hint) is tuple:
         numbers = value.split(",") if isinstance(value, str) else [value]
@@ -245,7 +256,9 @@ def _read(name: str, value: Json) -> Json:
 
 
 def takes(hint: Any, quote: str = "") -> str:
-    """``true or false``, ``fp32, bf16``, ``a number``: what a field of this type can be set to."""
+    """Return the values that a field of this type accepts: ``true or false``, ``fp32, bf16``, ``a
+    number``.
+    """
     kinds = [kind for kind in get_args(hint) or (hint,) if kind not in (NoneType, ...)]
     kind = kinds[0]
     if isinstance(kind, EnumType):
@@ -262,7 +275,9 @@ def takes(hint: Any, quote: str = "") -> str:
 
 
 def _value_for(name: str, value: Json) -> str:
-    """One that the field takes: what seems to be meant, or what it is if nobody says anything."""
+    """Return a valid value for a suggestion: the value that was probably meant, or else the
+    default.
+    """
     hint = _HINTS[name]
     if hint is bool:
         return "false" if str(value).lower() in ("0", "no", "n", "off", "f") else "true"
@@ -274,11 +289,14 @@ def _value_for(name: str, value: Json) -> str:
     return "8" if default is None else str(default)
 
 
+#: The types of the fields of a case, by which values of ``--set`` are converted.
 _HINTS = get_type_hints(CaseSpec)
 
 
 def _is_there(path: str) -> bool:
-    """Whether a target is a path; a name that no file could have is none."""
+    """Return whether a target is an existing path. A string that cannot be a file name is
+    not one.
+    """
     try:
         return bool(path) and Path(path).exists()
     except (OSError, ValueError):
@@ -286,9 +304,10 @@ def _is_there(path: str) -> bool:
 
 
 def _files(target: str, site: Site) -> list[Path]:
-    """The files of a target that may be imported: suites, or the file of a named function.
+    """Return the files of a target that may be imported: suites, or the file of a named function.
 
-    SpecError for a file that is no suite: importing a training would run it.
+    Raises SpecError for a file that is not a suite, because importing a training script would run
+    it.
     """
     path, _, function = target.partition("::")
     file = Path(path)
@@ -300,13 +319,15 @@ def _files(target: str, site: Site) -> list[Path]:
     raise SpecError(
         "no function in it is marked @scaling, so it was not imported",
         where=path,
-        expected="a suite; your own training is measured with --script",
+        expected="a suite; a training script is measured with --script",
         fix=f"scaleproof run --script {ranks} -- {shlex.quote(path)}",
     )
 
 
 def _may_be_imported(file: Path) -> bool:
-    """Whether a file is a suite, or breaks before any of it runs, which its import then reports."""
+    """Return whether a file is a suite or cannot be parsed. The import then reports the syntax
+    error.
+    """
     try:
         ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -317,7 +338,7 @@ def _may_be_imported(file: Path) -> bool:
 def _recipes(
     path: Path, site: Site, function: str | None, chosen: Callable[[frozenset[str]], bool]
 ) -> list[Plan]:
-    """The plans of a suite's marked functions, or of one recipe function of a file."""
+    """Return the plans of a suite's marked functions, or of one recipe function in a file."""
     module = _module(path)
     if function is not None and not hasattr(module, function):
         raise SpecError(f"no function {function!r}", where=str(path), fix=f"grep '^def' {path}")
@@ -330,7 +351,7 @@ def _recipes(
 
 
 def _module(path: Path) -> Any:
-    """A file of recipes, imported; one clear error where it breaks."""
+    """Import a file of recipes. Raise SpecError with the line of the file if the import fails."""
     try:
         return programs.load_module(str(path))
     except SpecError:
@@ -347,27 +368,27 @@ def _module(path: Path) -> Any:
 def _functions(
     module: Any, name: str | None, chosen: Callable[[frozenset[str]], bool]
 ) -> list[Any]:
-    """The one that is named, or all whose marks are ``chosen``."""
+    """Return the named function, or all functions whose marks are ``chosen``."""
     if name is not None:
         return [getattr(module, name)] if hasattr(module, name) else []
     return [f for f in vars(module).values() if chosen(_marks(module) | _marks(f))]
 
 
 def _marks(of: object) -> frozenset[str]:
-    """The names of a function's or a module's pytest marks."""
+    """Return the names of the pytest marks of a function or a module."""
     marks = getattr(of, "pytestmark", ())
     return frozenset(m.name for m in (marks if isinstance(marks, list | tuple) else (marks,)))
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    """The innermost line of a file that an error went through: ``file.py:7``."""
+    """Return the innermost line of a file in a traceback: ``file.py:7``."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path.resolve())]
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 
 def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
-    """A recipe's plans, or one clear error when it is something else."""
+    """Return the plans of a recipe. Raise SpecError if it fails or returns anything else."""
     try:
         plans: object = recipe(site) if callable(recipe) else None
     except ScaleproofError:
@@ -375,16 +396,16 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
     except Exception as error:
         name = getattr(recipe, "__name__", recipe)
         raise SpecError(
-            f"{name!r} broke: {type(error).__name__}: {error}",
+            f"{name!r} failed: {type(error).__name__}: {error}",
             where=_line_of(error, path),
             expected="a function of the site that returns a list of plans",
             fix="scaleproof run list suites",
         ) from None
     if isinstance(plans, list | tuple) and plans and isinstance(plans[0], FaultScenario):
         raise SpecError(
-            f"{getattr(recipe, '__name__', recipe)!r} breaks trainings and lets them go on",
+            f"{getattr(recipe, '__name__', recipe)!r} returns fault scenarios instead of plans",
             where=str(path),
-            expected="a recipe of plans; what an interruption costs, recover measures",
+            expected="a recipe of plans; the verb recover measures the cost of an interruption",
             fix=f"scaleproof faults recover {plans[0].case.family}",
         )
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):
@@ -398,10 +419,13 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
 
 
 def normalise(plan: Plan, catalogue: Catalogue, control: bool = False) -> Plan:
-    """The plan with every case checked and brought to its one spelling; maybe with a control."""
+    """Return the plan with every case checked and in its canonical form, with a pinned control on
+    request.
+    """
     plan = pinned(plan) if control else plan
     _learns(plan, catalogue)
-    subjects_first = sorted(plan.arms, key=lambda arm: arm.role is not Role.SUBJECT)  # to be blamed
+    # errors should name the subject
+    subjects_first = sorted(plan.arms, key=lambda arm: arm.role is not Role.SUBJECT)
     cases = {arm.name: catalogue.normalise(arm.case) for arm in subjects_first}
     target = None if plan.target is None else catalogue.normalise(plan.target)
     arms = tuple(replace(arm, case=cases[arm.name]) for arm in plan.arms)
@@ -409,7 +433,9 @@ def normalise(plan: Plan, catalogue: Catalogue, control: bool = False) -> Plan:
 
 
 def _learns(plan: Plan, catalogue: Catalogue) -> None:
-    """SpecError if only the speed of a strategy is measured that trains other mathematics."""
+    """Raise SpecError if a plan measures only the speed of a strategy that changes the
+    mathematics.
+    """
     if any(metric(contrast.metric).of_loss for contrast in plan.contrasts):
         return
     for arm in plan.arms:
@@ -417,8 +443,8 @@ def _learns(plan: Plan, catalogue: Catalogue) -> None:
             continue
         if measured_by := catalogue.get("strategies", arm.case.strategy).measured_by:
             raise SpecError(
-                f"how fast {arm.case.strategy} steps says nothing of how it learns",
+                f"the step time of {arm.case.strategy} does not show how well it learns",
                 where=arm.case.id,
-                expected=f"time_to_loss or samples_to_loss, beside {measured_by}",
+                expected=f"time_to_loss or samples_to_loss, compared with {measured_by}",
                 fix=f"scaleproof run {arm.case.family}",
             )

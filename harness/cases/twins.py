@@ -1,6 +1,7 @@
-"""The twin of a case: the same training of a small size, which the gate checks against one device.
+"""The twin of a case: the same training at a small model size.
 
-The twin is what lets an 8B case be checked against a single-device reference at all.
+The correctness check compares the twin with one device. This makes an 8B case checkable that does
+not fit on a single device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,16 +10,18 @@ from dataclasses import replace
 from harness.base.documents import Json
 from harness.cases.case import CaseSpec, Mode
 
-#: Batches that are tried, in those of the size: a pipeline wants a sample for each micro-batch.
+#: Multiples of the size's default batch that are tried. A pipeline needs one sample for each
+#: micro-batch.
 TIMES = (1, 2, 4, 8)
 
 
 def candidates(
     case: CaseSpec, sizes: Mapping[str, Mapping[str, Json]], less: Mapping[str, Json]
 ) -> Iterator[CaseSpec]:
-    """The cases that could be the twin, the smallest first, the case itself last.
+    """Yield the cases that could be the twin: the smallest size first, the case itself last.
 
-    ``less`` are knobs of the strategy at fewer than the case asks for, so that few steps check it.
+    ``less`` holds knobs of the strategy with reduced values, so that few steps are enough to check
+    it.
     """
     case = replace(case, knobs={**case.knobs, **less})
     shards = case.world_size * case.accumulate
@@ -41,5 +44,7 @@ def candidates(
 
 
 def fewer(strategy: str, asked: Mapping[str, Json], most: Mapping[str, Json]) -> dict[str, Json]:
-    """The knobs of a strategy that are more than its head's ``TWIN`` says, at what it says."""
+    """Return the knobs that exceed the limits in the ``TWIN`` head of the strategy, set to those
+    limits.
+    """
     return {f"{strategy}.{knob}": limit for knob, limit in most.items() if asked[knob] > limit}

@@ -1,4 +1,6 @@
-"""The words that a user types before a script: interpreters, launchers and refused programs."""
+"""Parser of the words before a user's script: interpreters, launchers and programs that are
+refused.
+"""
 
 import ast
 import contextlib
@@ -13,14 +15,17 @@ from pathlib import Path
 from harness.base import programs
 from harness.base.errors import SpecError
 
+#: The start of every command that an error suggests.
 RUN = "scaleproof run --script --cpus 2 --"
-#: ``python``, ``python3``, ``python3.11``.
+#: Names of a Python interpreter: ``python``, ``python3``, ``python3.11``.
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
-#: Options of the interpreter that change nothing of what a script does in a rank.
+#: Interpreter options that do not change what a script does in a rank.
 _HARMLESS = frozenset({"-u", "-B", "-q"})
+#: The start of a shell assignment, such as ``OMP_NUM_THREADS=1``.
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-#: How a script starts ranks of its own: torch's ``mp.spawn``, what is made of it (Lightning's
-#: strategies, accelerate's and ignite's launchers), and the ``Process`` of torch's oldest tutorial.
+#: Text by which a script starts ranks itself: torch's ``mp.spawn``, libraries that build on it
+#: (Lightning's strategies, the launchers of accelerate and ignite), and ``Process`` as in torch's
+#: oldest tutorial.
 _SPAWNS = re.compile(
     r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\s*\("
     r"|\bfrom torch\.multiproc\S* import .*\bspawn\b"
@@ -30,19 +35,19 @@ _SPAWNS = re.compile(
 )
 _PROCESS = re.compile(r"\bProcess\(\s*target\s*=")
 _GROUP = "init_process_group("
-#: Interpreters that a script starts by itself, one for each rank.
+#: Calls by which a script can start one interpreter for each rank.
 _INTERPRETERS = re.compile(r"\b(?:Popen|subprocess\.\w+|os\.system)\s*\(")
-#: How a shell script uses its arguments, and how it names a number of ranks.
+#: Text by which a shell script uses its arguments, and by which it names a number of ranks.
 _ARGUMENT = re.compile(r"\$\{?[1@*]")
 _NUMBER = re.compile(
     r"(--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus|devices)[= ]|\bmpi\w+ -np? )\d+"
 )
-#: Files that may describe a world.
+#: Suffixes of configuration files that may hold the number of ranks.
 DESCRIBES = frozenset({".json", ".yaml", ".yml", ".toml"})
-#: torch's own launcher, as a module.
+#: The modules of torch's launcher, as ``python -m`` takes them.
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
-#: Launchers' options that name what a rung decides, and what they become; first the one that is put
-#: in where none of them asks for ranks.
+#: The launcher options whose values depend on the world size, and the placeholders that replace the
+#: values. The first option is inserted if no option asks for ranks.
 _DECIDED: Mapping[str, Mapping[str, str]] = {
     "torchrun": {"--nproc-per-node": "{ranks}", "--master-port": "{port}"},
     "accelerate launch": {
@@ -57,23 +62,28 @@ _DECIDED: Mapping[str, Mapping[str, str]] = {
     "mpirun": {"-np": "{ranks}", "-n": "{ranks}"},
     "mpiexec": {"-n": "{ranks}", "-np": "{ranks}"},
 }  # fmt: skip
-#: Their ranks meet at one fixed port unless they are told another, so that two at once fail.
+#: Launchers whose ranks meet at a fixed default port, so two launches at the same time would fail.
+#: For these a port is inserted.
 _FIXED_PORT = frozenset({"deepspeed", "fabric run"})
-#: Of accelerate's launcher, and the variable that its library goes by.
-ONE_PROCESS = "accelerate launch starts one process where there is no GPU"
+#: The reason why accelerate's launcher is unsuitable on CPUs, and the variable that makes its
+#: library use CPUs.
+ONE_PROCESS = "accelerate launch starts one process if there is no GPU"
 ON_CPU = "ACCELERATE_USE_CPU=true"
-#: torchrun comes with torch, the others with packages of their own names.
+#: The launcher that the torch package installs. Each other launcher has a package of the same name.
 TORCH = "torchrun"
-#: Launchers that no package of Python brings.
+#: Launchers that no Python package installs.
 OF_MPI = frozenset({"mpirun", "mpiexec"})
-#: torchrun takes both spellings, the others these.
+#: Launchers that spell their options with underscores. torchrun accepts both spellings.
 _UNDERSCORED = frozenset({"accelerate launch", "deepspeed"})
-#: Options of the interpreter that the next word belongs to.
+#: Interpreter options whose value is the next word.
 _WITH_VALUE = frozenset({"-W", "-X"})
 
 
 def without_interpreter(words: Sequence[str]) -> Sequence[str]:
-    """The words behind ``python -u``; SpecError for options that ranks could not keep."""
+    """Return the words after ``python -u``.
+
+    Raises SpecError for interpreter options that the ranks could not have.
+    """
     if not words or not _PYTHON.match(Path(words[0]).name):
         return words
     rest = list(words[1:])
@@ -85,16 +95,18 @@ def without_interpreter(words: Sequence[str]) -> Sequence[str]:
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[2 if rest[0] in _WITH_VALUE else 1 :]
     raise SpecError(
-        f"ranks cannot keep python's option {option}",
+        f"ranks cannot use python's option {option}",
         where=shlex.join(words),
-        expected="train.py or -m package.train, without options of the interpreter",
+        expected="train.py or -m package.train, without interpreter options",
         fix=f"{RUN} {'train.py' if option == '-c' or not rest else shlex.join(rest)}",
     )
 
 
 def launcher(words: Sequence[str]) -> tuple[str, int]:
-    """The known launcher that these words begin with, and at which of them its options begin; an
-    empty name for anything else.
+    """Return the name of the known launcher that the words begin with, and the index of its first
+    option.
+
+    The name is empty if the words begin with anything else.
     """
     program = Path(words[0]).name if words else ""
     for name in _DECIDED:
@@ -108,10 +120,9 @@ def launcher(words: Sequence[str]) -> tuple[str, int]:
 
 
 def for_every_rung(words: Sequence[str]) -> list[str]:
-    """A launcher's words with the rung's number of ranks and a free port where they name fixed
-    ones.
+    """Return a launcher's words with placeholders for fixed numbers of ranks and fixed ports.
 
-    Without a number of ranks it is put in.
+    The option for the number of ranks is inserted if the words have none.
     """
     name, begin = launcher(words)
     decided_by_rung = dict(_DECIDED[name])
@@ -125,7 +136,8 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
         if becomes is None:
             decided.append(word)
             continue
-        if not option.startswith("--"):  # its other spellings are the program's behind it
+        # a second short option belongs to the program after the launcher
+        if not option.startswith("--"):
             decided_by_rung.clear()
         if not equals and options:
             value = options.pop(0)
@@ -141,20 +153,21 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
 
 
 def _spelt(name: str, option: str) -> str:
-    """An option of a launcher that is put in, as that launcher spells it."""
+    """Return an inserted option in the spelling of its launcher."""
     return f"--{option[2:].replace('-', '_')}" if name in _UNDERSCORED else option
 
 
 def _option(option: str, value: str) -> list[str]:
-    """An option with its value: one word, or two where it is a short one."""
+    """Return an option with its value: one word for a long option, two words for a short one."""
     return [f"{option}={value}"] if option.startswith("--") else [option, value]
 
 
 def spawns(words: Sequence[str], folder: Path) -> bool:
-    """Whether a script starts its ranks itself, and is told how many: one process is its launcher.
+    """Return whether a script starts its ranks itself and takes their number from its words.
 
-    That it can is read in its words, its file, and in those of the user's that it imports; without
-    a number of ranks among its words it is taken as it is (many do so only with an option).
+    One process is then the launcher of the script. The function searches the words, the script and
+    the user's files that it imports. A script without a number of ranks among its words counts as
+    an ordinary one, because many scripts start ranks only with an option.
     """
     script = _file_of(words, folder)
     asks = asks_for_ranks(words) or any(described_in(words, folder))
@@ -168,7 +181,9 @@ def spawns(words: Sequence[str], folder: Path) -> bool:
 
 
 def _file_of(words: Sequence[str], folder: Path) -> Path | None:
-    """The user's file that these words run: a script, or that of a module (``-m package``)."""
+    """Return the user's file that these words run: a script, or the file of a module (``-m
+    package``).
+    """
     named = [folder / word for word in words if word.endswith(".py")][:1]
     if len(words) > 1 and words[0] == "-m":
         module = folder.joinpath(*words[1].split("."))
@@ -177,8 +192,9 @@ def _file_of(words: Sequence[str], folder: Path) -> Path | None:
 
 
 def joins_group(words: Sequence[str], folder: Path) -> bool:
-    """Whether these words start an interpreter on a script that joins a process group, by its text
-    or by those of the user's files that it imports.
+    """Return whether these words start Python on a script that joins a process group.
+
+    The function searches the script and the user's files that it imports.
     """
     if not words or not _PYTHON.match(Path(words[0]).name):
         return False
@@ -189,9 +205,12 @@ def joins_group(words: Sequence[str], folder: Path) -> bool:
 
 
 def _texts(script: Path, folder: Path) -> Iterator[str]:
-    """The texts of a script and of the user's files that it imports, as far as they can be read."""
+    """Yield the text of a script and of every user's file that it imports directly or indirectly.
+
+    Files that cannot be parsed are yielded, but their imports are not followed.
+    """
     files = [script.resolve()]
-    for path in files:  # grows meanwhile
+    for path in files:  # the loop appends imported files to this list
         text = path.read_text(errors="replace", encoding="utf-8")
         yield text
         with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings(action="ignore"):
@@ -203,7 +222,7 @@ def _texts(script: Path, folder: Path) -> Iterator[str]:
 
 
 def _imported(text: str) -> Iterator[str]:
-    """Names of modules in import statements, and of what may be one."""
+    """Yield the names in import statements that are modules or may be modules."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -214,7 +233,7 @@ def _imported(text: str) -> Iterator[str]:
 
 
 def described_in(words: Sequence[str], folder: Path) -> Iterator[Path]:
-    """Files that a command names and that ask for the number of ranks: they describe a world."""
+    """Yield the files among the words that contain a placeholder for the number of ranks."""
     for word in words:
         path = folder / word.rpartition("=")[2]
         if path.suffix in DESCRIBES and path.is_file():
@@ -223,11 +242,14 @@ def described_in(words: Sequence[str], folder: Path) -> Iterator[Path]:
 
 
 def _begins_script(word: str) -> bool:
+    """Return whether this word is a script, or announces a module."""
     return word == "-m" or word.endswith((".py", ".sh"))
 
 
 def begins_command(words: Sequence[str]) -> bool:
-    """Whether a script, an interpreter, a shell or a known launcher begins here."""
+    """Return whether these words begin with a script, an interpreter, a shell or a known
+    launcher.
+    """
     program = Path(words[0]).name
     if program.endswith((".py", ".sh")) or program in {"bash", "sh"} or _PYTHON.match(program):
         return True
@@ -235,18 +257,22 @@ def begins_command(words: Sequence[str]) -> bool:
 
 
 def asks_for_ranks(words: Sequence[str]) -> bool:
+    """Return whether a word contains a placeholder for the number of ranks."""
     return any("{ranks}" in word or "{world}" in word for word in words)
 
 
 def within_shell(script: Path) -> Sequence[str]:
-    """The words by which a shell script starts a known launcher, for every rung; none where it has
-    no such line, or one with words that only a shell can fill in.
+    """Return the words by which a shell script starts a known launcher, adapted to every world
+    size.
+
+    The result is empty if no line starts a launcher, or if that line has words that only a shell
+    can expand.
     """
     text = script.read_text(errors="replace", encoding="utf-8") if script.is_file() else ""
     for line in text.replace("\\\n", " ").splitlines():
         try:
             words = shlex.split(line, comments=True)
-        except ValueError:  # a quote that goes on in the next line
+        except ValueError:  # the quotation continues in the next line
             continue
         while words and ASSIGNMENT.match(words[0]):
             words = words[1:]
@@ -257,8 +283,11 @@ def within_shell(script: Path) -> Sequence[str]:
 
 
 def fixed_number(script: Path) -> tuple[str, str] | None:
-    """How a shell script without arguments names a number of ranks, and how it would take it as its
-    first argument; None where it has arguments, or no known launcher.
+    """Return the text by which a shell script without arguments sets the number of ranks, and its
+    replacement.
+
+    The replacement takes the number from the first argument. The result is None if the script uses
+    arguments, or names no number of ranks.
     """
     text = script.read_text(errors="replace", encoding="utf-8") if script.is_file() else ""
     if _ARGUMENT.search(text):
@@ -268,14 +297,16 @@ def fixed_number(script: Path) -> tuple[str, str] | None:
 
 
 def after_launcher(words: Sequence[str]) -> list[str]:
-    """The script that a launcher starts, as it is told it, with its own words."""
+    """Return the script that a launcher starts, with its arguments."""
     begin = next((i for i in range(1, len(words)) if _begins_script(words[i])), 0)
     return list(words[begin:])
 
 
 def script_of(words: Sequence[str]) -> tuple[str, bool] | None:
-    """The script that a launcher starts: a Python file, a module (True) or a shell script; None if
-    unseen.
+    """Return the script that a launcher starts, and whether it is a module; None if no word is a
+    script.
+
+    A script is a Python file, a module or a shell script.
     """
     for number, word in enumerate(words[1:], 1):
         if word.endswith(".py"):
@@ -286,29 +317,31 @@ def script_of(words: Sequence[str]) -> tuple[str, bool] | None:
     return None if shell is None else (shell, False)
 
 
-#: Programs that start ranks on other nodes: an engine's work.
+#: Programs that start ranks on other nodes, and the engine to use instead.
 _ENGINES = {"srun": "slurm", "sbatch": "slurm"}
-#: Programs that start one command behind options of their own.
+#: Programs that start one command, which follows their options.
 _WRAPPERS = frozenset({
     "chrt", "ionice", "ltrace", "nice", "nohup", "nsys", "numactl", "perf", "setsid", "stdbuf",
     "strace", "taskset", "time", "timeout",
 })  # fmt: skip
-#: Programs that run a command in an environment of theirs: ``poetry run train.py``.
+#: Programs that run a command in their environment: ``poetry run train.py``.
 _MANAGERS = frozenset({
     "conda", "hatch", "mamba", "micromamba", "pdm", "pipenv", "pixi", "poetry", "rye", "uv",
 })  # fmt: skip
+#: Shells, which are refused if they run a command line (``-c``).
 _SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
-#: ``-c``, also as ``-lc``; and what only a shell understands.
+#: The option ``-c``, also as ``-lc``, and characters that only a shell interprets.
 _LINE = re.compile(r"-[a-z]*c$")
 _OF_SHELL = re.compile(r"[;&|<>$`\n]")
-#: How a program names the Python that runs it, in its first bytes: by its path, by env, or by a
-#: shell where the path is long.
+#: The first bytes of a program, which name the Python that runs it: by its path, through env, or
+#: through a shell if the path is too long.
 _HEAD = 512
 _INTERPRETER = re.compile(
     rb"#!\s*(?:\S*/env\s+(?:-S\s*)?)?(\S*python[\d.]*)\b"
     rb"|#!/bin/sh\n'''exec' [\"']?([^\"'\n]*python[\d.]*)"
 )
-#: The variables by which others than torchrun tell a rank its place, and what they are here.
+#: The environment variables by which launchers other than torchrun pass a rank its position, and
+#: torchrun's names for them.
 PLACES: Mapping[str, Mapping[str, str]] = {
     "srun": {
         "SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_NPROCS": "WORLD_SIZE",
@@ -324,7 +357,9 @@ PLACES: Mapping[str, Mapping[str, str]] = {
 
 
 def refuse(words: Sequence[str]) -> None:
-    """SpecError for what stands before a script and is another's work, with the form that works."""
+    """Raise SpecError for a program before the script that must not start it. The error names a
+    form that works.
+    """
     _refuse_variables(words)
     program = Path(words[0]).name if words else ""
     if program in _ENGINES:
@@ -339,20 +374,22 @@ def refuse(words: Sequence[str]) -> None:
 
 
 def of_python(program: Path, words: Sequence[str]) -> bool:
-    """Whether a program is a Python file of this environment, as what pip installs is; SpecError
-    for one of another environment.
+    """Return whether a program is a Python file of this environment, as pip installs for entry
+    points.
+
+    Raises SpecError if it belongs to another environment.
     """
     try:
         with program.open("rb") as file:
             line = _INTERPRETER.match(file.read(_HEAD))
-    except OSError:  # it may be started, and not read
+    except OSError:  # the file may be executable but not readable
         line = None
     if line is None:
         return False
     interpreter = Path((line[1] or line[2]).decode(errors="replace"))
     if interpreter.parent != Path() and interpreter.parent != Path(sys.executable).parent:
         raise SpecError(
-            f"{words[0]} is of another Python, {interpreter}",
+            f"{words[0]} belongs to another Python, {interpreter}",
             where=shlex.join(words),
             expected="scaleproof in that environment",
             fix=f"{RUN} python {words[0]}"
@@ -363,17 +400,22 @@ def of_python(program: Path, words: Sequence[str]) -> bool:
 
 
 def unused(path: Path) -> Path:
-    """This path, or one like it at which there is nothing yet: a fix overwrites no file."""
+    """Return this path, or a numbered one if it exists, so that a suggested fix overwrites
+    no file.
+    """
     others = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
     return next(p for p in itertools.chain([path], others) if not p.exists())
 
 
 def behind(words: Sequence[str]) -> int:
-    """At which word a command begins that these words start; 0 where none is seen."""
+    """Return the index at which the command begins that these words start; 0 if there is none."""
     return next((i for i in range(1, len(words)) if begins_command(words[i:])), 0)
 
 
 def _refuse_variables(words: Sequence[str]) -> None:
+    """Raise SpecError if variables are assigned before the script. They are taken from the shell
+    instead.
+    """
     rest = list(words)
     if rest and rest[0] == "env":
         rest = rest[1:]
@@ -381,7 +423,7 @@ def _refuse_variables(words: Sequence[str]) -> None:
     if given and rest[: len(given)] == given:
         script = shlex.join(rest[len(given) :])
         raise SpecError(
-            f"{shlex.join(given)} stands before the script: variables are taken from this shell",
+            f"{shlex.join(given)} cannot precede the script: ranks take variables from this shell",
             where=shlex.join(words),
             expected="variables before scaleproof",
             fix=f"{shlex.join(given)} {RUN} {script}",
@@ -389,11 +431,12 @@ def _refuse_variables(words: Sequence[str]) -> None:
 
 
 def _refuse_engine(words: Sequence[str], program: str) -> None:
+    """Raise SpecError for a program that an engine replaces."""
     engine = _ENGINES[program]
     begin = behind(words)
     script = shlex.join(without_interpreter(words[begin:])) if begin else "train.py"
     raise SpecError(
-        f"{program} starts ranks itself: that is what --engine {engine} does",
+        f"{program} starts ranks itself, which is the task of --engine {engine}",
         where=shlex.join(words),
         expected="the script alone",
         fix=f"scaleproof run --script --engine {engine} --nodes 2 --cpus 4 -- {script}",
@@ -401,24 +444,28 @@ def _refuse_engine(words: Sequence[str], program: str) -> None:
 
 
 def _refuse_line(words: Sequence[str]) -> None:
+    """Raise SpecError for a shell that runs a command line (``bash -c "…"``)."""
     options = list(itertools.takewhile(lambda word: word.startswith("-"), words[1:]))
     if not any(map(_LINE.match, options)) or len(words) == 1 + len(options):
         return
     line = words[1 + len(options)]
     try:
         inner = shlex.split(line)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # a quotation mark is missing
         inner = []
     alone = bool(inner) and not _OF_SHELL.search(line)
     raise SpecError(
-        f"{words[0]} {shlex.join(options)} runs a line of a shell",
+        f"{words[0]} {shlex.join(options)} runs a command line of a shell",
         where=shlex.join(words),
-        expected="the words of that line" if alone else "that line in launch.sh, its ranks as $1",
+        expected="the words of that line"
+        if alone
+        else "that line in launch.sh, with its ranks as $1",
         fix=f"{RUN} {shlex.join(inner if alone else ['bash', 'launch.sh', '{ranks}'])}",
     )
 
 
 def _refuse_notebook(words: Sequence[str]) -> None:
+    """Raise SpecError for a notebook. The fix converts it into a Python file."""
     name = words[0]
     stem = unused(Path(Path(name).stem + ".py")).stem
     raise SpecError(
@@ -431,14 +478,17 @@ def _refuse_notebook(words: Sequence[str]) -> None:
 
 
 def _refuse_wrapper(words: Sequence[str], name: str) -> None:
+    """Raise SpecError for a program that starts one process, because ranks are started from
+    here.
+    """
     begin = behind(words)
-    if not begin and name != words[0]:  # a module, or a program of that environment
+    if not begin and name != words[0]:  # a module, or a program that only that environment has
         begin = words.index("-m") if "-m" in words else 2
     if not begin or begin == len(words):
         return
     command = shlex.join(words[begin:])
     where = shlex.join(words)
-    if name == words[0] != "time" and programs.which(name) is None:  # time is of the shell
+    if name == words[0] != "time" and programs.which(name) is None:  # ``time`` is a shell keyword
         raise SpecError(
             f"{words[0]} is not installed here",
             where=where,
@@ -446,7 +496,7 @@ def _refuse_wrapper(words: Sequence[str], name: str) -> None:
             fix=f"{RUN} {command}",
         )
     raise SpecError(
-        f"{name} starts one process, and ranks are started from here",
+        f"{name} starts only one process, but scaleproof starts the ranks",
         where=where,
         expected=f"{name} before scaleproof",
         fix=f"{shlex.join(words[:begin])} {RUN} {command}",

@@ -1,1 +1,1 @@
-"""This machine: its facts and devices, its environment, whether it is fit to measure on."""
+"""This machine: its facts, devices and environment, and whether measurements on it are valid."""

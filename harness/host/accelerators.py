@@ -1,6 +1,7 @@
-"""Accelerators: what torch can use here, and whether that is what NVML sees.
+"""Compare the GPUs that torch can use on this machine with those that NVML reports.
 
-Asking torch starts a driver, so a process of its own is asked, and only where NVML sees a GPU.
+A query through torch initialises the driver. So it runs in a separate process, and only if NVML
+reports a GPU.
 """
 
 import ast
@@ -11,16 +12,19 @@ from pathlib import Path
 
 from harness.host.machine import Machine
 
+#: Commands that install a build of torch for AMD and for NVIDIA GPUs.
 ROCM_WHEEL = "pip install torch --index-url https://download.pytorch.org/whl/rocm6.4"
 CUDA_WHEEL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerators:
-    """The devices that torch sees, by name and in its order; ``as_nvml`` if that is NVML's, too.
+    """The GPUs that torch can use.
 
-    ``build`` is what torch was built for (``cuda 13.0``, ``hip 6.4``, ``cpu``). ``foreign`` are
-    devices that it has no kernels for. ``error`` is what kept torch from answering.
+    ``build`` is the platform that torch was built for (``cuda 13.0``, ``hip 6.4``, ``cpu``).
+    ``names`` holds the names of the devices in torch's order, and ``as_nvml`` says whether NVML has
+    the same order. ``foreign`` holds devices for which torch has no kernels. ``error`` is the error
+    that kept torch from answering, or empty.
     """
 
     build: str
@@ -32,7 +36,7 @@ class Accelerators:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why ranks cannot run on GPUs here, in the words of an error."""
+    """The reason why ranks cannot run on the GPUs of this machine, as the parts of an error."""
 
     what: str
     expected: str
@@ -41,8 +45,10 @@ class Misfit:
 
 @cache
 def torch_build() -> str:
-    """The platform that the installed torch was built for; its version file is read, torch is not
-    imported.
+    """Return the platform that the installed torch was built for, without importing torch.
+
+    The platform is read from torch's version file: ``cuda 13.0``, ``hip 6.4``, ``xpu ..``, ``cpu``,
+    or ``none`` if torch is not installed.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -60,7 +66,7 @@ def torch_build() -> str:
 
 
 def no_gpu(build: str, version: str, vendor: str = "NVIDIA") -> Misfit | None:
-    """Why a torch of this build runs on no GPU of this vendor, if so."""
+    """Return the reason if a torch of this build cannot use GPUs of this vendor, else None."""
     kind, _, number = build.partition(" ")
     wanted = {"NVIDIA": "cuda", "AMD": "hip"}[vendor]
     if kind == wanted:
@@ -78,31 +84,31 @@ def no_gpu(build: str, version: str, vendor: str = "NVIDIA") -> Misfit | None:
     return Misfit(f"torch {version} is built without {platform}", expected, f"{wheel}, or --cpus")
 
 
-#: What the driver's kernel module puts there, in containers too.
+#: A file that exists if NVIDIA's kernel module is loaded, in containers, too.
 _DRIVER = Path("/dev/nvidiactl")
 
 
 def hidden(build: str, version: str, driver: Path = _DRIVER) -> Misfit | None:
-    """Why NVML shows no GPU on a machine that has some, as far as that can be told."""
+    """Return the reason, if one is known, why a machine with GPUs shows none, else None."""
     if build.startswith("xpu"):
         return no_gpu(build, version)
     if build.startswith("hip"):
         return Misfit(
             "ROCm's driver shows no GPU (/sys/class/kfd)",
-            "the kernel module amdgpu, and its devices in the container",
+            "the kernel module amdgpu, and its devices inside the container",
             "docker run --device /dev/kfd --device /dev/dri ...",
         )
     if driver.exists():
         return Misfit(
-            f"a driver is there ({driver}), but its library libnvidia-ml.so.1 does not answer",
-            "NVML, which tells names, memory and clocks",
+            f"a driver is loaded ({driver}), but its library libnvidia-ml.so.1 does not answer",
+            "NVML, which reports names, memory and clocks",
             "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
         )
     return None
 
 
 def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> Misfit | None:
-    """Why ``wanted`` ranks cannot have a GPU each on this machine, if so."""
+    """Return the reason if ``wanted`` ranks cannot each have a GPU on this machine, else None."""
     look = "nvidia-smi -L"
     maker = "AMD" if (machine.gpu or "").startswith("AMD") else "NVIDIA"
     if (built := no_gpu(seen.build, version, maker)) is not None:
@@ -111,8 +117,8 @@ def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> M
         expected = f"a driver for {seen.build}"
         return Misfit(f"torch cannot use the GPUs: {seen.error}", expected, "nvidia-smi")
     if machine.mig and wanted > 1:
-        expected = "whole GPUs: NCCL takes one slice of a GPU at most"
-        return Misfit("its GPUs are cut into MIG slices", expected, "--gpus 1")
+        expected = "whole GPUs, because NCCL can use at most one slice of a GPU"
+        return Misfit("its GPUs are divided into MIG slices", expected, "--gpus 1")
     if len(seen.names) < wanted:
         expected = "enough GPUs in CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes"
         message = (
@@ -120,11 +126,13 @@ def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> M
         )
         return Misfit(message, expected, look)
     if not seen.as_nvml:
-        expected = "one order, or clocks and cores are those of other GPUs"
+        expected = "the same order, so that clocks and cores belong to the GPU of a rank"
         return Misfit(
-            "torch numbers the GPUs unlike NVML", expected, "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            "torch and NVML number the GPUs in different orders",
+            expected,
+            "export CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
     if seen.foreign:
         message = f"torch {version} has no kernels for {', '.join(seen.foreign)}"
-        return Misfit(message, "a torch that was built for it", CUDA_WHEEL)
+        return Misfit(message, "a build of torch for these GPUs", CUDA_WHEEL)
     return None

@@ -1,6 +1,7 @@
-"""Admission: is this host fit to be measured on? Before a run, and over each of its launches.
+"""Check whether measurements on this host are valid, before a run and during each launch.
 
-A host that is not gives no PASS and no FAIL, only INCONCLUSIVE with the reasons and what to do.
+If the host fails these checks, the verdicts of a run are INCONCLUSIVE instead of PASS or FAIL. They
+state the reasons and what to do.
 """
 
 import os
@@ -15,27 +16,33 @@ from harness.base import programs
 from harness.host import devices as sheets, fabric, machine, nvml, vendor
 from harness.host.fabric import LinkClass
 
-#: Share of a core's time that others may take, on average over the cores in use.
+#: The largest share of a core's time that other processes may use, averaged over the cores in use.
 FOREIGN_LOAD = 0.25
-#: Share of a window for which a CPU quota may hold ranks back.
+#: The largest share of a window for which a CPU quota may throttle ranks.
 THROTTLED = 0.05
-#: Deviation between launches of one arm (from A/A pilots) beyond which nothing can be told.
+#: The largest relative standard deviation between launches of one arm, from A/A calibration
+#: launches, for which verdicts are possible.
 LAUNCH_SD = 0.15
-#: Free host memory, as a share of all, below which launches may swap.
+#: Available share of host memory below which launches may swap.
 FREE_MEMORY = 0.05
-#: Devices of one name whose set clocks differ by more are not equal.
+#: The largest relative difference of maximum clocks between devices of the same name.
 CLOCK_SPREAD = 0.05
-#: CPUs that a rank of a GPU needs: its own thread, autograd's, its backend's, its data's.
+#: CPUs that a rank with a GPU needs: for its main thread, and those of autograd, the communication
+#: backend and the data loader.
 CPUS_PER_GPU = 4
-#: Device memory that a device in nobody's use may hold.
+#: The most bytes of memory that may be in use on an idle device.
 IDLE_DEVICE_BYTES = 2 << 30
-#: How long one look at the load takes, and how often a busy host is looked at again.
+#: Seconds of one measurement of the load.
 LOOK_S = 0.3
+#: The most measurements of the load of a busy host.
 LOOKS = 20
 
 
 class Level(StrEnum):
-    """OK; WARN may spoil numbers; BAD stops launches, or leaves no verdict standing."""
+    """The severity of a finding.
+
+    WARN means that results may be affected. BAD prevents launches or makes verdicts INCONCLUSIVE.
+    """
 
     OK = "ok"
     WARN = "warn"
@@ -44,8 +51,10 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One check's answer, with what to do when it is not ok; ``device`` is the place of the GPU
-    that it is about among the visible ones.
+    """The result of one check.
+
+    ``advice`` says what to do if the level is not OK. ``device`` is the position, among the visible
+    GPUs, of the GPU that the finding is about.
     """
 
     check: str
@@ -56,16 +65,19 @@ class Finding:
 
 
 def examine(num_gpus: int | None = None) -> tuple[Finding, ...]:
-    """Every check that decides whether verdicts can stand; takes at most LOOKS x LOOK_S.
+    """Run every check that decides whether verdicts are valid, within LOOKS x LOOK_S seconds.
 
-    ``num_gpus``: only the first visible GPUs are in use; None: all of them. A run on the CPU of a
-    host uses none, and neither what others do on the other GPUs nor their state counts.
+    ``num_gpus`` is the number of visible GPUs that the run uses, from the first one on, or None for
+    all. The state and the load of other GPUs are ignored; a run on CPUs uses no GPU.
     """
     return (load(), memory(), *gpus(vendor.gpus()[:num_gpus]))
 
 
 def load() -> Finding:
-    """CPU time that others use while we sleep. A busy host is given some seconds to calm down."""
+    """Measure the CPU time that other processes use while this process sleeps.
+
+    The measurement is repeated for some seconds if the host is busy.
+    """
     cpus = os.sched_getaffinity(0)
     share = 0.0
     workers = Workers()
@@ -84,11 +96,13 @@ def load() -> Finding:
     if busy := workers.computing():
         leftovers = set(workers.left())
         if gone := " ".join(str(p) for p in busy if p in leftovers):
-            advice = f"their run is gone, end them: kill {gone}"
+            advice = f"end these processes, whose run is gone: kill {gone}"
             return _bad("load", f"{text}; ranks that a run left behind are computing", advice)
         runs = " ".join(map(str, workers.runs()))
         return _bad(
-            "load", f"{text}; ranks of another run (pid {runs}) are computing", "wait for it"
+            "load",
+            f"{text}; ranks of another run (pid {runs}) are computing",
+            "wait until that run has ended",
         )
     if share > FOREIGN_LOAD:
         advice = "find these processes (top -d 1), stop them or use another machine, and run again"
@@ -97,20 +111,26 @@ def load() -> Finding:
 
 
 def _joined(command_line: bytes) -> bytes:
-    """Where an agent dials in, as its command line says: agents of one run share it."""
+    """Return the address that an agent connects to, from its command line.
+
+    The address is the same for all agents of one run.
+    """
     words = command_line.split(b"\0")
     return words[words.index(b"--join") + 1] if b"--join" in words[:-1] else b""
 
 
 class Workers:
-    """Processes of this project's ranks and agents, whose they are, and which of them compute."""
+    """Processes of ranks and agents of other runs on this machine.
+
+    Creating the object records their CPU time, so that ``computing`` can find the busy ones.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[int, int] = {}
         self._before = self._ticks()
 
     def _ticks(self) -> dict[int, int]:
-        """CPU ticks of each training process, but for this one and the agents of its run."""
+        """Return the CPU ticks of each training process that does not belong to this run."""
         ticks = {}
         run = _joined(Path("/proc/self/cmdline").read_bytes())
         for process in Path("/proc").glob("[0-9]*"):
@@ -124,29 +144,30 @@ class Workers:
                 if pid == os.getpid() or (run and _joined(command) == run):
                     continue
                 if f"--parent={os.getpid()}".encode() in command:
-                    continue  # our own
+                    continue  # an agent that this process started
                 ticks[pid] = int(fields[11]) + int(fields[12])
-                owner = re.search(rb"--parent=(\d+)", command)  # an agent's, and its ranks' too
+                # Ranks are forked from agents, so they have the command line of their agent.
+                owner = re.search(rb"--parent=(\d+)", command)
                 self._owners[pid] = int(owner[1]) if owner else pid
         return ticks
 
     def left(self) -> list[int]:
-        """Those whose run is gone: nobody will end them."""
+        """Return the processes whose run is gone, so that nothing else will end them."""
         return sorted(p for p in self._before if not Path(f"/proc/{self._owners[p]}").exists())
 
     def runs(self) -> list[int]:
-        """The programs in progress that others belong to."""
+        """Return the process ids of the running main programs that the processes belong to."""
         leftover = set(self.left())
         return sorted({self._owners[p] for p in self._before if p not in leftover})
 
     def computing(self) -> list[int]:
-        """Those that used the CPU since: more than 3 ticks of 10 ms."""
+        """Return the processes that used over 3 CPU ticks (10 ms each) since the creation."""
         after = self._ticks()
         return sorted(p for p, t in self._before.items() if after.get(p, t) - t > 3)
 
 
 def memory() -> Finding:
-    """Memory that is free on the host, page cache counted as free."""
+    """Check the available memory of the host; the page cache counts as available."""
     facts = dict(
         line.split(":", 1)
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -155,13 +176,13 @@ def memory() -> Finding:
     free, total = (int(facts[k].split()[0]) for k in ("MemAvailable", "MemTotal"))
     text = f"{free / 2**20:.1f} of {total / 2**20:.1f} GiB available"
     if free < FREE_MEMORY * total:
-        advice = "free some memory: a launch that swaps measures the disk"
+        advice = "free some memory, because a launch that swaps measures the disk"
         return _bad("memory", text, advice)
     return Finding(check="memory", level=Level.OK, text=text)
 
 
 def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
-    """Foreign processes, power caps, throttling and unequal clocks of the visible devices."""
+    """Check devices for other processes, power caps, throttling, faults and unequal clocks."""
     if not devices:
         return []
     log = kernel_log()
@@ -181,27 +202,27 @@ def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
         if slowed := [r for r in window.throttle if r != "sw_power_cap"]:
             advice = "nvidia-smi -q -d PERFORMANCE; check cooling and power"
             findings.append(
-                _bad("gpus", f"GPU {window.index} is slowed: {', '.join(slowed)}", advice)
+                _bad("gpus", f"GPU {window.index} is throttled: {', '.join(slowed)}", advice)
             )
     names = sorted({device.name for device in devices})
     clocks = [device.max_clock_mhz for device in devices if device.max_clock_mhz]
     if len(names) == 1 and clocks and min(clocks) < (1 - CLOCK_SPREAD) * max(clocks):
-        text = f"equal GPUs have unequal clocks: {min(clocks)} to {max(clocks)} MHz"
+        text = f"GPUs of one model have different clocks: {min(clocks)} to {max(clocks)} MHz"
         findings.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
-        text = f"unequal: {' + '.join(names)}"
+        text = f"the GPUs are of different models: {' + '.join(names)}"
         advice = "use baseline sum_of_devices"
         findings.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     num_cpus = len(os.sched_getaffinity(0))
     if num_cpus < CPUS_PER_GPU * len(devices):
         text = f"{num_cpus} CPUs for {len(devices)} GPUs"
-        advice = f"have {CPUS_PER_GPU * len(devices)} CPUs at least; Slurm: --exclusive, or cpus"
+        advice = f"use at least {CPUS_PER_GPU * len(devices)} CPUs; Slurm: --exclusive, or cpus"
         findings.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     usual = f"{len(devices)}x {names[0]}, driver {vendor.driver()}"
     return findings or [Finding(check="gpus", level=Level.OK, text=usual)]
 
 
-#: What holds a GPU for others, by parts of its name: how to make it let go.
+#: Services that occupy a GPU: a part of the program's name, and how to make it release the GPU.
 _SERVICES = (
     ("cuda-mps", "an MPS server runs: echo quit | nvidia-cuda-mps-control"),
     ("nv-hostengine", "DCGM profiles: dcgmi profile --pause"),
@@ -209,7 +230,7 @@ _SERVICES = (
 
 
 def _name(pid: int) -> str:
-    """The name of a process; empty where it cannot be seen (another container)."""
+    """Return the name of a process, or "" if it cannot be read (in another container)."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2]
     except (OSError, UnicodeDecodeError):
@@ -217,6 +238,7 @@ def _name(pid: int) -> str:
 
 
 def _gpu(g: vendor.Gpu) -> Iterator[Finding]:
+    """Find other processes, memory in use and a power cap on a GPU."""
     if g.pids:
         names = {pid: _name(pid) for pid in g.pids}
         listed = ", ".join(f"{pid} ({name})" if name else f"{pid}" for pid, name in names.items())
@@ -224,16 +246,16 @@ def _gpu(g: vendor.Gpu) -> Iterator[Finding]:
         services = {advice for name in names.values() for n, advice in _SERVICES if n in name}
         yield _bad("gpus", text, "; ".join(sorted(services)) or "stop them, or hide the GPU")
     elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
-        text = f"GPU {g.index} holds {g.used_bytes / 2**30:.1f} GiB of unknown processes"
+        text = f"GPU {g.index} has {g.used_bytes / 2**30:.1f} GiB in use by unknown processes"
         yield _bad("gpus", text, "nvidia-smi; a process of another container may hold it")
     if g.power_limit_w and g.default_limit_w and g.power_limit_w < g.default_limit_w:
         text = f"GPU {g.index} is capped at {g.power_limit_w} of {g.default_limit_w} W"
-        advice = "the cap is part of the fingerprint; nvidia-smi -pl changes it"
+        advice = "the cap is part of the machine's fingerprint; nvidia-smi -pl changes it"
         yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
 
 
 def kernel_log(device: Path = Path("/dev/kmsg")) -> str:
-    """The messages of the kernel since its start; empty for who may not read them."""
+    """Return the messages of the kernel since boot, or "" if this user may not read them."""
     messages = []
     try:
         log = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
@@ -242,13 +264,13 @@ def kernel_log(device: Path = Path("/dev/kmsg")) -> str:
     try:
         while True:
             messages.append(os.read(log, 8192).decode(errors="replace"))
-    except OSError:  # the last one was read
+    except OSError:  # the last message has been read
         return "".join(messages)
     finally:
         os.close(log)
 
 
-#: An error that NVIDIA's driver reports, with the slot of its device:
+#: An error that NVIDIA's driver writes to the kernel log, with the PCI slot of the device:
 #: ``NVRM: Xid (PCI:0000:10:00): 79, GPU has fallen off the bus``.
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d+)", re.I)
 
@@ -264,7 +286,7 @@ def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
         text = f"GPU {g.index} has a row of memory that could not be remapped"
         yield _bad("gpus", text, f"{look} -d ROW_REMAPPER; replace the GPU")
     elif health.remapped_rows:
-        text = f"GPU {g.index} has a row of memory that waits to be remapped"
+        text = f"GPU {g.index} has a row of memory that waits to be remapped by a reset"
         advice = f"nvidia-smi --gpu-reset -i {g.index}"
         yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
     if health.links_down:
@@ -276,7 +298,7 @@ def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
         text = f"GPU {g.index} has {now} of {most} PCIe lanes"
         yield _bad("gpus", text, f"{look} -d PCI; reseat the card or its riser")
     if health.persistent is False:
-        text = f"GPU {g.index}: persistence mode is off, so every launch loads the driver"
+        text = f"GPU {g.index}: persistence mode is off, so every launch loads the driver again"
         advice = "nvidia-smi -pm 1"
         yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
     slot = (g.bus_id or "")[-12:-2].lower()
@@ -288,18 +310,19 @@ def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
 
 
 def _without_links(devices: Sequence[vendor.Gpu]) -> Iterator[Finding]:
-    """Devices that are made for a switch or xGMI, and reach each other over PCIe only."""
+    """Find devices made for NVSwitch or xGMI that can reach each other only over PCIe."""
     sheet = sheets.named(devices[0].name)
     used = {device.index for device in devices}
     pairs = [pair for pair in vendor.topology() if {pair.a, pair.b} <= used]
     link = fabric.detect(devices, pairs).link
     over_pcie = link in (LinkClass.PCIE_PEER, LinkClass.PCIE_HOST)
     if over_pcie and sheet is not None and sheet.link in (LinkClass.NVSWITCH, LinkClass.XGMI):
-        text = f"{devices[0].name} are joined by {link} instead of {sheet.link}"
+        text = f"{devices[0].name} GPUs are connected by {link} instead of {sheet.link}"
         tool = "rocm-smi --showtopo" if sheet.link is LinkClass.XGMI else "nvidia-smi topo -m"
         advice = f"{tool}; a virtual machine may lack the links, or a fabric manager"
         yield _bad("gpus", text, advice)
 
 
 def _bad(check: str, text: str, advice: str) -> Finding:
+    """Return a finding of level BAD."""
     return Finding(check=check, level=Level.BAD, text=text, advice=advice)

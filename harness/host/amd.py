@@ -1,7 +1,8 @@
-"""AMD devices by the files of the kernel's driver: names, memory and links. No HIP context.
+"""Read names, memory and links of AMD devices from files of the kernel's driver.
 
-The layout is that of ``amdkfd`` (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c). Clocks, power
-and errors are not read. This was written by the kernel's sources, without an AMD device.
+This needs no HIP context. The layout of the files is that of ``amdkfd`` (Linux,
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c). Clocks, power and errors are not read. The module was
+written from the kernel's sources and has not been tested with an AMD device.
 """
 
 import itertools
@@ -12,20 +13,21 @@ from pathlib import Path
 from harness.host.vendor import Gpu, Pair
 
 NAME = "AMD"
-NOTICE = "clocks, power and errors are not read; not yet tried on AMD hardware"
-#: Of an io_link: PCI Express, xGMI (kfd_crat.h).
+NOTICE = "clocks, power and errors are not read; not yet tested on AMD hardware"
+#: Types of an io_link: PCI Express and xGMI (kfd_crat.h).
 _PCIE = 2
 _XGMI = 11
+#: The folder with a subfolder for each node (CPU or GPU), relative to the root.
 _KFD = Path("sys/class/kfd/kfd/topology/nodes")
 
 
 def gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """Every visible device; () without a driver."""
+    """Return every visible device, or () without a driver."""
     return tuple(_gpu(place, node, root) for place, node in enumerate(_visible(root)))
 
 
 def topology(root: Path = Path("/")) -> tuple[Pair, ...]:
-    """Every pair of visible devices, joined by xGMI or over PCIe."""
+    """Return every pair of visible devices, and whether xGMI or PCIe connects them."""
     nodes = _visible(root)
     links = {int(node.name): _links(node) for node in nodes}
     return tuple(
@@ -40,7 +42,7 @@ def topology(root: Path = Path("/")) -> tuple[Pair, ...]:
 
 
 def driver(root: Path = Path("/")) -> str | None:
-    """The version of the kernel's module; None without one, or if it is part of the kernel."""
+    """Return the version of the kernel module, or None if it is absent or part of the kernel."""
     try:
         return (root / "sys/module/amdgpu/version").read_text(encoding="utf-8").strip()
     except OSError:
@@ -48,9 +50,9 @@ def driver(root: Path = Path("/")) -> str | None:
 
 
 def _visible(root: Path) -> list[Path]:
-    """The nodes that are GPUs, which ROCR_ and HIP_VISIBLE_DEVICES leave.
+    """Return the folders of the GPUs that ROCR_ and HIP_VISIBLE_DEVICES leave visible.
 
-    HIP reads CUDA_VISIBLE_DEVICES where HIP_VISIBLE_DEVICES is not set; an empty text is unset.
+    HIP reads CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is unset or empty.
     """
     nodes = sorted((root / _KFD).glob("[0-9]*"), key=lambda path: int(path.name))
     visible = [node for node in nodes if _properties(node).get("simd_count", 0)]
@@ -63,6 +65,7 @@ def _visible(root: Path) -> list[Path]:
 
 
 def _gpu(place: int, node: Path, root: Path) -> Gpu:
+    """Return the facts about the GPU in a folder; ``place`` is its number."""
     properties = _properties(node)
     card = root / f"sys/class/drm/renderD{properties.get('drm_render_minor', 0)}/device"
     memory = _text(card / "mem_info_vram_total")
@@ -79,21 +82,23 @@ def _gpu(place: int, node: Path, root: Path) -> Gpu:
 
 
 def _links(node: Path) -> dict[int, int]:
-    """Return the kind of link (xGMI or PCIe) by the number of the node at its other end."""
+    """Map the number of each connected node to the kind of link (xGMI or PCIe) to it."""
     links = [_properties(link) for link in (node / "io_links").glob("*")]
     links += [_properties(link) for link in (node / "p2p_links").glob("*")]
     known = [link for link in links if {"node_to", "type"} <= link.keys()]
-    kinds = sorted((link["type"], link["node_to"]) for link in known)  # xGMI last: it is used
+    # Sorted so that xGMI comes last and replaces PCIe, because xGMI is used if both exist.
+    kinds = sorted((link["type"], link["node_to"]) for link in known)
     return {to: kind for kind, to in kinds if kind in (_PCIE, _XGMI)}
 
 
 def _properties(folder: Path) -> Mapping[str, int]:
-    """``name number`` a line."""
+    """Return the properties of a node or link, from a file with a line ``name number`` for each."""
     lines = (line.split() for line in _text(folder / "properties").splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 
 
 def _text(file: Path) -> str:
+    """Return the content of a file, or "" if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Copies of the user's folder in which script launches work, and folders that launches share."""
+"""Copy the user's folder for launches of scripts, and watch the paths that launches share."""
 
 import contextlib
 import ctypes
@@ -13,8 +13,10 @@ from typing import NamedTuple, TypeAlias
 from harness.base.errors import SpecError
 from harness.base.formatting import si
 
-#: Files that are compared after every launch; of more, those that are found first.
+#: The most shared files that are compared after every launch. If there are more, only the first
+#: ones are.
 MOST_SHARED_FILES = 100_000
+# Flags of the system calls unshare(2) and mount(2).
 _NEW_NAMESPACE = 0x0002_0000  # CLONE_NEWNS
 _NEW_USERS = 0x1000_0000  # CLONE_NEWUSER
 _READ_ONLY = 0x1
@@ -22,28 +24,28 @@ _REMOUNT = 0x20
 _BIND = 0x1000
 _RECURSIVE = 0x4000
 _PRIVATE = 0x4_0000
-#: statvfs's flags that are mount's, too, and those that have another number there.
+#: Flags that have the same value for statvfs and mount, and one that differs (statvfs, mount).
 _SAME_FLAGS = 0x2 | 0x4 | 0x8 | 0x400 | 0x800
 _RELATIVE_ATIME = (0x1000, 0x20_0000)
 
 
 class Stamp(NamedTuple):
-    """The stamp of a file, which changes when it is written to, or another is put in its place."""
+    """The stamp of a file, which changes if the file is written to or replaced."""
 
     inode: int
     modified_ns: int
     size: int
 
 
-#: Of every file, by its path below the folder that it is shared from.
+#: Path of each file, relative to the user's folder -> its stamp.
 Stamps: TypeAlias = dict[str, Stamp]
 
 
 def shared_stamps(folder: Path, data: Sequence[str]) -> Stamps:
-    """The stamps of the files that ``data`` names, folders included."""
+    """Return the stamps of the files in ``data``, including those in its folders."""
     by_path: Stamps = {}
     for path in _files(folder, data):
-        with contextlib.suppress(OSError):  # gone meanwhile: then it has no stamp
+        with contextlib.suppress(OSError):  # a file that is gone meanwhile has no stamp
             facts = path.stat()
             stamp = Stamp(facts.st_ino, facts.st_mtime_ns, facts.st_size)
             by_path[os.path.relpath(path, folder)] = stamp
@@ -53,7 +55,7 @@ def shared_stamps(folder: Path, data: Sequence[str]) -> Stamps:
 
 
 def changed_shared_files(before: Stamps, after: Stamps) -> list[str]:
-    """Sentences on files that were changed, removed or put there."""
+    """Return a sentence for each file that was changed, removed or added."""
     sentences = [
         f"{path} was {'removed' if path not in after else 'changed'}"
         for path, stamp in before.items()
@@ -64,6 +66,7 @@ def changed_shared_files(before: Stamps, after: Stamps) -> list[str]:
 
 
 def _files(folder: Path, data: Sequence[str]) -> Iterator[Path]:
+    """Yield the files that ``data`` names, and those in its folders."""
     for name in data:
         path = folder / name
         if path.is_dir():
@@ -75,9 +78,9 @@ def _files(folder: Path, data: Sequence[str]) -> Iterator[Path]:
 
 
 def read_only(paths: Sequence[Path]) -> bool:
-    """Show these paths read-only to this process and all that it starts; whether that was allowed.
+    """Make these paths read-only for this process and its children; return whether that worked.
 
-    The process must have one thread. It keeps its user, and its rights to files.
+    The process must have only one thread. It keeps its user and its access to files.
     """
     if not paths:
         return True
@@ -98,26 +101,28 @@ def read_only(paths: Sequence[Path]) -> bool:
 
 
 def _mounted(libc: ctypes.CDLL, path: bytes) -> bool:
+    """Mount a path read-only over itself, and return whether that worked."""
     if libc.mount(path, path, None, _BIND | _RECURSIVE, None) != 0:
         return False
     flags = os.statvfs(path).f_flag
-    same_flags = flags & _SAME_FLAGS  # an unprivileged namespace may not take these away
+    same_flags = flags & _SAME_FLAGS  # an unprivileged namespace may not clear these flags
     same_flags |= _RELATIVE_ATIME[1] if flags & _RELATIVE_ATIME[0] else 0
     return bool(libc.mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | same_flags, None) == 0)
 
 
-#: What a launch copies at most: bytes, and files.
+#: The most bytes, and the most files, that one launch may copy.
 MOST_BYTES = 2 << 30
 MOST_FILES = 20_000
-#: Folders that a training does not read.
+#: Names of folders that are not copied, because a training does not read them.
 LEFT_OUT = frozenset({".git", ".hg", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 @dataclass(frozen=True)
 class CopiedEntry:
-    """A folder, a file or a link, ``name`` below the copied folder.
+    """A folder, file or link in a copy; ``name`` is its path relative to the copied folder.
 
-    ``source`` is what is copied; with ``link`` nothing is copied, and it is what is linked to.
+    ``source`` is the original. If ``link`` is set, nothing is copied, and the entry becomes a
+    symbolic link to that path.
     """
 
     name: Path
@@ -126,9 +131,9 @@ class CopiedEntry:
 
 
 def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[CopiedEntry]:
-    """The entries that a copy of ``folder`` consists of, folders before what is in them.
+    """Yield the entries of a copy of ``folder``; a folder comes before its content.
 
-    ``results`` is where runs are written, and left out; ``data`` are paths that are shared.
+    ``results`` is the folder of runs, which is left out. The paths in ``data`` are shared by links.
     """
     shared = {(folder / path).resolve() for path in data}
     root = folder.resolve()
@@ -138,8 +143,10 @@ def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[C
 def _inside(
     here: Path, above: Mapping[Path, Path], results: Path, shared: set[Path]
 ) -> Iterator[CopiedEntry]:
-    """The entries in ``here``; ``above`` are this folder and those that it is in, the root first:
-    what they really are, and their names in the copy.
+    """Yield the entries in the folder ``here``.
+
+    ``above`` maps the resolved path of this folder and of each folder above it to its name in the
+    copy, the root first.
     """
     root = next(iter(above))
     name = list(above.values())[-1]
@@ -149,18 +156,18 @@ def _inside(
         relative = name / entry.name
         if target in shared:
             yield CopiedEntry(relative, path, link=str(target))
-        elif path.is_symlink() and target.is_relative_to(root):  # the copy's own, wherever that is
+        elif path.is_symlink() and target.is_relative_to(root):  # link to the copied file or folder
             yield CopiedEntry(
                 relative, path, link=os.path.relpath(target, (root / relative).parent)
             )
-        elif path.is_dir() and target in above:  # a link in a folder elsewhere that leads back
+        elif path.is_dir() and target in above:  # a link, in a folder elsewhere, that leads back
             link = os.path.relpath(root / above[target], (root / relative).parent)
             yield CopiedEntry(relative, path, link=link)
         elif path.is_dir():
             if entry.name in LEFT_OUT or results.is_relative_to(target):
                 continue
             if root.is_relative_to(target):
-                continue  # a link to a folder above: its copy would have no end
+                continue  # a link to a folder above the root would be copied without end
             if (path / "pyvenv.cfg").is_file():
                 yield CopiedEntry(relative, path, link=str(target))
                 continue
@@ -171,7 +178,7 @@ def _inside(
 
 
 def copy(folder: Path, into: Path, results: Path, data: Sequence[str] = ()) -> None:
-    """Make ``into`` look like ``folder``; nothing that is written there reaches the original."""
+    """Copy ``folder`` to ``into``. Writing to copied files does not change the originals."""
     into.mkdir(parents=True, exist_ok=True)
     for entry in entries(folder, results, data):
         target = into / entry.name
@@ -185,13 +192,13 @@ def copy(folder: Path, into: Path, results: Path, data: Sequence[str] = ()) -> N
 
 @functools.lru_cache(maxsize=8)
 def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
-    """SpecError if copies of a folder would be too large, or a path of ``data`` is not there."""
+    """Raise SpecError if copies of a folder would be too large, or a ``data`` path is missing."""
     for path in data:
         if not (folder / path).exists():
             raise SpecError(
                 f"--data {path}: no such file or folder",
                 where=str(folder),
-                expected="what the script only reads",
+                expected="a path that the script only reads",
                 fix=f"ls {folder}",
             )
     size: dict[str, int] = {}
@@ -208,9 +215,9 @@ def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
     count = size if num_bytes > MOST_BYTES else number
     largest = max(count, key=lambda name: count[name])
     raise SpecError(
-        f"{si(num_bytes, 'B')} in {num_files:,} files, and every launch works in a copy of them",
+        f"every launch would copy {si(num_bytes, 'B')} in {num_files:,} files",
         where=str(folder),
-        expected=f"at most {si(MOST_BYTES, 'B')} and {MOST_FILES:,} files that the script could"
-        " write; what it only reads is named, and shared by all launches",
+        expected=f"at most {si(MOST_BYTES, 'B')} and {MOST_FILES:,} files that the script may"
+        " write; all launches share the paths in --data, which it only reads",
         fix=f"the same command with --data {largest}, if the script only reads it",
     )

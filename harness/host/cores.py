@@ -1,4 +1,4 @@
-"""CPU cores: topology, control-group limits and run-queue waits."""
+"""CPU cores: their topology, limits by control groups, and the time that threads wait for one."""
 
 import contextlib
 import os
@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 from harness.host import vendor
 
+#: The mount point of control groups, and the file that lists the groups of this process.
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 
 
 def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
-    """CPUs that the tightest quota on the way up allows; None without one."""
+    """Return the CPUs that the tightest quota allows this process, or None without a quota.
+
+    Quotas of the process's control group and of all groups above it count.
+    """
     allowed = []
     for group in _groups(root, membership):
         with contextlib.suppress(OSError, ValueError):
@@ -30,7 +34,10 @@ def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
 
 
 def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
-    """Seconds for which a quota held this group, or one above it, back; None where untold."""
+    """Return the seconds for which a quota throttled this group or one above it.
+
+    Return None if the kernel does not report it.
+    """
     seconds = []
     for group in _groups(root, membership):
         with contextlib.suppress(OSError, ValueError):
@@ -46,7 +53,7 @@ def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
 
 
 def _groups(root: Path, membership: Path) -> Iterator[Path]:
-    """The groups that this process is in, and all above them."""
+    """Yield the control groups of this process, and all groups above them."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -67,40 +74,45 @@ def _groups(root: Path, membership: Path) -> Iterator[Path]:
             yield top
 
 
+#: The folder with a subfolder for each thread of this process.
 TASKS = Path("/proc/self/task")
-#: CPU time of threads that ended is the process's alone: more than this share, and what they waited
-#: is not known.
+#: The largest share of the process's CPU time that ended threads may have used. Their waiting time
+#: is unknown, because only the process keeps their CPU time.
 UNSEEN = 0.02
-#: The kernel adds a running thread's time up at ticks: its last part is not seen yet.
+#: Seconds of CPU time that may be missing, because the kernel updates a running thread's time at
+#: ticks.
 TICK_S = 0.01
 
 
 class RunQueue(NamedTuple):
-    """By thread: seconds on a core, and seconds ready but waiting for one."""
+    """Seconds that each thread has run on a core, and waited for a core while ready to run."""
 
     cpu_s: dict[str, float]
     waited_s: dict[str, float]
 
 
 def read(tasks: Path = TASKS) -> RunQueue | None:
-    """All threads of this process; None where the kernel does not say (``CONFIG_SCHED_INFO``)."""
+    """Return the times of all threads of this process.
+
+    Return None if the kernel does not report them (``CONFIG_SCHED_INFO``).
+    """
     cpu_s: dict[str, float] = {}
     waited_s: dict[str, float] = {}
     for task in tasks.glob("*/schedstat"):
         try:
             ran_ns, waited_ns, _ = task.read_text(encoding="utf-8").split()
         except (OSError, ValueError):
-            continue  # it has just ended
+            continue  # the thread has just ended
         cpu_s[task.parent.name] = int(ran_ns) / 1e9
         waited_s[task.parent.name] = int(waited_ns) / 1e9
     return RunQueue(cpu_s, waited_s) if cpu_s else None
 
 
 def waited(before: RunQueue | None, after: RunQueue | None, cpu_s: float) -> float | None:
-    """Seconds that threads waited in between, all of them added up.
+    """Return the seconds that all threads together waited between two readings.
 
-    None where threads that are gone did a part of the ``cpu_s`` of this process: nobody knows how
-    long these waited.
+    ``cpu_s`` is the CPU time of this process between them. Return None if threads that have ended
+    used a part of it, because their waiting time is unknown.
     """
     if before is None or after is None:
         return None
@@ -111,17 +123,18 @@ def waited(before: RunQueue | None, after: RunQueue | None, cpu_s: float) -> flo
 
 
 SYS = Path("/sys")
-#: Fewer CPUs are no place for a rank's own threads, its backend's and autograd's: it is not pinned.
+#: The least CPUs to which a rank is pinned. Fewer cannot hold its main thread and those of autograd
+#: and the backend.
 LEAST_CPUS = 2
 
 
 def near_gpus() -> tuple[frozenset[int], ...]:
-    """The CPUs next to each visible GPU; empty where /sys does not say."""
+    """Return the CPUs next to each visible GPU; an entry is empty if /sys does not report them."""
     return tuple(near(gpu.bus_id) for gpu in vendor.gpus())
 
 
 def near(bus_id: str | None) -> frozenset[int]:
-    """The CPUs next to a PCI device, as NVML names it (``00000000:1B:00.0``)."""
+    """Return the CPUs next to a PCI device; ``bus_id`` is NVML's (``00000000:1B:00.0``)."""
     if bus_id is None:
         return frozenset()
     domain, _, rest = bus_id.lower().partition(":")
@@ -133,10 +146,11 @@ def near(bus_id: str | None) -> frozenset[int]:
 
 
 def slices(near_each: Sequence[frozenset[int]], allowed: Collection[int]) -> list[tuple[int, ...]]:
-    """The CPUs of each device: equal parts of the allowed cores next to it, cores kept whole.
+    """Divide the allowed CPUs among devices, and return the CPUs of each device.
 
-    Devices that are next to the same cores share these. All of the allowed CPUs are shared by all
-    where that cannot be told; a device whose part would be too small may use its whole home.
+    Devices next to the same cores get equal parts of these cores, and no core is split. If the sets
+    of cores overlap without being equal, all allowed CPUs are divided among all devices. A device
+    whose part would be smaller than ``LEAST_CPUS`` may use all CPUs next to it.
     """
     everywhere = frozenset(allowed)
     homes = [frozenset(near & everywhere) or everywhere for near in near_each]
@@ -155,11 +169,11 @@ def slices(near_each: Sequence[frozenset[int]], allowed: Collection[int]) -> lis
 def beside(
     first: int, count: int, near_each: Sequence[frozenset[int]], *, tasks: int = 1
 ) -> tuple[int, ...]:
-    """The CPUs for a rank of so many visible GPUs from number ``first`` on.
+    """Return the CPUs for a rank that uses ``count`` visible GPUs from number ``first`` on.
 
-    ``near_each`` are the CPUs next to each visible GPU. Where each rank of a node is a task of its
-    own (``tasks``), a scheduler binds each to its own CPUs: these are not divided again. All
-    allowed ones where no GPU can be asked.
+    ``near_each`` holds the CPUs next to each visible GPU; if it is empty, the rank may use all
+    allowed CPUs. If each rank of a node is a separate ``task``, a scheduler may have bound it to
+    certain CPUs, which are then not divided again.
     """
     allowed = os.sched_getaffinity(0)
     bound = tasks > 1 and len(allowed) < (os.cpu_count() or 1)
@@ -172,13 +186,13 @@ def beside(
 
 
 def in_turn(first: int, count: int, allowed: Collection[int]) -> tuple[int, ...]:
-    """So many of the allowed CPUs from number ``first`` on, around if need be."""
+    """Return ``count`` of the allowed CPUs from number ``first`` on, and wrap around if needed."""
     cores = sorted(allowed)
     return tuple(sorted({cores[i % len(cores)] for i in range(first, first + count)}))
 
 
 def _whole(cpus: Collection[int]) -> list[list[int]]:
-    """These CPUs by physical core, in the order of their first ones."""
+    """Group CPUs by physical core, in the order of the first CPU of each core."""
     cores: dict[str, list[int]] = {}
     for cpu in sorted(cpus):
         file = SYS / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -191,7 +205,7 @@ def _whole(cpus: Collection[int]) -> list[list[int]]:
 
 
 def _cpus(text: str) -> list[int]:
-    """``0-2,8`` -> 0, 1, 2, 8"""
+    """Return the CPUs in a list of the kernel: ``0-2,8`` gives 0, 1, 2, 8."""
     cores: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Known GPU models and hardware that a run is planned for."""
+"""Data sheets of known GPU models, and the hardware for which a run is planned (``--on``)."""
 
 import re
 import tomllib
@@ -17,11 +17,14 @@ from harness.host.machine import Machine
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """A device's data sheet: GiB of memory, GB/s of memory and of links, peak TFLOP/s by dtype.
+    """The data sheet of a GPU model.
 
-    ``link_gb_s`` is what it sends to the GPUs of its node, ``network_gb_s`` to those of others;
-    ``link`` and ``network`` are what usually joins them, ``mesh`` the number of devices that its
-    links join pairwise where that is the same in every node, else 0.
+    ``memory_gib`` is its memory in GiB, ``memory_gb_s`` the memory bandwidth in GB/s, and
+    ``tflops`` the peak TFLOP/s by dtype. ``link_gb_s`` is the rate in GB/s at which it sends to the
+    GPUs of its node, and ``network_gb_s`` that to GPUs of other nodes. ``link`` and ``network`` are
+    the usual classes of these connections. ``mesh`` is the number of devices that its links connect
+    pairwise if it is the same in every node, else 0. ``names`` and ``words`` are patterns for the
+    name that NVML reports and for the names in published tables.
     """
 
     gpu: str
@@ -39,13 +42,13 @@ class Sheet:
 
 @cache
 def sheets() -> Mapping[str, Sheet]:
-    """Every known device by its short name, ``h100`` for example; most special first."""
+    """Return every known model by its short name, such as ``h100``; more specific names first."""
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {short: _sheet(table) for short, table in tables.items()}
 
 
 def named(gpu: str | None) -> Sheet | None:
-    """The device that NVML gives this name; None for one that is not known."""
+    """Return the model with this name in NVML, or None if it is unknown."""
     for sheet in sheets().values():
         if gpu is not None and re.fullmatch(sheet.names or re.escape(sheet.gpu), gpu):
             return sheet
@@ -53,7 +56,7 @@ def named(gpu: str | None) -> Sheet | None:
 
 
 def described(words: str) -> Sheet | None:
-    """The device that a published table means by ``words``, "8xH100 SXM5" for example, or None."""
+    """Return the model that a published table calls ``words``, such as "8xH100 SXM5", or None."""
     low = words.lower()
     for sheet in sheets().values():
         if re.search(rf"(?<![a-wyz])({sheet.words})(?!\d)", low):
@@ -62,12 +65,13 @@ def described(words: str) -> Sheet | None:
 
 
 def peaks(gpu: str | None) -> Mapping[str, float]:
-    """Peak FLOP/s by compute dtype of a device of that name; empty for one that is not known."""
+    """Return the peak FLOP/s by compute dtype of the model with this name; empty if unknown."""
     sheet = named(gpu)
     return {dtype: tflops * 1e12 for dtype, tflops in sheet.tflops.items()} if sheet else {}
 
 
 def _sheet(table: Mapping[str, object]) -> Sheet:
+    """Return the data sheet in a table of ``devices.toml``."""
     links = table["links"]
     assert isinstance(links, Mapping)
     rates = _numbers({name: links[name] for name in ("node_gb_s", "network_gb_s")})
@@ -88,17 +92,22 @@ def _sheet(table: Mapping[str, object]) -> Sheet:
 
 
 def _numbers(value: object) -> dict[str, float]:
+    """Return a table of numbers as floats."""
     assert isinstance(value, Mapping)
     return {str(name): float(number) for name, number in value.items()}
 
 
-#: GiB of host memory for each GPU where nobody says.
+#: GiB of host memory for each GPU that planned hardware is assumed to have.
 HOST_GIB = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Nodes that are alike. Rates in B/s for each GPU, in one direction."""
+    """A number of nodes with identical machines; ``nodes`` holds the GPUs on each.
+
+    ``link_bytes`` and ``network_bytes`` are rates in B/s for each GPU, in one direction: inside a
+    node and between nodes.
+    """
 
     name: str
     machine: Machine
@@ -108,12 +117,15 @@ class Hardware:
 
     @property
     def slowest(self) -> float:
-        """The link that bounds a ring over all of it."""
+        """The rate, in B/s, of the slowest link in a ring over all GPUs."""
         return self.link_bytes if len(self.nodes) == 1 else self.network_bytes
 
 
 def parse(text: str) -> Hardware:
-    """Reads the hardware that ``--on`` names; SpecError for what is neither known nor a file."""
+    """Return the hardware that ``--on`` names: a text like ``64x8xh200``, or the path of a file.
+
+    Raise SpecError if it is neither.
+    """
     if Path(text).is_file():
         return _stated(Path(text))
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)x([a-z0-9-]+)", text.lower())
@@ -121,7 +133,7 @@ def parse(text: str) -> Hardware:
         wrong = match[3] if match else text.lower()
         known = sheets()
         close = next(iter(get_close_matches(wrong, known, n=1)), "h100")
-        number = "how many of them, as in" if wrong in known else "no such hardware; try"
+        number = "the number of GPUs is missing; try" if wrong in known else "no such hardware; try"
         counts = text[: -len(wrong)] if match else "8x"
         raise SpecError(
             f"--on {text}: {number} {counts}{close}",
@@ -133,15 +145,16 @@ def parse(text: str) -> Hardware:
 
 
 def _known() -> str:
+    """Return the short names of all known models as one text."""
     return ", ".join(sheets())
 
 
 def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
-    """Hardware that was measured on once; SpecError if no sheet tells its links."""
+    """Return the hardware of an earlier run. Raise SpecError if no data sheet has its links."""
     sheet = named(machine.gpu)
     if sheet is None:
         raise SpecError(
-            f"--on {name}: nothing is known of the links of {machine.gpu or 'a CPU'}",
+            f"--on {name}: the links of {machine.gpu or 'a CPU'} are unknown",
             expected=f"a run on {_known()}",
             fix="--on my.toml   # with link_gb_s",
         )
@@ -155,8 +168,11 @@ def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
 
 
 def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
+    """Return hardware with this many GPUs on each node. Raise SpecError for less than one."""
     if min(gpus, nodes) < 1:
-        raise SpecError(f"--on {name}", expected="at least 1 node of 1 GPU", fix="--on 8xh100")
+        raise SpecError(
+            f"--on {name} has no GPU", expected="at least 1 node with 1 GPU", fix="--on 8xh100"
+        )
     machine = Machine(
         cpu="planned",
         num_cores=16 * gpus,
@@ -184,7 +200,7 @@ def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class StatedHardware:
-    """A ``[[hardware]]`` table; of a known ``gpu`` the rest may be left out."""
+    """A ``[[hardware]]`` table of a file; for a known ``gpu`` the other keys are optional."""
 
     gpu: str
     gpus: int
@@ -200,7 +216,7 @@ _KEYS = keys_of(StatedHardware)
 
 
 def _stated(path: Path) -> Hardware:
-    """A file's hardware; every mistake in it at once."""
+    """Return the hardware in a file. Raise ConfigError with all mistakes in the file."""
     tables, problems = read_tables(path, "hardware", "--on")
     for table in tables:
         if check_table(table, _KEYS, problems, "hardware"):
@@ -208,12 +224,16 @@ def _stated(path: Path) -> Hardware:
                 if not isinstance(value, str) and not value > 0:
                     problems.add(table.lines[key], f"{key} = {value} is not above 0")
     if len(tables) != 1:
-        problems.add(1, f"{len(tables)} tables [[hardware]]", "one: gpu, gpus, nodes")
+        problems.add(
+            1, f"found {len(tables)} tables [[hardware]]", "write one, with gpu, gpus and nodes"
+        )
     problems.raise_any()
     (table,) = tables
     asked = from_doc(StatedHardware, dict(table.values))
     if "link" in table.values and (asked.link is LinkClass.NONE) != (asked.gpus == 1):
-        problems.add(table.lines["link"], f"link = {str(asked.link)!r} of {asked.gpus} GPUs")
+        problems.add(
+            table.lines["link"], f"link = {str(asked.link)!r} does not match {asked.gpus} GPUs"
+        )
         problems.raise_any()
     known = sheets().get(asked.gpu.lower()) or named(asked.gpu)
     sheet = known or Sheet(gpu=asked.gpu, memory_gib=0, link_gb_s=0.0)
@@ -221,7 +241,7 @@ def _stated(path: Path) -> Hardware:
     given = {name: getattr(asked, name) for name in stated if name in table.values}
     sheet = replace(sheet, **given)
     if not (sheet.memory_gib and sheet.link_gb_s):
-        hint = f"memory_gib = 80 and link_gb_s = 450, or a known gpu: {_known()}"
-        problems.add(table.lines["gpu"], f"nothing is known of {asked.gpu!r}", hint)
+        hint = f"add memory_gib = 80 and link_gb_s = 450, or use a known gpu: {_known()}"
+        problems.add(table.lines["gpu"], f"memory and links of {asked.gpu!r} are unknown", hint)
         problems.raise_any()
     return _of(path.stem, sheet, asked.gpus, asked.nodes)

@@ -1,4 +1,4 @@
-"""Checks of this machine: missing packages, wrong settings, old versions and leftovers of ranks."""
+"""Check this machine: missing packages, wrong settings, old versions and leftovers of ranks."""
 
 import contextlib
 import hashlib
@@ -19,13 +19,14 @@ from harness.base.documents import Json, to_doc
 from harness.host import accelerators, admission, environment, machine, vendor
 from harness.host.admission import Finding, Level
 
+#: The table of minimum versions.
 TABLE = Path(__file__).with_name("minimum_versions.toml")
 _FIRMWARE = Path("/sys/class/infiniband")
 _TOOLKIT = Path("/usr/local/cuda/version.json")
 
 
 class Standing(StrEnum):
-    """The outcome of a comparison of versions."""
+    """The outcome of a comparison of versions; SKIP means that a version is unknown."""
 
     OK = "ok"
     BELOW = "below"
@@ -34,7 +35,11 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One line of the table: ``least`` of all, or of each ``train`` by its first number."""
+    """One entry of the table of minimum versions.
+
+    ``least`` is the minimum of all versions. If there are ``trains`` instead, each is the minimum
+    of the versions with the same first number. ``why`` and ``source`` justify the minimum.
+    """
 
     name: str
     why: str
@@ -45,7 +50,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedVersion:
-    """A component as it is here; ``wanted`` is the least that it should be."""
+    """The version of a component on this machine (``here``), and the minimum (``wanted``)."""
 
     name: str
     here: str
@@ -55,18 +60,18 @@ class ComparedVersion:
 
 
 def minimum_versions() -> list[Component]:
-    """The lines of the table, in its order."""
+    """Return the entries of the table of minimum versions, in its order."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["component"]
     return [Component(**{**row, "trains": tuple(row.get("trains", ()))}) for row in rows]
 
 
 def compared_versions() -> list[ComparedVersion]:
-    """Every component, as it is here."""
+    """Compare the version of every component on this machine with its minimum."""
     return [compare_version(component, _here(component.name)) for component in minimum_versions()]
 
 
 def compare_version(component: Component, here: str) -> ComparedVersion:
-    """A version beside the least; SKIP where either of them is not known."""
+    """Compare a version with the minimum of its component; SKIP if either of them is unknown."""
     wanted = component.least
     if component.trains:
         line = _numbers(here)[:1]
@@ -84,13 +89,13 @@ def compare_version(component: Component, here: str) -> ComparedVersion:
 
 
 def _numbers(version: str) -> list[int]:
-    """``580.159.03`` as numbers; nothing of a text without any."""
+    """Return the numbers of a version: ``580.159.03`` gives [580, 159, 3], other texts []."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return [int(part) for part in match[0].split(".")] if match else []
 
 
 def _here(name: str) -> str:
-    """A component's version, where it can be read without root and without CUDA; else nothing."""
+    """Return a component's version, or "" if it cannot be read without root and without CUDA."""
     if name == "driver":
         return vendor.driver() or ""
     if name == "connectx firmware":
@@ -101,7 +106,7 @@ def _here(name: str) -> str:
 
 
 def _packages(name: str) -> Iterator[str]:
-    """The installed package of that name, or NVIDIA's for the CUDA at hand."""
+    """Yield the version of the package with this name, or of NVIDIA's package for CUDA 13 or 12."""
     for package in (name, f"nvidia-{name}-cu13", f"nvidia-{name}-cu12"):
         try:
             yield metadata.version(package)
@@ -110,6 +115,7 @@ def _packages(name: str) -> Iterator[str]:
 
 
 def _firmware() -> Iterator[str]:
+    """Yield the firmware version of each ConnectX card."""
     for path in sorted(_FIRMWARE.glob("mlx5*/fw_ver")):
         try:
             yield path.read_text(encoding="utf-8").strip()
@@ -118,6 +124,7 @@ def _firmware() -> Iterator[str]:
 
 
 def _toolkit() -> str:
+    """Return the version of the installed CUDA toolkit, or "" without one."""
     try:
         return str(json.loads(_TOOLKIT.read_text(encoding="utf-8"))["cuda"]["version"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -125,17 +132,17 @@ def _toolkit() -> str:
 
 
 SHM = Path("/dev/shm")
-#: A younger file may be of a rank that is about to map it, in seconds.
+#: Seconds: a younger file may belong to a rank that is about to map it, and is not removed.
 YOUNG_S = 60.0
 
 
 def remove_leftovers() -> int:
-    """Remove NCCL's files of this user that no process maps; how many these were."""
+    """Remove this user's NCCL files in /dev/shm that no process maps, and return their number."""
     old = time.time() - YOUNG_S
     mapped: set[str] | None = None
     removed = 0
     for path in SHM.glob("nccl-*"):
-        with contextlib.suppress(OSError):  # another agent is quicker
+        with contextlib.suppress(OSError):  # another agent may have removed the file already
             facts = path.stat()
             if facts.st_uid != os.getuid() or facts.st_mtime > old:
                 continue
@@ -147,7 +154,7 @@ def remove_leftovers() -> int:
 
 
 def _mapped() -> set[str]:
-    """Files that any process of this user maps."""
+    """Return the files that processes of this user map."""
     paths: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -157,7 +164,7 @@ def _mapped() -> set[str]:
 
 
 def remove_paths(folder: Path, paths: Sequence[str]) -> None:
-    """Files and folders in ``folder`` that a training has written."""
+    """Remove these files and folders in ``folder``, which a training has written."""
     for path in paths:
         target = folder / path
         if target.is_dir() and not target.is_symlink():
@@ -166,21 +173,27 @@ def remove_paths(folder: Path, paths: Sequence[str]) -> None:
             target.unlink(missing_ok=True)
 
 
-#: Locked memory that RDMA needs, and shared memory that NCCL and data loaders do: bytes.
+#: Bytes of locked memory that RDMA needs.
 _LOCKED = 32 << 30
+#: Bytes of shared memory that NCCL and data loaders need.
 _SHARED = 8 << 30
-#: How long the agents of a killed program take to end.
+#: Seconds that the agents of a killed program may take to end.
 _LEAVING_S = 8.0
 
 
 def examine() -> list[Finding]:
-    """All checks of what is installed and set up; ``admission`` has those of the host itself."""
+    """Run all checks of installed software and settings.
+
+    ``admission`` has the checks that decide whether measurements are valid.
+    """
     return [check() for check in CHECKS]
 
 
 def examination() -> dict[str, Json]:
-    """Examines this machine for an agent: its facts, the findings of every check, and those that
-    decide whether verdicts can stand.
+    """Examine this machine for an agent.
+
+    Return its facts, the findings of all checks, and the findings of the checks that decide whether
+    verdicts are valid (``admission``).
     """
     decisive = admission.examine()
     return {
@@ -191,19 +204,20 @@ def examination() -> dict[str, Json]:
 
 
 def notes() -> list[str]:
-    """Lists what is not as it should be, as sentences for a record."""
+    """Return the findings that are not OK, as sentences for a record."""
     return [
         f"{finding.check}: {finding.text}" for finding in examine() if finding.level is not Level.OK
     ]
 
 
 def _found(check: str, good: bool, text: str, advice: str = "", bad: Level = Level.WARN) -> Finding:
-    """A finding: advice only where something is not good."""
+    """Return a finding; the advice is left out if the result is good."""
     level = Level.OK if good else bad
     return Finding(check=check, level=level, text=text, advice="" if good else advice)
 
 
 def _torch() -> Finding:
+    """Check that torch is installed and new enough."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -214,12 +228,14 @@ def _torch() -> Finding:
 
 
 def _plugin() -> Finding:
+    """Check that the pytest plugin of this package is installed."""
     good = "scaleproof" in {entry.name for entry in metadata.entry_points(group="pytest11")}
     text = "installed" if good else "not installed"
     return _found("pytest plugin", good, text, "pip install -e .", Level.BAD)
 
 
 def _governor() -> Finding:
+    """Check that the CPU frequency governor does not save power."""
     path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if not path.is_file():
         return _found("cpu governor", True, "n/a (virtual machine or no cpufreq)")
@@ -229,10 +245,11 @@ def _governor() -> Finding:
 
 
 def _shared_memory() -> Finding:
+    """Check the free space in /dev/shm."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
-        advice = "mount /dev/shm: NCCL and data loaders need it"
+        advice = "mount /dev/shm, which NCCL and data loaders need"
         return _found("shared memory", False, "/dev/shm is missing", advice)
     text = f"{free >> 20} MiB free in /dev/shm"
     advice = "enlarge /dev/shm (containers: --shm-size)"
@@ -241,68 +258,75 @@ def _shared_memory() -> Finding:
 
 
 def _files() -> Finding:
+    """Check the limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _found("open files", soft >= 1024, f"limit {soft}", "ulimit -n 4096")
 
 
 def _gpus() -> Finding:
+    """Check that torch is built for the GPUs of this machine."""
     if not vendor.gpus():
-        return _found("gpus", True, "none: CPU ranks over gloo")
+        return _found("gpus", True, "none: ranks run on CPUs with gloo")
     maker = vendor.present()
     version = metadata.version("torch")
     unfit = accelerators.no_gpu(accelerators.torch_build(), version, maker.NAME)
     title = machine.detect().title
     if unfit is not None:
-        return _found("gpus", False, f"{title}, left alone: {unfit.what}", unfit.fix)
+        return _found("gpus", False, f"{title}, not used: {unfit.what}", unfit.fix)
     return _found("gpus", True, f"{title} ({maker.NOTICE})" if maker.NOTICE else title)
 
 
 def _leftovers() -> Finding:
-    """Ranks or agents of a run that is gone; those of one in progress are that one's.
+    """Check for ranks and agents whose run is gone.
 
-    An agent notices within seconds that its program was killed: those that are still leaving get
-    that time.
+    Agents notice within seconds that their main program was killed, so the check waits for them to
+    exit. Processes of a run in progress do not count.
     """
     gone_by = time.monotonic() + _LEAVING_S
     while (pids := admission.Workers().left()) and time.monotonic() < gone_by:
         time.sleep(0.2)
     processes = " ".join(map(str, pids))
-    advice = f"their run is gone, nobody else will end them: kill {processes}"
+    advice = f"end these processes, whose run is gone: kill {processes}"
     return _found(
         "leftover ranks", not processes, f"pids {processes}" if processes else "none", advice
     )
 
 
 def _locked_memory() -> Finding:
+    """Check the limit of locked memory on machines with an RDMA network."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     endless = soft == resource.RLIM_INFINITY
     text = "unlimited" if endless else f"limit {soft >> 20} MiB"
-    advice = "ulimit -l unlimited (Slurm: PropagateResourceLimitsExcept=MEMLOCK): RDMA pins memory"
+    advice = (
+        "ulimit -l unlimited, because RDMA pins memory"
+        " (Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
+    )
     needed = machine.detect().infiniband
     return _found("locked memory", endless or soft >= _LOCKED or not needed, text, advice)
 
 
 def _clock() -> Finding:
+    """Check that the kernel uses a fast clock source."""
     path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     if not path.is_file():
         return _found("clock source", True, "n/a")
     source = path.read_text(encoding="utf-8").strip()
-    advice = "clocksource=tsc on the kernel's command line: this one is slow to read"
+    advice = "set clocksource=tsc on the kernel's command line, because this source is slow to read"
     return _found("clock source", source in machine.GOOD_CLOCKS, source, advice)
 
 
 def _ways() -> Finding:
-    """Ways between devices that the environment forbids although the hardware has them."""
+    """Check for connections between devices that environment variables switch off."""
     machine_here = machine.detect()
     off = environment.switched_off(
         environment.recorded(), infiniband=machine_here.infiniband, num_gpus=machine_here.num_gpus
     )
-    advice = "unset it, unless the way is broken here"
+    advice = "unset the variable, unless this connection does not work on this machine"
     return _found("backends", not off, "; ".join(off) or "nothing is switched off", advice)
 
 
 def _versions() -> Finding:
-    """Every component beside the table of least versions; what is not known is SKIPped."""
+    """Compare every component with the table of minimum versions; unknown versions are skipped."""
     known = compared_versions()
     below = [version for version in known if version.standing is Standing.BELOW]
     good = [
@@ -318,18 +342,19 @@ def _versions() -> Finding:
 
 
 def _topology_file() -> Finding:
-    """The file that tells NCCL how this machine is wired, as its ranks see it."""
+    """Check the topology file that NCCL_TOPO_FILE names."""
     named = os.environ.get("NCCL_TOPO_FILE", "")
     if not named:
-        return _found("topology file", True, "none is named: NCCL looks by itself")
+        return _found("topology file", True, "none: NCCL detects the topology")
     try:
         digest = hashlib.sha256(Path(named).read_bytes()).hexdigest()[:12]
     except OSError as error:
-        advice = "mount it where ranks run, or unset NCCL_TOPO_FILE: NCCL then guesses"
+        advice = "mount it where ranks run, or unset NCCL_TOPO_FILE to let NCCL detect the topology"
         return _found("topology file", False, f"{named}: {error.strerror}", advice)
     return _found("topology file", True, f"{named}, sha256 {digest}")
 
 
+#: The checks of ``examine``, in the order in which they are shown.
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _torch,
     _plugin,

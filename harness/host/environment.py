@@ -1,4 +1,7 @@
-"""Environment variables: which are recorded, and which of them change speed. The only owner."""
+"""Decide which environment variables are recorded, and which of them can change speed.
+
+No other module makes these decisions.
+"""
 
 import hashlib
 import os
@@ -7,14 +10,16 @@ from collections.abc import Mapping
 
 from harness.host import secrets
 
-#: Libraries that a training computes, exchanges or allocates with: their values are recorded.
+#: Variables of libraries that a training uses to compute, communicate or allocate memory. Their
+#: values are recorded.
 _LIBRARIES = re.compile(
     r"^((NCCL|RCCL|GLOO|TORCH\w*|PYTORCH|CUDA|CUBLAS\w*|CUDNN|NVIDIA|HSA|HIP|ROCR|MIOPEN|TRITON"
     r"|OMP|GOMP|KMP|MKL|DNNL|ONEDNN|ATEN|OPENBLAS|BLIS|TBB|NUMEXPR|NVPL|UCX|FI|PSM2|SHARP|OMPI|I_MPI"
     r"|MPICH|MV2|MALLOC|SCALEPROOF)_|(LD_PRELOAD|LD_BIND_NOW|GLIBC_TUNABLES|PYTHONMALLOC"
     r"|PYTHONOPTIMIZE|LD_LIBRARY_PATH)$)"
 )
-#: Of a person's session, a shell, a terminal, a job or a CI service: no training reads them.
+#: Variables of a user's session, a shell, a terminal, a job or a CI service. They are not recorded,
+#: because no training reads them.
 _SESSION = re.compile(
     r"^(SCALEPROOF_(SUBMITTED|WRITABLE)|HOME|USER|LOGNAME|PWD|OLDPWD|SHELL|SHLVL|PATH|MANPATH|INFOPATH|MAIL|HOST|HOSTNAME|HOSTTYPE"
     r"|TERM|COLORTERM|COLUMNS|LINES|LANG|LANGUAGE|TZ|PS[0-9]|PAGER|EDITOR|VISUAL|DISPLAY|WINDOWID"
@@ -26,19 +31,19 @@ _SESSION = re.compile(
 )
 _DIGEST = "sha256 "
 _BACKENDS = ("nccl", "gloo")
-#: How long to wait, whom to meet, what to tell, and by what name and number a launcher knows a
-#: process: no speed follows from these.
+#: Variables that do not change speed: time-outs, addresses, logging, and the names and numbers by
+#: which a launcher identifies a process.
 _NO_SPEED = re.compile(
     r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$|^TORCHELASTIC_"
     r"|^OMPI_(?!MCA_)|^OMPI_MCA_(ess|orte|pmix|shmem_RUNTIME|initial_wdir)"
 )
-#: Nor from where torch and CUDA keep their things. A file of a backend is another matter: its
-#: topology, its plan, its plugin.
+#: Paths of torch and CUDA, which do not change speed either. Paths of a communication backend can,
+#: because they may name its topology, its tuning plan or its plugin.
 _PLACES = re.compile(r"TRACE|VERBOSE|HOME|PATH|DIR|FILE|VISIBLE_DEVICES|^SCALEPROOF_", re.I)
 
 
 def changes_speed(name: str) -> bool:
-    """Whether two runs that differ in this variable may differ in speed by it."""
+    """Return whether a difference in this variable can make two runs differ in speed."""
     backends = name.lower().startswith(tuple(f"{b}_" for b in _BACKENDS))
     if _NO_SPEED.search(name) or not _LIBRARIES.match(name):
         return False
@@ -46,10 +51,10 @@ def changes_speed(name: str) -> bool:
 
 
 def recorded() -> dict[str, str]:
-    """The variables that a record keeps: all but those of a session, and never a secret.
+    """Return the variables to record: all except secrets and those of a session.
 
-    Of variables that no known library reads only a digest is kept: it tells whether two runs had
-    the same, and says nothing of what it was.
+    Of a variable that no known library reads only a digest is kept. It shows whether two runs had
+    the same value without revealing the value.
     """
     variables = secrets.kept(
         {key: value for key, value in os.environ.items() if not _SESSION.match(key)}
@@ -61,18 +66,19 @@ def recorded() -> dict[str, str]:
 
 
 def is_digest(value: str) -> bool:
-    """Whether a recorded value is only a digest."""
+    """Return whether a recorded value is only a digest."""
     return value.startswith(_DIGEST)
 
 
 def _digest(value: str) -> str:
+    """Return the digest that is recorded in place of a value."""
     return f"{_DIGEST}{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
 def of_backends(*backends: str) -> dict[str, str]:
-    """The variables of these backends that change speed, no secrets; they are part of a case.
+    """Return the variables of these backends that can change speed, without secrets.
 
-    Of NCCL and gloo if none is named.
+    They are part of a case. Without arguments, the backends are NCCL and gloo.
     """
     prefixes = tuple(f"{backend.upper()}_" for backend in backends or _BACKENDS)
     variables = secrets.kept(dict(sorted(os.environ.items())))
@@ -84,17 +90,20 @@ def of_backends(*backends: str) -> dict[str, str]:
 
 
 def of_backend(name: str) -> bool:
-    """Whether a variable is a backend's and can change speed: ``NCCL_ALGO``, not ``NCCL_DEBUG``."""
+    """Return whether a variable belongs to a backend and can change speed.
+
+    For example, ``NCCL_ALGO`` can, and ``NCCL_DEBUG`` cannot.
+    """
     return name.startswith(tuple(f"{b.upper()}_" for b in _BACKENDS)) and changes_speed(name)
 
 
 def names_interface(name: str) -> bool:
-    """Whether a variable names a network interface: there a node knows better than a case."""
+    """Return whether a variable names a network interface, which each node may set differently."""
     return name.endswith("_IFNAME")
 
 
 def switched_off(variables: Mapping[str, str], *, infiniband: bool, num_gpus: int) -> list[str]:
-    """Ways between devices that variables forbid although the hardware has them."""
+    """Return sentences about connections that the hardware has and variables switch off."""
     switches = {
         "NCCL_IB_DISABLE": (infiniband, "InfiniBand"),
         "NCCL_P2P_DISABLE": (num_gpus > 1, "direct transfers between GPUs"),

@@ -1,7 +1,7 @@
-"""The fabric of a machine: what joins its GPUs to each other, and its nodes to other nodes.
+"""The fabric of a machine: the links between its GPUs, and its network to other nodes.
 
-Two machines with the same GPUs and another fabric are different hardware: an all-reduce is up to a
-hundred times slower over the slower one. So the fabric is part of a machine's identity.
+Two machines with the same GPUs and different fabrics are different hardware: an all-reduce can be a
+hundred times slower on one of them. So the fabric is part of a machine's identity.
 """
 
 import re
@@ -15,12 +15,12 @@ from harness.host.vendor import Gpu, Pair
 
 
 class LinkClass(StrEnum):
-    """The class of the links that join the GPUs of one node: that of the slowest pair.
+    """The class of the links between the GPUs of one node, which is the class of the slowest pair.
 
     ``pcie-peer``: a GPU reads the memory of another one directly. ``pcie-host``: data are copied
-    through the memory of the host, because the driver allows no peer access (GeForce cards), or
-    because the pair is joined by its CPU, where NCCL does not use it by default (NCCL_P2P_LEVEL).
-    ``none``: the node has a single GPU.
+    through the memory of the host. The driver may not allow peer access (GeForce cards), or the
+    pair is connected through a CPU, and NCCL does not use peer access there by default
+    (NCCL_P2P_LEVEL). ``none``: the node has a single GPU.
     """
 
     NVSWITCH = "nvswitch"
@@ -33,7 +33,7 @@ class LinkClass(StrEnum):
 
 
 class Network(StrEnum):
-    """The kind of the network that joins a node to others: that of its cards."""
+    """The kind of network between nodes, according to the network cards of a node."""
 
     INFINIBAND = "infiniband"
     ROCE = "roce"
@@ -42,13 +42,13 @@ class Network(StrEnum):
     UNKNOWN = "unknown"
 
 
-#: Networks over which a GPU's memory is read without its host.
+#: Networks that can read the memory of a GPU without its host.
 RDMA = frozenset({Network.INFINIBAND, Network.ROCE, Network.EFA})
-#: What a rule can require of the fabric of one node, and of several.
+#: Values that a threshold can require for the fabric of one node, and of several nodes.
 LINKS = tuple(map(str, LinkClass))
 NETWORKS = tuple(map(str, Network))
 NAMES = tuple(dict.fromkeys([*LINKS, *NETWORKS]))
-#: The fabric of a machine that an older version recorded.
+#: The name of a fabric in records of older versions, which did not record it.
 UNKNOWN = str(LinkClass.UNKNOWN)
 
 
@@ -56,9 +56,10 @@ UNKNOWN = str(LinkClass.UNKNOWN)
 class MachineFabric:
     """The links inside a node and the network between nodes.
 
-    ``link_gb_s`` is the rate of a GPU's links by the driver, in GB/s, ``network_gbit_s`` that of
-    the node's cards together, in Gbit/s; both in one direction, 0 if unknown. Cards are those of
-    one kind and rate that carry the most together: a slower card beside them is the storage's.
+    ``link_gb_s`` is the rate of a GPU's links in GB/s, as the driver reports it. ``network_gbit_s``
+    is the rate of the node's cards together in Gbit/s. Both are for one direction, and 0 if
+    unknown. Only the cards of the kind and rate with the highest total count, because a slower
+    card usually serves storage.
     """
 
     link: LinkClass
@@ -68,7 +69,7 @@ class MachineFabric:
 
     @property
     def name(self) -> str:
-        """``nvswitch, infiniband of 3200 Gbit/s``"""
+        """The link and the network with its rate: ``nvswitch, infiniband of 3200 Gbit/s``."""
         rate = f" of {self.network_gbit_s:g} Gbit/s" if self.network_gbit_s else ""
         network = "" if self.network is Network.UNKNOWN else f", {self.network}{rate}"
         return f"{self.link}{network}"
@@ -78,15 +79,15 @@ class MachineFabric:
 
     @property
     def kinds(self) -> str:
-        """``nvswitch, infiniband``"""
+        """The link and the network without rates: ``nvswitch, infiniband``."""
         return f"{self.link}, {self.network}"
 
     def between(self, num_nodes: int) -> str:
-        """The name of what joins the ranks of a world on so many nodes."""
+        """Return the name of the connection between ranks on ``num_nodes`` nodes."""
         return str(self.link if num_nodes == 1 else self.network)
 
     def identity(self, num_nodes: int) -> str:
-        """All that must be alike for figures of so many nodes to be compared, with its rates."""
+        """Return what must be identical to compare results of ``num_nodes`` nodes, with rates."""
         link = f"{self.link} of {self.link_gb_s:g} GB/s"
         if num_nodes == 1:
             return link
@@ -94,12 +95,12 @@ class MachineFabric:
 
 
 def between(fabric: MachineFabric | None, num_nodes: int) -> str:
-    """The name of what joins the ranks of a world; ``unknown`` for a record that has no fabric."""
+    """Return the name of the connection between ranks, or ``unknown`` without a recorded fabric."""
     return UNKNOWN if fabric is None else fabric.between(num_nodes)
 
 
 def is_unknown(name: str) -> bool:
-    """Whether this is the name of a fabric that nobody knows: it is comparable with nothing."""
+    """Return whether this is the name of an unknown fabric, which cannot be compared."""
     return name.startswith(UNKNOWN)
 
 
@@ -109,10 +110,10 @@ def detect(
     """Return the fabric of this machine.
 
     Args:
-        gpus: every visible GPU.
-        pairs: every pair of visible GPUs, as ``vendor.topology`` returns them.
-        sys: where the kernel's view of devices is mounted.
-        cpu: the model of the CPU.
+        gpus: Every visible GPU.
+        pairs: Every pair of visible GPUs, as ``vendor.topology`` returns them.
+        sys: The folder in which the kernel's sysfs is mounted.
+        cpu: The model of the CPU.
     """
     network, gbit_s = _network(sys)
     link = _link(gpus, pairs, cpu)
@@ -127,13 +128,15 @@ def detect(
     )
 
 
-#: Links that NCCL forwards data over: each GPU reaches all others where they connect all.
+#: Links over which NCCL forwards data, so that every GPU reaches all others if the links connect
+#: them as a graph.
 _MESHES = {"NVLink": LinkClass.NVLINK, "xGMI": LinkClass.XGMI}
 #: Paths between PCIe devices that do not lead through a CPU.
 _BELOW_CPU = ("internal", "PIX", "PXB")
 
 
 def _link(gpus: Sequence[Gpu], pairs: Sequence[Pair], cpu: str) -> LinkClass:
+    """Return the class of the links between these GPUs."""
     if any(gpu.mig for gpu in gpus):
         return LinkClass.UNKNOWN
     if len(gpus) == 1:
@@ -146,14 +149,14 @@ def _link(gpus: Sequence[Gpu], pairs: Sequence[Pair], cpu: str) -> LinkClass:
     over_pcie = [pair for pair in pairs if pair.joined not in _MESHES]
     if not over_pcie or any(pair.peer is None for pair in over_pcie):
         return LinkClass.UNKNOWN
-    # NCCL by default (src/graph/paths.cc, ncclTopoCheckP2p).
+    # The default of NCCL (src/graph/paths.cc, ncclTopoCheckP2p).
     through_cpu = len(gpus) <= 2 and "AMD" in cpu
     peers = (pair.peer and (through_cpu or pair.joined in _BELOW_CPU) for pair in over_pcie)
     return LinkClass.PCIE_PEER if all(peers) else LinkClass.PCIE_HOST
 
 
 def _connected(num_gpus: int, pairs: Collection[Pair]) -> bool:
-    """Whether these pairs join all GPUs to one group."""
+    """Return whether these pairs connect all GPUs to one group."""
     ends = [{pair.a, pair.b} for pair in pairs]
     reached = set().union(*ends[:1])
     for _ in range(num_gpus):
@@ -162,7 +165,7 @@ def _connected(num_gpus: int, pairs: Collection[Pair]) -> bool:
 
 
 def _network(sys: Path) -> tuple[Network, float]:
-    """The kind of the node's cards, and their rates together in Gbit/s; RDMA before Ethernet."""
+    """Return the kind of the node's cards and their total rate in Gbit/s, RDMA before Ethernet."""
     cards = Counter(_rdma(sys)) or Counter(_ethernet(sys))
     together = {(rate * count, count, kind) for (kind, rate), count in cards.items()}
     gbit_s, _, kind = max(together, default=(0.0, 0, Network.UNKNOWN))
@@ -170,7 +173,7 @@ def _network(sys: Path) -> tuple[Network, float]:
 
 
 def _rdma(sys: Path) -> Iterator[tuple[Network, float]]:
-    """(kind, Gbit/s) of each active port of a card; neither software (RXE) nor iWARP."""
+    """Yield (kind, Gbit/s) of each active port, without software devices (RXE) and iWARP."""
     for port in (sys / "class/infiniband").glob("*/ports/*"):
         card = port.parents[1]
         real = (card / "device").exists() and not _read(card / "node_type").startswith("4")
@@ -179,10 +182,10 @@ def _rdma(sys: Path) -> Iterator[tuple[Network, float]]:
 
 
 def _ethernet(sys: Path) -> Iterator[tuple[Network, float]]:
-    """(ethernet, Gbit/s) of each card that is up; not IPoIB, nor a card behind another one."""
+    """Yield (ethernet, Gbit/s) of each card that is up, without IPoIB and members of a bond."""
     for card in (sys / "class/net").glob("*"):
         over_infiniband = _read(card / "type") == "32"
-        represents = "vf" in _read(card / "phys_port_name")  # a virtual function of a switch
+        represents = "vf" in _read(card / "phys_port_name")  # it represents a virtual function
         behind = (card / "master/device").exists() or represents
         physical = (card / "device").exists() and not _virtual(card)
         if physical and not over_infiniband and not behind and _read(card / "operstate") == "up":
@@ -190,11 +193,12 @@ def _ethernet(sys: Path) -> Iterator[tuple[Network, float]]:
 
 
 def _virtual(card: Path) -> bool:
-    """Whether this is a virtual function of a card that is here, too."""
+    """Return whether this is a virtual function of another card on this machine."""
     return any((card / "device/physfn" / card.parent.name).glob("*"))
 
 
 def _kind(card: Path, link_layer: str) -> Network:
+    """Return the kind of network of an RDMA card."""
     driver = (card / "device/driver").resolve().name
     if driver == "efa":
         return Network.EFA
@@ -202,12 +206,13 @@ def _kind(card: Path, link_layer: str) -> Network:
 
 
 def _number(text: str) -> float:
-    """The number that a text begins with, or 0: ``400 Gb/sec (4X NDR)``, ``-1``."""
+    """Return the number at the start of a text, such as ``400 Gb/sec (4X NDR)``, or 0."""
     match = re.match(r"\s*-?\d+(\.\d+)?", text)
     return float(match[0]) if match else 0.0
 
 
 def _read(path: Path) -> str:
+    """Return the content of a file, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The machine: its hardware class, its stable facts and its software."""
+"""Describe this machine: its hardware class, its facts and its software."""
 
 import hashlib
 import json
@@ -19,16 +19,17 @@ from harness.base.documents import fields_of
 from harness.host import cores as cgroup, environment, fabric, topology, vendor
 from harness.host.fabric import RDMA, MachineFabric
 
-#: Clock sources that are read without a system call, and tick alike on all cores.
+#: Clock sources that are read without a system call and are the same on all cores.
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "ptp_kvm")
 
 
 def facts() -> dict[str, str]:
-    """Everything that can be read here without root, torch or a CUDA context."""
+    """Return the facts that can be read without root, torch or a CUDA context, by their names."""
     return {name: text for name, text in _facts() if text}
 
 
 def _facts() -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of every fact; the text is empty if the fact is unknown."""
     machine_here = detect()
     for name, value in fields_of(machine_here).items():
         yield f"hardware: {name}", "" if value is None else str(value)
@@ -49,11 +50,12 @@ def _facts() -> Iterator[tuple[str, str]]:
         clocks = [f"{clock} MHz"] if clock else []
         yield f"clock: gpu {gpu.index}", ", ".join([*clocks, *([f"{watts} W"] if watts else [])])
     for name, text in environment.of_backends().items():
-        if not environment.names_interface(name):  # a node knows its own
+        if not environment.names_interface(name):  # interfaces may differ between nodes
             yield f"environment: {name}", text
 
 
 def _read(path: str) -> str:
+    """Return the content of a file, or "" if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
@@ -61,7 +63,7 @@ def _read(path: str) -> str:
 
 
 def _image() -> str:
-    """The digest of the image that this runs in: as podman says it, or as the site does."""
+    """Return the container image, from SCALEPROOF_IMAGE (set by a site) or from podman."""
     if image := os.environ.get("SCALEPROOF_IMAGE"):
         return image
     lines = dict(line.partition("=")[::2] for line in _read("/run/.containerenv").splitlines())
@@ -69,7 +71,7 @@ def _image() -> str:
 
 
 def _gpu_nodes() -> str:
-    """Which GPU is near which CPUs."""
+    """Return the NUMA node of each GPU as one text."""
     near = {
         gpu.index: _read(f"/sys/bus/pci/devices/{gpu.bus_id[-12:].lower()}/numa_node")
         for gpu in vendor.gpus()
@@ -79,7 +81,7 @@ def _gpu_nodes() -> str:
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """Network cards that have a device, and InfiniBand ports."""
+    """Yield the names and facts of physical network cards and of InfiniBand ports."""
     for card in sorted(Path("/sys/class/net").glob("*")):
         if (card / "device").exists():
             speed = _read(f"{card}/speed")
@@ -92,6 +94,7 @@ def _interfaces() -> Iterator[tuple[str, str]]:
 
 
 def _limits() -> Iterator[tuple[str, str]]:
+    """Yield the limits of this process: memory, files, processes and CPUs."""
     for name, which in (
         ("locked memory", resource.RLIMIT_MEMLOCK),
         ("open files", resource.RLIMIT_NOFILE),
@@ -108,9 +111,10 @@ def _limits() -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Hardware facts; ``key`` hashes only those that stay put over reboots and renames.
+    """The hardware of a machine.
 
-    ``fabric`` is None in records that older versions wrote, and where there is no GPU.
+    ``key`` is a hash of the facts that reboots and renames do not change. ``fabric`` is None for
+    machines without a GPU, and in records of older versions.
     """
 
     cpu: str
@@ -129,20 +133,21 @@ class Machine:
 
     @cached_property
     def hardware_class(self) -> str:
-        """``8x-nvidia-h200-3f1c`` or ``2core-amd-epyc-91ab``: readable, then a short hash."""
+        """A readable name with a short hash: ``8x-nvidia-h200-3f1c``, ``2core-amd-epyc-91ab``."""
         name = f"{self.num_gpus}x {self.gpu}" if self.gpu else f"{self.num_cores}core {self.cpu}"
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
         return f"{slug}-{self.key}"
 
     @cached_property
     def key(self) -> str:
-        """Four hex digits: devices, their count and memory, CPU and cores, and kinds of links."""
+        """Four hex digits that hash the devices, their memory, the CPU and the kinds of links."""
         facts = [self.cpu, self.num_cores, self.gpu, self.num_gpus, self.gpu_memory_gib, self.mig]
         facts += [self.fabric.kinds] if self.fabric is not None else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:4]
 
     @cached_property
     def title(self) -> str:
+        """The GPUs with their links, and the CPU, as a text for screens."""
         cpu = f"{self.num_cores} cores of {self.cpu}"
         if not self.gpu:
             return cpu
@@ -151,26 +156,29 @@ class Machine:
         return f"{self.num_gpus}x {self.gpu}{link} · {cpu}"
 
     def joined(self, num_nodes: int) -> str:
-        """The name of what joins the ranks of a world on so many nodes, ``nvswitch`` for example.
+        """Return the name of the connection between ranks on ``num_nodes`` nodes: ``nvswitch``.
 
-        ``unknown`` for the GPUs of a record that older versions wrote.
+        The name is ``unknown`` in records of older versions.
         """
         return fabric.between(self.fabric, num_nodes)
 
     @property
     def network_gbit_s(self) -> float:
-        """The rate of the network for each GPU, Gbit/s; 0 if it is unknown."""
+        """The rate of the network for each GPU in Gbit/s; 0 if it is unknown."""
         return self.fabric.network_gbit_s / max(1, self.num_gpus) if self.fabric else 0.0
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use, by affinity and by its group's quota."""
+    """Return the number of physical cores that affinity and CPU quota allow this process."""
     quota = cgroup.quota_cpus()
     return _cores() if quota is None else max(1, min(_cores(), int(quota)))
 
 
 def _cores() -> int:
-    """Physical cores of the allowed CPUs; these CPUs themselves where /sys does not say."""
+    """Return the number of physical cores of the allowed CPUs.
+
+    If /sys does not report the cores, every CPU counts as one.
+    """
     allowed = os.sched_getaffinity(0)
     cores = set()
     for cpu in allowed:
@@ -187,9 +195,10 @@ def _cores() -> int:
 
 
 def busy_s(cpus: Collection[int]) -> float | None:
-    """CPU seconds that these CPUs have worked since boot, for anyone, and what a hypervisor took.
+    """Return the seconds since boot that these CPUs were busy, including time a hypervisor took.
 
-    Interrupts are left out: the network's belong to whoever sends. None where /proc does not say.
+    Interrupts are left out, because those of the network are caused by the program that sends.
+    Return None if /proc does not report the times.
     """
     names = {f"cpu{i}" for i in cpus}
     total, num_seen = 0, 0
@@ -207,12 +216,12 @@ def busy_s(cpus: Collection[int]) -> float | None:
 
 
 def detect() -> Machine:
-    """This machine, without torch and without a CUDA context."""
+    """Return the hardware of this machine, without torch and without a CUDA context."""
     gpus = vendor.gpus()
     cpu = _cpu_model()
     here = fabric.detect(gpus, vendor.topology(), cpu=cpu)
     names = sorted({gpu.name for gpu in gpus})
-    # A slice has less than the GPU that NVML tells of.
+    # A MIG slice has less memory than its GPU, and NVML reports that of the GPU.
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]
     return Machine(
         cpu=cpu,
@@ -232,6 +241,7 @@ def detect() -> Machine:
 
 
 def _cpu_model() -> str:
+    """Return the model of the CPU, or the architecture if /proc does not report a model."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return re.sub(r"\s+", " ", line.split(":", 1)[1]).strip()
@@ -239,7 +249,7 @@ def _cpu_model() -> str:
 
 
 def software() -> dict[str, str]:
-    """Versions of what can change a result, from installed metadata; torch is not imported."""
+    """Return the versions of software that can change results, without importing torch."""
     versions = {"python": platform.python_version()}
     for name in ("scaleproof", "torch", "numpy", "scipy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         try:
@@ -250,17 +260,17 @@ def software() -> dict[str, str]:
 
 
 def c_compiler() -> str | None:
-    """The program that Triton calls for a kernel's launcher, as Triton looks for it."""
+    """Return the C compiler that Triton uses for launchers of kernels, found as Triton does."""
     names = filter(None, (os.environ.get("CC"), "clang", "gcc"))
     return next((path for path in map(shutil.which, names) if path), None)
 
 
 def suite(folder: Path) -> dict[str, str]:
-    """The commit of the suites in a folder, ``-dirty`` where files of it were changed since.
+    """Return the git commit of the suites in a folder, with ``-dirty`` if files were changed.
 
-    Nothing where the folder is under no version control, or git is not here.
+    The result is empty if the folder is not under version control, or git is not installed.
     """
-    words = ["git", "--no-optional-locks", "-C", str(folder)]  # nothing of the user's is written
+    words = ["git", "--no-optional-locks", "-C", str(folder)]  # git must not write to the folder
     words += ["describe", "--always", "--dirty", "--abbrev=12"]
     try:
         described = subprocess.run(

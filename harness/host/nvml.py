@@ -1,4 +1,4 @@
-"""NVIDIA devices through NVML: names, memory, clocks, power, throttle reasons and power caps."""
+"""Read NVIDIA devices through NVML: names, memory, clocks, power, throttling; set power limits."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ THROTTLE = {
 #: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload over all links, in KiB.
 _NVLINK_TX = 138
 _NVLINK_RX = 139
-#: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON and _LINK_COUNT: of active links.
+#: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON and _LINK_COUNT: speed and number of active links.
 _NVLINK_MB_S = 90
 _NVLINK_COUNT = 91
-#: GB/s of a lane in one direction, by the generation of PCIe.
+#: Generation of PCIe -> GB/s of one lane in one direction.
 _PCIE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-#: Scope of a field: UINT_MAX is all links, 0 the first one alone (nvml.h).
+#: Scope of a field: UINT_MAX means all links, and 0 only the first one (nvml.h).
 _ALL_LINKS = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuWindow:
-    """A device over a launch's kept window: (min, max) over the polls; None without an answer.
+    """The readings of a device during the measured window of a launch.
 
-    ``mean_clock_mhz`` is the mean of the SM clock over the polls, ``energy_j`` what the device took
-    over that window, by its own counter. ``node`` is that of the ranks
-    that ran on it.
+    Tuples are (min, max) over the readings; a field is None if the device does not report it.
+    ``mean_clock_mhz`` is the mean SM clock over the readings. ``energy_j`` is the energy in joules
+    that the device used during the window, according to its counter. ``node`` is the node of the
+    ranks that ran on it.
     """
 
     index: int
@@ -64,7 +65,7 @@ class GpuWindow:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """The NVML module, initialised; None when there is no driver."""
+    """Yield the initialised NVML module, or None without a driver."""
     try:
         import pynvml  # the module of nvidia-ml-py
     except ImportError:
@@ -82,7 +83,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
-    """The answer of one NVML call, None if this driver or device does not give it."""
+    """Return the answer of one NVML call, or None if the driver or device does not support it."""
     try:
         return getattr(nvml, f"nvml{call}")(*arguments)
     except (nvml.NVMLError, AttributeError):
@@ -91,17 +92,21 @@ def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Device:
-    """A handle, and what it is asked: ``device("GetUUID")``."""
+    """A device of NVML. Calling it queries the device: ``device("GetUUID")``."""
 
     nvml: Any
     index: int
     handle: Any
 
     def __call__(self, call: str, *arguments: Any) -> Any:
+        """Return the answer of ``nvmlDevice<call>`` for this device, or None."""
         return _ask(self.nvml, f"Device{call}", self.handle, *arguments)
 
     def named(self, token: str) -> bool:
-        """Whether an entry of CUDA_VISIBLE_DEVICES means this one: its index, UUID or slice."""
+        """Return whether an entry of CUDA_VISIBLE_DEVICES means this device.
+
+        The entry may be its index, the start of its UUID, or the UUID of one of its MIG slices.
+        """
         if token.isdigit():
             return self.index == int(token)
         slices = range(self("GetMaxMigDeviceCount") or 0) if token.startswith("MIG-") else ()
@@ -113,11 +118,12 @@ class _Device:
 
 
 def _text(value: Any) -> str:
+    """Return an answer of NVML as text, or ``unknown`` if there is none."""
     return value.decode() if isinstance(value, bytes) else str(value or "unknown")
 
 
 def _visible(nvml: Any) -> list[_Device]:
-    """Every device that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
+    """Return every device that CUDA_VISIBLE_DEVICES leaves visible, in its order."""
     count = _ask(nvml, "DeviceGetCount") or 0
     devices = (_Device(nvml, i, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(count))
     known = [device for device in devices if device.handle is not None]
@@ -134,12 +140,13 @@ def _visible(nvml: Any) -> list[_Device]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Every visible device; () without a driver."""
+    """Return every visible device, or () without a driver."""
     with _nvml() as nvml:
         return tuple(_gpu(device) for device in _visible(nvml)) if nvml is not None else ()
 
 
 def _gpu(device: _Device) -> Gpu:
+    """Return the facts about a device."""
     memory = device("GetMemoryInfo")
     mig = device("GetMigMode")
     processes = device("GetComputeRunningProcesses") or ()
@@ -163,11 +170,13 @@ def _gpu(device: _Device) -> Gpu:
 
 
 def _nvlink_gb_s(device: _Device) -> float | None:
+    """Return the total rate of a device's active NVLinks in GB/s for one direction, or None."""
     speed, count = (_field(device, number) for number in (_NVLINK_MB_S, _NVLINK_COUNT))
     return speed * count / 1000 if speed and count else None
 
 
 def _pcie_gb_s(device: _Device) -> float | None:
+    """Return the highest rate of a device's PCIe link in GB/s for one direction, or None."""
     generation = device("GetMaxPcieLinkGeneration")
     width = device("GetMaxPcieLinkWidth")
     lane = _PCIE_GB_S.get(generation)
@@ -175,6 +184,7 @@ def _pcie_gb_s(device: _Device) -> float | None:
 
 
 def _health(device: _Device) -> Health:
+    """Return the faults of a device and its links."""
     nvml = device.nvml
     errors = device(
         "GetTotalEccErrors",
@@ -183,7 +193,7 @@ def _health(device: _Device) -> Health:
     )
     rows = device("GetRemappedRows")
     remapped = ""
-    if rows is not None:  # corrected, uncorrected, pending, failed
+    if rows is not None:  # a tuple of (corrected, uncorrected, pending, failed)
         remapped = "failed" if rows[3] else "pending" if rows[2] else ""
     states = [device("GetNvLinkState", link) for link in range(_MOST_NVLINKS)]
     some_up = any(state == 1 for state in states)
@@ -199,12 +209,13 @@ def _health(device: _Device) -> Health:
 
 
 def _now_and_most(device: _Device, what: str) -> tuple[int, int] | None:
+    """Return the current and the highest value of a property, or None if either is unknown."""
     now = device(f"GetCurr{what}")
     most = device(f"GetMax{what}")
     return None if now is None or most is None else (int(now), int(most))
 
 
-#: How two devices are joined, by the nearest common ancestor of their slots (nvml.h).
+#: Nearest common ancestor of the slots of two devices (nvml.h) -> name of the path between them.
 _JOINED = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 #: NVML_P2P_CAPS_INDEX_READ and _NVLINK, NVML_P2P_STATUS_OK (nvml.h).
 _READ = 0
@@ -216,7 +227,7 @@ _MOST_NVLINKS = 18
 
 
 def topology() -> tuple[Pair, ...]:
-    """Every pair of visible devices; () without a driver."""
+    """Return every pair of visible devices, or () without a driver."""
     with _nvml() as nvml:
         devices = _visible(nvml) if nvml is not None else []
         switched = {device.index: _switched(device) for device in devices}
@@ -227,6 +238,7 @@ def topology() -> tuple[Pair, ...]:
 
 
 def _pair(a: _Device, b: _Device, switched: bool) -> Pair:
+    """Return two devices with the connection between them."""
     direct = a("GetP2PStatus", b.handle, _OVER_NVLINK)
     peer = a("GetP2PStatus", b.handle, _READ)
     path = _JOINED.get(a("GetTopologyCommonAncestor", b.handle), "")
@@ -240,14 +252,14 @@ def _pair(a: _Device, b: _Device, switched: bool) -> Pair:
 
 
 def _switched(device: _Device) -> bool:
-    """Whether an NVLink of a device ends in an NVSwitch."""
+    """Return whether an NVLink of a device ends in an NVSwitch."""
     ends = (device("GetNvLinkRemoteDeviceType", link) for link in range(_MOST_NVLINKS))
     return any(end == _SWITCH for end in ends)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLimit:
-    """A device's power limit now, and the limits between which it can be set, W."""
+    """The current power limit of a device, and the range in which it can be set, in watts."""
 
     index: int
     now_w: int | None
@@ -256,12 +268,13 @@ class PowerLimit:
 
 
 def power_limits() -> tuple[PowerLimit, ...]:
-    """Of every visible device; () without a driver."""
+    """Return the power limits of every visible device, or () without a driver."""
     with _nvml() as nvml:
         return tuple(_limit(device) for device in _visible(nvml)) if nvml is not None else ()
 
 
 def _limit(device: _Device) -> PowerLimit:
+    """Return the power limits of a device."""
     least, most = device("GetPowerManagementLimitConstraints") or (None, None)
     return PowerLimit(
         index=device.index,
@@ -272,7 +285,7 @@ def _limit(device: _Device) -> PowerLimit:
 
 
 def limit_power(index: int, watts: int) -> bool:
-    """Hold a device at so many watts; whether it is, as NVML reads it back."""
+    """Set the power limit of a device, and return whether NVML then reports this limit."""
     with _nvml() as nvml:
         for device in _visible(nvml) if nvml is not None else ():
             if device.index == index:
@@ -285,17 +298,19 @@ def limit_power(index: int, watts: int) -> bool:
 
 
 def _watts(milliwatts: int | None) -> int | None:
+    """Convert milliwatts to whole watts; None stays None."""
     return None if milliwatts is None else round(milliwatts / 1000)
 
 
 def driver() -> str | None:
+    """Return the version of the driver, or None without one."""
     with _nvml() as nvml:
         version = None if nvml is None else _ask(nvml, "SystemGetDriverVersion")
         return None if version is None else _text(version)
 
 
 def poll() -> list[dict[str, Json]]:
-    """One reading of every visible device, its links too."""
+    """Read every visible device once, including its links."""
     with _nvml() as nvml:
         return (
             [_reading(device, links=True) for device in _visible(nvml)] if nvml is not None else []
@@ -310,10 +325,11 @@ def follow(
     *,
     links: bool,
 ) -> None:
-    """Write a line of readings of these visible devices again and again, and one when it is over.
+    """Write a line with readings of these visible devices every ``every_s`` seconds until the end.
 
-    ``over`` waits for so many seconds and says whether it is. Nothing is written without a driver.
-    An answer of the PCIe counters takes 20 ms, so ``links`` are read on request only.
+    ``over`` waits for the given number of seconds and returns whether to stop. One more line is
+    written then. Nothing is written without a driver. A query of the PCIe counters takes 20 ms, so
+    ``links`` are read only on request.
     """
     with _nvml() as nvml:
         if nvml is None:
@@ -324,14 +340,14 @@ def follow(
             while True:
                 readings = [_reading(device, links=links) for device in devices]
                 lines.write(json.dumps(readings) + "\n")
-                lines.flush()  # whoever follows may be killed
+                lines.flush()  # this process may be killed at any time
                 if last:
                     return
                 last = over(every_s)
 
 
 def followed(file: Path) -> list[list[dict[str, Json]]]:
-    """The readings that ``follow`` wrote, of each moment; a line that a kill cut off is none."""
+    """Return the readings that ``follow`` wrote, one list for each line; skip incomplete lines."""
     polls = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
@@ -340,10 +356,12 @@ def followed(file: Path) -> list[list[dict[str, Json]]]:
 
 
 def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
-    """Clock, power, temperature, throttle mask, utilisation in percent, energy in mJ since the
-    driver was loaded; with ``links`` PCIe traffic in kB/s and NVLink traffic in kB since then, too.
+    """Read a device once.
 
-    ``time_ns`` is on the clock of the ranks' traces.
+    The reading holds clock, power, temperature, the mask of throttle reasons, utilisation in
+    percent, and the energy in mJ since the driver was loaded. With ``links`` it also holds PCIe
+    traffic in kB/s, and NVLink traffic in kB since the driver was loaded. ``time_ns`` is on the
+    clock of the ranks' traces.
     """
     power, name, used = (device(f"Get{x}") for x in ("PowerUsage", "Name", "UtilizationRates"))
     reading: dict[str, Json] = {
@@ -368,7 +386,7 @@ def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
 
 
 def _field(device: _Device, number: int) -> int | None:
-    """One field value of a device; None where it is not supported."""
+    """Return one field value of a device over all links, or None if it is not supported."""
     values = device("GetFieldValues", [(number, _ALL_LINKS)])
     if not values or values[0].nvmlReturn != 0:
         return None
@@ -380,9 +398,10 @@ def summarise(
     window_ns: tuple[int, int] | None = None,
     node: int = 0,
 ) -> tuple[GpuWindow, ...]:
-    """Fold polls into one window per device; a device that stops answering is ``lost``.
+    """Summarise readings as one window for each device; a device that stops answering is ``lost``.
 
-    Readings outside of ``window_ns`` say nothing of it: set-up idles, and clocks rise with work.
+    Only readings within ``window_ns`` count, because devices are idle during set-up and have other
+    clocks then. If there are none, all readings count.
     """
     windows = []
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
@@ -411,15 +430,16 @@ def summarise(
 
 
 def _mean(rows: Sequence[dict[str, Json]], key: str) -> float | None:
+    """Return the mean of a value over readings, or None without values."""
     values = [row[key] for row in rows if row.get(key) is not None]
     return fmean(values) if values else None
 
 
 def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | None:
-    """The growth of the energy counter between two moments, straight between readings; None without
-    one.
+    """Return the energy in joules that a device used between two times.
 
-    None, too, where a moment lies outside of all readings: nobody knows how it went on.
+    The energy counter is interpolated linearly between readings. Return None if the device has no
+    counter, or if one of the times lies outside all readings.
     """
     known = [(row["time_ns"], row["energy_mj"]) for row in rows if row.get("energy_mj") is not None]
     if len(known) < 2 or not known[0][0] <= low < high <= known[-1][0]:
@@ -434,36 +454,38 @@ def _energy_j(rows: Sequence[dict[str, Json]], low: int, high: int) -> float | N
 
 
 def _spread(rows: Sequence[dict[str, Json]], key: str) -> tuple[Any, ...] | None:
+    """Return the smallest and the largest value over readings, or None without values."""
     values = [row[key] for row in rows if row.get(key) is not None]
     return (min(values), max(values)) if values else None
 
 
 def refused_power_cap(watts: int) -> str:
-    """Why devices cannot be held at so many watts here; empty where they can.
+    """Return the reason why devices cannot be limited to this power, or "" if they can.
 
-    Nothing is changed: the limit that is there is set once more.
+    Nothing is changed, because the test sets the current limit again.
     """
     limits = power_limits()
     if not limits:
-        return "no NVIDIA driver answers here"
+        return "no NVIDIA driver answers on this machine"
     for limit in limits:
         if limit.now_w is None or limit.least_w is None or limit.most_w is None:
-            return f"GPU {limit.index} has no power limit that NVML knows"
+            return f"NVML reports no power limit for GPU {limit.index}"
         if not limit.least_w <= watts <= limit.most_w:
-            return f"GPU {limit.index} takes {limit.least_w} to {limit.most_w} W, not {watts}"
+            return f"GPU {limit.index} accepts {limit.least_w} to {limit.most_w} W, not {watts}"
         if not limit_power(limit.index, limit.now_w):
             return (
                 f"NVML does not let this user set GPU {limit.index}'s power limit: run as root, or"
-                f" have the site set it (nvidia-smi -pl {watts}) and run each cap by itself"
+                f" have the site set it (nvidia-smi -pl {watts}) and run each power cap separately"
             )
     return ""
 
 
 @contextlib.contextmanager
 def capped_power(places: Collection[int], watts: int) -> Iterator[None]:
-    """Holds the visible devices at these places at so many watts; 0 leaves them as they are.
+    """Limit the power of the visible devices at these positions, and restore it at the end.
 
-    One that cannot be held is left, too: the gate reads what ranks run under.
+    0 watts changes nothing. A device whose limit cannot be set is left as it is, because the
+    correctness checks read the actual limit.
     """
     before = [limit for i, limit in enumerate(power_limits()) if watts and i in places]
     for limit in before:

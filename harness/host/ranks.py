@@ -1,4 +1,4 @@
-"""Ranks of a job that runs here already: found by their variables, looked at from outside."""
+"""Find the ranks of a running job by their environment variables, and read their stacks."""
 
 import json
 import os
@@ -10,12 +10,13 @@ from typing import Any
 from harness.base import programs
 from harness.base.errors import ScaleproofError
 
+#: Seconds that py-spy has to read the stack of one process.
 SPY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProcess:
-    """One process of a distributed job."""
+    """One process of a distributed job, with its rank and the size of its world."""
 
     pid: int
     rank: int
@@ -23,7 +24,10 @@ class RankProcess:
 
 
 def of_job(pid: int) -> list[RankProcess]:
-    """A process and its descendants that have a rank, in their order; ScaleproofError if none."""
+    """Return the ranks among a process and its descendants, in order of rank.
+
+    Raise ScaleproofError if there is no such process, or none of them has a rank.
+    """
     if not Path(f"/proc/{pid}").is_dir():
         raise ScaleproofError(
             f"no process {pid} here",
@@ -41,16 +45,16 @@ def of_job(pid: int) -> list[RankProcess]:
             ranks.setdefault(rank, RankProcess(pid=member, rank=rank, world_size=world))
     if not ranks:
         raise ScaleproofError(
-            f"neither process {pid} nor what it started has a RANK",
+            f"neither process {pid} nor any process that it started has a RANK",
             where=f"/proc/{pid}/environ",
-            expected="a job that was started as torchrun does",
+            expected="a job whose launcher sets RANK and WORLD_SIZE, as torchrun does",
             fix=f"pstree -p {pid}",
         )
     return [ranks[rank] for rank in sorted(ranks)]
 
 
 def variables(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it may not be read."""
+    """Return the environment that a process was started with, or {} if it cannot be read."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
     except OSError:
@@ -59,6 +63,7 @@ def variables(pid: int) -> dict[str, str]:
 
 
 def _children(pid: int) -> list[int]:
+    """Return the child processes of a process."""
     children = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -69,7 +74,7 @@ def _children(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process so far; 0 if it is gone."""
+    """Return the CPU time in seconds that a process has used so far, or 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -78,10 +83,10 @@ def cpu_s(pid: int) -> float:
 
 
 def spy() -> str:
-    """py-spy's path; ScaleproofError where it is not installed."""
+    """Return the path of py-spy. Raise ScaleproofError if it is not installed."""
     if (program := programs.which("py-spy")) is None:
         raise ScaleproofError(
-            "py-spy is not installed: it looks into processes without stopping them",
+            "py-spy, which reads the stacks of processes without stopping them, is not installed",
             expected="py-spy on the PATH",
             fix="pip install py-spy",
         )
@@ -89,10 +94,10 @@ def spy() -> str:
 
 
 def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
-    """Function, file and line of every frame of a process's main thread, innermost first.
+    """Return (function, file, line) of every frame of a process's main thread, innermost first.
 
-    Empty where it is just gone, or cannot be read in time; it runs on meanwhile.
-    ScaleproofError where it may not be looked at.
+    The process keeps running meanwhile. The result is empty if the process is gone, or cannot be
+    read in time. Raise ScaleproofError if this user may not read it.
     """
     command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     try:
@@ -111,8 +116,8 @@ def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
         lines = (done.stderr or done.stdout).strip().splitlines()
         if "permission" in done.stderr.lower() or "privilege" in done.stderr.lower():
             raise ScaleproofError(
-                f"process {pid} cannot be looked at: {lines[-1]}",
-                expected="a Python process of yours, and the right to trace it",
+                f"process {pid} cannot be examined: {lines[-1]}",
+                expected="a Python process of this user, and permission to trace it",
                 fix=f"sudo env PATH=$PATH scaleproof jobs attach {pid}",
             )
     if done.returncode:

@@ -1,8 +1,8 @@
-"""Secrets that may stand in no record: told by the last word of a name, and by how tokens look.
+"""Find secrets that must not be recorded, by the last word of a name and by the form of tokens.
 
-A script's secret is named, not written: ``--api-key {env:API_KEY}`` is what the record keeps, and
-each rank puts in what its environment says. A password without a name (``-p hunter2``) cannot be
-told from any other word.
+A script's secret must be given by the name of a variable: the record keeps
+``--api-key {env:API_KEY}``, and each rank inserts the value from its environment. A password
+without a name (``-p hunter2``) cannot be distinguished from any other word.
 """
 
 import itertools
@@ -14,45 +14,45 @@ from typing import NamedTuple
 
 from harness.base.errors import SpecError
 
-#: What stands in a secret's place.
+#: The text that replaces a secret.
 HIDDEN = "***"
-#: Last words of a name whose value is a secret, whatever it looks like.
+#: Last words of names whose value is always a secret.
 _SURE = frozenset({
     "password", "passwd", "passphrase", "passcode", "pwd", "psk", "pin", "secret", "credential",
     "cred", "apikey", "jwt", "pat", "sas", "sig", "signature", "bearer", "cookie", "authorization",
 })  # fmt: skip
-#: Those that may be a training's own (``--image-key``, ``--pad-token``): there the value decides,
-#: or the word before.
+#: Last words that may also be normal options of a training (``--image-key``, ``--pad-token``). The
+#: value, or the word before in ``_QUALIFIED``, decides.
 _PERHAPS = frozenset({"token", "key", "auth", "pass", "login", "license", "user"})
 _QUALIFIED = frozenset({
     "api", "access", "private", "account", "client", "auth", "refresh", "bearer", "ssh",
     "encryption", "secret",
 })  # fmt: skip
-#: Values that are none under any name.
+#: Values that are never secrets, whatever their name.
 _PLAIN = re.compile(r"(true|false|yes|no|none|null|on|off|auto|[\d.]{0,3})", re.I)
-#: What a rank puts in.
+#: The name of a variable whose value each rank inserts.
 _NAMED = re.compile(r"\{env:(\w+)\}")
-#: Secrets by their looks; the group is what is hidden.
+#: Forms of secrets: private keys, HTTP authorization, passwords in URLs. The group is hidden.
 _LOOKS = (
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*)"),
     re.compile(r"\b(?:bearer|basic)\s+(\S{8,})", re.I),
     re.compile(r"://[^\s/:@]*:(?!\d+(?:/|$))([^\s@]\S*)@"),
 )
-#: Tokens of well-known services, if a long run of letters and digits follows.
+#: Tokens of well-known services: a prefix, which a long run of letters and digits must follow.
 _SERVICES = re.compile(
     r"(?<![\w-])((?:gh[opsur]_|github_pat_|hf_|sk[-_]|xox[abeprs]-|xapp-|A[KS]IA|AIza|glpat-|pypi-"
     r"|npm_|ya29\.|eyJ)[\w./+-]*)"
 )
 _USER = re.compile(r"://([^\s/@:]+)@")
 _HOOK = re.compile(r"://\S*hook\S*?/(\w{8,}\S*)")
-#: ``name=value`` and ``name: value`` inside a word: of URLs, JSON, connection strings, headers.
+#: ``name=value`` and ``name: value`` inside a word, as in URLs, JSON, connection strings, headers.
 _PAIR = re.compile(
     r"""(?<![A-Za-z0-9_])(?=([A-Za-z][\w.@\[\]-]*)["']?\s*[=:]\s*["']?(?!//)([^\s,;&"'{}]+))"""
 )
 
 
 class Secret(NamedTuple):
-    """Where in which word it stands, and what it is called."""
+    """The position of a secret in a command: the word, and start and end in it; and its name."""
 
     word: int
     start: int
@@ -61,7 +61,7 @@ class Secret(NamedTuple):
 
 
 def is_secret(variable: str, value: str) -> bool:
-    """Whether a variable of the environment may not be kept: there a name alone is enough."""
+    """Return whether an environment variable is a secret, by its name or by its value."""
     last = next(reversed(_parts(variable)), "")
     named = last in _SURE | _PERHAPS or last.endswith(("token", "password", "apikey"))
     if named and value.lower() not in ("0", "1", "true", "false"):
@@ -70,24 +70,25 @@ def is_secret(variable: str, value: str) -> bool:
 
 
 def kept(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those that are secret."""
+    """Return the variables that are not secrets."""
     return {name: value for name, value in environment.items() if not is_secret(name, value)}
 
 
 def masked(text: str) -> str:
-    """The text without what looks like a secret."""
+    """Return a text in which everything that looks like a secret is hidden."""
     return masked_words([text])[0]
 
 
 def masked_words(words: Sequence[str]) -> tuple[str, ...]:
-    """A command with its secrets hidden."""
+    """Return the words of a command with its secrets hidden."""
     return tuple(_replaced(words, lambda secret: HIDDEN))
 
 
 def refuse(words: Sequence[str], run: str) -> None:
-    """SpecError if a script's command holds a secret: it would be part of the case's name.
+    """Raise SpecError if a script's command contains a secret.
 
-    ``run`` is the command that runs it, up to the script's own words.
+    The command is part of the case's name, so the secret would be recorded. ``run`` is the command
+    line in front of the script's command; the error suggests it with the secret replaced.
     """
     secrets = list(_secrets_of(words))
     if not secrets:
@@ -95,21 +96,23 @@ def refuse(words: Sequence[str], run: str) -> None:
     better = shlex.join(_replaced(words, lambda secret: f"{{env:{_variable(secret)}}}"))
     variables = list(dict.fromkeys(map(_variable, secrets)))
     raise SpecError(
-        f"{secrets[0].name or 'a word of the command'} is a secret, and the record keeps the"
-        " command",
-        expected="its name: every rank puts in what its environment says",
+        f"{secrets[0].name or 'a word of the command'} is a secret, and the record would keep it",
+        expected="the name of a variable, whose value every rank inserts from its environment",
         fix=f"read -rs {' '.join(variables)}; export {' '.join(variables)}; {run} {better}",
     )
 
 
 def filled(words: Sequence[str]) -> list[str]:
-    """A command with what it names, ``{env:API_KEY}``; SpecError where a variable is missing."""
+    """Return a command in which names such as ``{env:API_KEY}`` are replaced by their values.
+
+    Raise SpecError if the environment lacks such a variable.
+    """
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
             raise SpecError(
-                f"{match[0]}: there is no such variable where the ranks run",
-                expected=f"{match[1]} in the environment that starts them",
+                f"{match[0]}: there is no such variable in the environment of the ranks",
+                expected=f"{match[1]} in the environment that starts the ranks",
                 fix=f"export {match[1]}=...",
             )
         return os.environ[match[1]]
@@ -118,11 +121,12 @@ def filled(words: Sequence[str]) -> list[str]:
 
 
 def _variable(secret: Secret) -> str:
+    """Return a name for an environment variable that could hold a secret."""
     return re.sub(r"\W+", "_", secret.name).strip("_").upper() or "SECRET"
 
 
 def _replaced(words: Sequence[str], by: Callable[[Secret], str]) -> list[str]:
-    """The words with every secret replaced, the last one of a word first."""
+    """Return the words with every secret replaced, from the end so that positions stay valid."""
     replaced = list(words)
     for secret in sorted(_secrets_of(words), reverse=True):
         word = replaced[secret.word]
@@ -131,7 +135,7 @@ def _replaced(words: Sequence[str], by: Callable[[Secret], str]) -> list[str]:
 
 
 def _words_of(value: str) -> list[str]:
-    """A variable may hold a command."""
+    """Split a variable's value into words if it looks like a command with options."""
     try:
         return shlex.split(value) if re.search(r"(^|\s)--[A-Za-z]", value) else [value]
     except ValueError:
@@ -139,7 +143,7 @@ def _words_of(value: str) -> list[str]:
 
 
 def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
-    """Every secret of a command; of those that overlap the first."""
+    """Yield every secret in a command; of secrets that overlap, only the first."""
     ordered = sorted(itertools.chain(_of_options(words), _of_looks(words)))
     word = -1
     end = 0
@@ -151,7 +155,10 @@ def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
 
 
 def _of_options(words: Sequence[str]) -> Iterator[Secret]:
-    """Values of ``--name value``, and of ``--name value value`` where the name is sure."""
+    """Yield secrets after option names: ``--name value``.
+
+    Further values (``--name value value``) count only if the name always has a secret value.
+    """
     for index, word in enumerate(words):
         name = word.lstrip("-")
         if word == name or not re.fullmatch(r"[A-Za-z][\w.-]*", name):
@@ -166,7 +173,7 @@ def _of_options(words: Sequence[str]) -> Iterator[Secret]:
 
 
 def _of_looks(words: Sequence[str]) -> Iterator[Secret]:
-    """Finds secrets by looks, whatever the option: pairs inside a word, URLs, tokens, keys."""
+    """Yield secrets by their form: pairs inside a word, URLs, tokens and keys."""
     for index, word in enumerate(words):
         for match in itertools.chain(*(pattern.finditer(word) for pattern in _LOOKS)):
             yield Secret(index, *match.span(1), "")
@@ -183,7 +190,7 @@ def _of_looks(words: Sequence[str]) -> Iterator[Secret]:
 
 
 def _is_named(name: str, value: str) -> bool:
-    """Whether a name says that its value is a secret: its last word, and the one before."""
+    """Return whether a value is a secret, judging by the last words of its name and the value."""
     parts = _parts(name)
     if not parts or _PLAIN.fullmatch(value) or _NAMED.fullmatch(value):
         return False
@@ -197,14 +204,17 @@ def _is_named(name: str, value: str) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """The words of a name, each in its singular: ``hfToken`` and ``--api-keys`` alike."""
+    """Return the words of a name in the singular; ``hfToken`` and ``--api-keys`` have two each."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     parts = [part for part in re.split(r"[^a-z0-9]+", apart.lower()) if part]
     return [p[:-1] if p.endswith("s") and p[:-1] in _SURE | _PERHAPS else p for p in parts]
 
 
 def _looks_random(value: str) -> bool:
-    """Whether a run of letters and digits changes between lower, upper and digit often."""
+    """Return whether a value looks random.
+
+    It does if a run of letters and digits often changes between lower case, upper case and digits.
+    """
     for run in re.findall(r"[A-Za-z0-9]{8,}", value):
         kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in run]
         changes = sum(a != b for a, b in itertools.pairwise(kinds))
@@ -214,9 +224,10 @@ def _looks_random(value: str) -> bool:
 
 
 def _is_token(run: str) -> bool:
-    """Whether a run behind a service's prefix is no word of a name."""
+    """Return whether the run after a service's prefix looks like a token and not like a word."""
     return len(run) >= 16 and any(c.isdigit() or c.isupper() for c in run)
 
 
 def _is_hex(value: str) -> bool:
+    """Return whether a value is a hexadecimal digest or key of a usual length."""
     return re.fullmatch(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}", value) is not None

@@ -1,4 +1,4 @@
-"""Where cores, memory, GPUs and cards of one machine stand to each other, by /sys and NVML."""
+"""Describe how cores, memory, GPUs and network cards are connected, from /sys and NVML."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 
 from harness.host import vendor
 
-#: What a GPU's line says of itself.
+#: The entry of a GPU's line for the GPU itself, as in ``nvidia-smi topo -m``.
 ITSELF = "X"
 
 
 def facts(sys: Path = Path("/sys")) -> Iterator[tuple[str, str]]:
-    """``topology: ...`` and what it is, for a map: name by name, an unknown one is empty."""
+    """Yield (name, text) of each fact about the topology; the text is empty if it is unknown.
+
+    Every name starts with ``topology:``.
+    """
     yield "topology: cpus", _cpus(sys)
     yield "topology: shared caches", _caches(sys)
     nodes = sorted(
@@ -36,6 +39,7 @@ def facts(sys: Path = Path("/sys")) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> str:
+    """Return the content of a file, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -43,7 +47,7 @@ def _read(path: Path) -> str:
 
 
 def _cpus(sys: Path) -> str:
-    """``2 sockets, 32 cores, 64 threads``"""
+    """Return the numbers of CPUs as a text: ``2 sockets, 32 cores, 64 threads``."""
     places = [
         (_read(cpu / "topology/physical_package_id"), _read(cpu / "topology/core_id"))
         for cpu in (sys / "devices/system/cpu").glob("cpu[0-9]*")
@@ -60,7 +64,7 @@ def _cpus(sys: Path) -> str:
 
 
 def _caches(sys: Path) -> str:
-    """The last level of cache, and which CPUs share each: ``32768K: 0-7; 32768K: 8-15``"""
+    """Return the last-level caches and their CPUs, such as ``L3 32768K: cpus 0-7; ..``."""
     caches: dict[str, tuple[int, str]] = {}
     for index in (sys / "devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level = _read(index / "level")
@@ -74,7 +78,7 @@ def _caches(sys: Path) -> str:
 
 
 def _gpus(sys: Path) -> Iterator[tuple[str, str]]:
-    """Each GPU's line of the matrix that ``nvidia-smi topo -m`` prints, and its NUMA node."""
+    """Yield each GPU's line of the matrix that ``nvidia-smi topo -m`` prints, and its NUMA node."""
     gpus = vendor.gpus()
     if not gpus:
         yield "topology: gpus", "none: no NVIDIA driver answers here"

@@ -1,7 +1,7 @@
-"""The answers of a vendor's driver about GPUs: the one place that knows more than one vendor.
+"""Query the GPUs of this machine, from whichever vendor's driver is present.
 
-A vendor is a module of this folder with the functions of ``Vendor``. NVIDIA's (``nvml``) also reads
-clocks, power and energy while ranks run; where another vendor's GPUs are, these are ``n/a``.
+A vendor is a module of this folder with the functions of ``Vendor``. Only NVIDIA's (``nvml``) also
+reads clocks, power and energy while ranks run. For other vendors these are ``n/a``.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-#: Modules of this folder, in the order in which they are asked.
+#: The modules of vendors, in the order in which they are queried.
 _MODULES = ("nvml", "amd")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """Faults of a device or its links; None without an answer.
+    """Faults of a device or its links; a field is None if the driver does not report it.
 
-    ``uncorrected_errors`` are memory errors since the driver was loaded. ``remapped_rows`` wait for
-    a reset, or could not be remapped. ``links_down`` are NVLinks that are there and inactive.
-    ``pcie_width`` and ``pcie_generation`` are (now, at most); a link at rest may be at a lower
-    generation. ``persistent``: the driver stays loaded while nobody uses the device.
+    ``uncorrected_errors`` counts memory errors since the driver was loaded. ``remapped_rows`` is
+    ``pending`` if rows of memory wait for a reset, ``failed`` if they could not be remapped, or
+    empty. ``links_down`` holds the NVLinks that exist and are inactive. ``pcie_width`` and
+    ``pcie_generation`` are (now, at most); an idle link may use a lower generation. ``persistent``
+    means that the driver stays loaded while no program uses the device.
     """
 
     uncorrected_errors: int | None = None
@@ -34,12 +35,13 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One visible device; ``memory_bytes`` total. ``uuid`` never enters a machine's class.
+    """One visible device.
 
-    ``power_limit_w`` is what is enforced now, ``default_limit_w`` what the device came with;
-    ``used_bytes`` and ``pids`` tell who is on it, ``bus_id`` where it is plugged in.
-    ``nvlink_gb_s`` is the rate of its active NVLinks together, ``pcie_gb_s`` what its slot can
-    carry, each in GB/s and one direction.
+    ``memory_bytes`` is its total memory, ``used_bytes`` the memory in use, and ``pids`` the
+    processes that use the device. ``uuid`` is never part of a machine's class. ``power_limit_w`` is
+    the limit that is enforced now, ``default_limit_w`` the manufacturer's. ``bus_id`` is its PCI
+    address. ``nvlink_gb_s`` is the rate of its active NVLinks together, and ``pcie_gb_s`` the rate
+    of its slot, both in GB/s for one direction.
     """
 
     index: int
@@ -60,11 +62,12 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two visible devices and what joins them.
+    """Two visible devices and the connection between them.
 
-    ``joined`` is ``NVLink``, or the PCIe path as ``nvidia-smi topo`` names it, or empty if the
-    driver does not say. ``switched``: the NVLinks end in an NVSwitch. ``peer``: whether one reads
-    the memory of the other over PCIe; None if the driver does not say.
+    ``joined`` is ``NVLink``, or ``xGMI``, or the PCIe path as ``nvidia-smi topo`` names it, or
+    empty if the driver does not report it. ``switched`` means that the NVLinks end in an NVSwitch.
+    ``peer`` says whether one device can read the memory of the other over PCIe; it is None if the
+    driver does not report it.
     """
 
     a: int
@@ -75,43 +78,43 @@ class Pair:
 
 
 class Vendor(Protocol):
-    """The functions of a vendor's module. Each answers without a driver, too: with nothing."""
+    """The functions of a vendor's module. Without a driver they return empty results."""
 
     NAME: str
-    #: What is not read of these GPUs, as a sentence; empty if everything is.
+    #: A sentence about facts that are not read for these GPUs, or empty.
     NOTICE: str
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every visible device."""
+        """Return every visible device."""
 
     def topology(self) -> tuple[Pair, ...]:
-        """Every pair of visible devices."""
+        """Return every pair of visible devices."""
 
     def driver(self) -> str | None:
-        """The version of the driver."""
+        """Return the version of the driver, or None without one."""
 
 
 def vendors() -> list[Vendor]:
-    """Every vendor that is known."""
+    """Return the module of every known vendor."""
     return [cast("Vendor", importlib.import_module(f"harness.host.{name}")) for name in _MODULES]
 
 
 def present() -> Vendor:
-    """The vendor whose GPUs are here; the first one if there are none."""
+    """Return the vendor of this machine's GPUs, or the first vendor if there are none."""
     known = vendors()
     return next((vendor for vendor in known if vendor.gpus()), known[0])
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Every visible device of this machine; () without a driver."""
+    """Return every visible device of this machine, or () without a driver."""
     return next((devices for vendor in vendors() if (devices := vendor.gpus())), ())
 
 
 def topology() -> tuple[Pair, ...]:
-    """Every pair of visible devices; () without a driver."""
+    """Return every pair of visible devices, or () without a driver."""
     return next((pairs for vendor in vendors() if (pairs := vendor.topology())), ())
 
 
 def driver() -> str | None:
-    """The version of the driver; None without one."""
+    """Return the version of the driver, or None without one."""
     return present().driver()

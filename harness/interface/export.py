@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harness.analysis.judging.points import points
 from harness.analysis.ladder import arm_row
+from harness.analysis.results import results
 from harness.base.errors import SpecError
 from harness.interface import frames
 from harness.interface.report.tabled import written
@@ -93,19 +93,20 @@ def openmetrics(runs: Sequence[RunRecord], doubts: Sequence[str] = ()) -> str:
                 add("step_seconds", labels, row.step_s)
                 add("peak_memory_bytes", labels, row.peak_bytes)
                 add("sent_bytes", labels, row.sent_bytes)
-            for point in points(run, plan):
-                labels = {**where, "case": point.case, "against": point.against}
-                add("efficiency_ratio", labels, point.efficiency)
-                add("efficiency_low_ratio", labels, point.efficiency_low)
-                add("efficiency_high_ratio", labels, point.efficiency_high)
-        for verdict in run.verdicts:
+        for result in results(run):
+            if result.metric == "efficiency":
+                labels = {**where, "case": result.case, "against": result.against}
+                add("efficiency_ratio", labels, result.value)
+                add("efficiency_low_ratio", labels, result.low)
+                add("efficiency_high_ratio", labels, result.high)
+        for result in results(run):
             labels = {
-                "metric": verdict.metric,
-                "against": verdict.against,
-                "rule": verdict.rule or "",
-                "status": "NOT VERIFIED" if doubt else str(verdict.status),
+                "metric": result.metric,
+                "against": result.against,
+                "rule": result.rule or "",
+                "status": "NOT VERIFIED" if doubt else str(result.status),
             }
-            add("verdict_info", {**where, "case": verdict.case, **labels}, 1.0)
+            add("verdict_info", {**where, "case": result.case, **labels}, 1.0)
     lines = []
     for name, unit, what in _GAUGES:
         kind, family = (

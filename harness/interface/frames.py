@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.judging.points import points as scaling_points
 from harness.analysis.reading import load
+from harness.analysis.results import document, results
 from harness.base.documents import to_doc
 from harness.cases import CaseSpec
 from harness.record import Purpose, RunRecord
@@ -55,15 +56,18 @@ def points(runs: Runs) -> pd.DataFrame:
 
 
 def verdicts(runs: Runs) -> pd.DataFrame:
+    """One row a result: its key, its judged interval, its threshold and its status."""
     return _frame(
         {
             **dict(run=run.run, hardware=run.machine.hardware_class),
-            **_of(cases.get(verdict.case_hash), Purpose.TIMED),
-            **to_doc(verdict),
+            **_of(cases.get(result.case_hash), Purpose.TIMED),
+            **document(result),
+            "pairs": list(result.pairs),
+            "launches": list(result.launches),
         }
         for run, _ in _load(runs)
         for cases in [_cases(run)]
-        for verdict in run.verdicts
+        for result in results(run)
     )
 
 

@@ -22,13 +22,13 @@ from markupsafe import Markup
 
 from harness.analysis import compare, verify_cache
 from harness.analysis.judging.points import points
+from harness.analysis.results import Result, ranked, results
 from harness.base.errors import SpecError
 from harness.base.formatting import still
 from harness.interface import frames
+from harness.interface.report import figures
 from harness.interface.report.headline import headline
-from harness.interface.report.scaling import judged_interval
-from harness.record import RunRecord, Status, Verdict
-from harness.record.outcome import SEVERITY
+from harness.record import RunRecord, Status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,18 +60,18 @@ class NotebookRun:
         self.record, self.doubt = verify_cache.vouched(folder)
 
     @property
-    def verdicts(self) -> list[ShownVerdict]:
-        """Worst first."""
-        ranked = sorted(self.record.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
-        return [ShownVerdict(verdict=verdict, doubt=self.doubt) for verdict in ranked]
+    def results(self) -> list[ShownResult]:
+        """Every result of the run, worst first."""
+        every = ranked(self.record)
+        return [ShownResult(result=result, doubt=self.doubt) for result in every]
 
-    def verdict(self, case: str) -> ShownVerdict:
-        """The worst verdict of the cases whose id has these words in it; SpecError for none."""
-        fitting = [shown for shown in self.verdicts if case in shown.verdict.case]
+    def result(self, case: str) -> ShownResult:
+        """Return the worst result of the cases whose id contains a text; SpecError for none."""
+        fitting = [shown for shown in self.results if case in shown.result.case]
         if not fitting:
-            known = dict.fromkeys(v.case for v in self.record.verdicts)
+            known = dict.fromkeys(shown.result.case for shown in self.results)
             raise SpecError(
-                f"no verdict of {case!r}",
+                f"no result of {case!r}",
                 where=str(self.folder),
                 expected=", ".join(known) or "a run that judged something",
                 fix=f"scaleproof report {self.folder} --every",
@@ -151,10 +151,10 @@ class NotebookRun:
         worlds = {
             arm.case.hash: arm.case.world_size for plan in self.record.plans for arm in plan.arms
         }
-        for verdict in self.record.verdicts:
-            bound = rules.get(verdict.rule or "")
-            if verdict.metric == "efficiency" and bound is not None:
-                yield worlds[verdict.case_hash], bound
+        for result in results(self.record):
+            bound = rules.get(result.rule or "")
+            if result.metric == "efficiency" and bound is not None:
+                yield worlds[result.case_hash], bound
 
     def _steps(self, figure: Figure) -> None:
         axes = figure.add_subplot(xlabel="ms", title="steps of timed launches, slowest rank")
@@ -182,14 +182,8 @@ class NotebookRun:
 
     def _repr_html_(self) -> str:
         rows = [
-            (
-                verdict.status,
-                verdict.case,
-                f"{verdict.metric} v {verdict.against}",
-                _span(verdict),
-                verdict.bound,
-            )
-            for verdict in (shown.verdict for shown in self.verdicts)
+            (r.status, r.case, figures.metric(r), figures.figure(r, ".4g") or "n/a", r.bound)
+            for r in ranked(self.record)
         ]
         title = f"NOT VERIFIED: {self.doubt}" if self.doubt else headline(self.record)
         about = f"{self.record.run} · {self.record.machine.title} · {self.record.started_at[:16]}"
@@ -214,24 +208,24 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class ShownVerdict:
-    """A verdict as a notebook shows it."""
+class ShownResult:
+    """A result as a notebook shows it."""
 
-    verdict: Verdict
+    result: Result
     doubt: str = ""
 
     def _repr_html_(self) -> str:
-        verdict = self.verdict
-        title = f"{verdict.status}: {verdict.case}" + (
+        result = self.result
+        title = f"{result.status}: {result.case}" + (
             f" · NOT VERIFIED: {self.doubt}" if self.doubt else ""
         )
         rows = [
-            ("metric", f"{verdict.metric} v {verdict.against}"),
-            ("value [95 %]", _span(verdict)),
-            ("bound", f"{verdict.bound} ({verdict.rule or 'no rule'})"),
-            ("pairs of launches", str(verdict.n)),
-            ("why", verdict.detail),
-            *([("doubt", verdict.doubt)] if verdict.doubt else []),
+            ("metric", figures.metric(result)),
+            ("value [95 %]", figures.figure(result, ".4g") or "n/a"),
+            ("bound", f"{result.bound} ({result.rule or 'no threshold'})"),
+            ("pairs of launches", str(result.n)),
+            ("why", result.detail),
+            *(("caveat", caveat.sentence) for caveat in result.caveats),
         ]
         return _titled(title, "") + _table((), rows)
 
@@ -274,12 +268,6 @@ def _ends(value: float | None, low: float | None, high: float | None) -> str:
     if value is None:
         return "n/a"
     return f"{value:.3f} [{'n/a' if low is None or high is None else f'{low:.3f}, {high:.3f}'}]"
-
-
-def _span(v: Verdict) -> str:
-    if v.value is None:
-        return "n/a"
-    return f"{v.value:.4g} {judged_interval(v, '{:.4g}'.format) or '[n/a]'}"
 
 
 def _titled(title: str, about: str) -> Markup:

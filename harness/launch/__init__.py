@@ -1,1 +1,1 @@
-"""Starting ranks: engines, the fleet of agents, and who is to blame when a launch breaks."""
+"""Start ranks with an engine, manage the agents, and name the rank that broke a launch."""

@@ -1,4 +1,7 @@
-"""The agents of a fleet: connections, monitoring, numbering and replacement."""
+"""Connect to the agents of a fleet, monitor them, number them, and replace lost ones.
+
+An agent is the process on each node that starts the node's ranks. A fleet is all agents of a run.
+"""
 
 import contextlib
 import ipaddress
@@ -23,24 +26,28 @@ Message = dict[str, Json]
 
 @dataclass
 class AgentLink:
-    """One agent and what it has said."""
+    """The main program's connection to one agent, and what the agent has reported.
+
+    ``lost`` is the reason why the connection ended, or empty while the agent is connected.
+    """
 
     node: int
     channel: Channel | None
     about: Node | None = None
     heard_at: float = field(default_factory=time.monotonic)
-    silent_s: float = 0.0  # while somebody listened
+    silent_s: float = 0.0  # without a message, counted only while the monitor was listening
     lost: str = ""
-    left_out: bool = False  # no other agent came in its place
-    compiles: bool = False  # it has imported what ranks compile with
-    last_words: str = ""  # why it ends, where it could say so
+    left_out: bool = False  # no replacement could be started, so the node is no longer used
+    compiles: bool = False  # the agent has imported the modules that ranks need for torch.compile
+    last_words: str = ""  # the reason for its end, if the agent could still send one
 
     @property
     def name(self) -> str:
+        """The node's number, and its host name once the agent has reported it."""
         return f"node {self.node}" + (f" ({self.about.machine.host})" if self.about else "")
 
     def send(self, message: Message, blob: bytes = b"") -> None:
-        """One message; a link that does not take it is lost."""
+        """Send one message to the agent, and mark the link as lost if sending fails."""
         if self.channel is None:
             return
         try:
@@ -49,7 +56,7 @@ class AgentLink:
             self.lose(f"its agent does not answer: {error.strerror or error}")
 
     def receive(self) -> list[tuple[Message, bytes]]:
-        """Receives what has arrived; nothing where the link is lost meanwhile."""
+        """Return the messages that have arrived, or none if the link turns out to be lost."""
         assert self.channel is not None
         try:
             messages = self.channel.receive()
@@ -65,29 +72,30 @@ class AgentLink:
         return messages
 
     def hear(self) -> None:
-        """Note that the agent has been heard of just now."""
+        """Record that a message from the agent has just arrived."""
         self.heard_at = time.monotonic()
         self.silent_s = 0.0
 
     def lose(self, why: str) -> None:
-        """Nothing more is expected of it."""
+        """Mark the link as lost for this reason, and close its channel."""
         self.lost = self.lost or why
         if self.channel is not None:
             self.channel.close()
             self.channel = None
 
 
+#: Seconds that one round of receiving waits for messages.
 TICK_S = 0.2
-#: A round of hearing counts as so much silence at most: what we did meanwhile, writing to a slow
-#: disk for example, kept nobody from speaking.
+#: The most seconds of silence that one round of receiving adds. The main program may have been busy
+#: between two rounds, for example with a slow disk, and an agent must not be blamed for that.
 ROUND_S = 1.0
 
 
 class AgentMonitor:
-    """Listens to links, and counts their silence only while it does.
+    """Receive messages from links, and count how long each link is silent meanwhile.
 
-    Channels stay registered from one round to the next: thousands of them would cost more than what
-    they say.
+    Channels stay registered with the selector from one round to the next, because registering
+    thousands of channels costs more than receiving their messages.
     """
 
     def __init__(self) -> None:
@@ -98,7 +106,7 @@ class AgentMonitor:
     def receive(
         self, links: Sequence[AgentLink], timeout_s: float = TICK_S
     ) -> list[tuple[AgentLink, Message, bytes]]:
-        """Receives what comes within that time, from every link."""
+        """Return (link, message, attached bytes) for what arrives within ``timeout_s``."""
         self._attend(links)
         ready = self._selector.select(timeout_s if self._heard else 0)
         now = time.monotonic()
@@ -109,10 +117,10 @@ class AgentMonitor:
         return [(key.data, *pair) for key, _ in ready for pair in key.data.receive()]
 
     def _attend(self, links: Sequence[AgentLink]) -> None:
-        """Listen to these links, and to no others."""
+        """Register the channels of exactly these links with the selector."""
         wanted = {link.channel: link for link in links if link.channel is not None}
         for channel in [c for c in self._heard if wanted.get(c) is not self._heard[c]]:
-            self._selector.unregister(channel)  # it is found though it may be closed
+            self._selector.unregister(channel)  # this works for a closed channel, too
             del self._heard[channel]
         for channel, link in wanted.items():
             if channel not in self._heard:
@@ -121,7 +129,12 @@ class AgentMonitor:
 
 
 def unreachable(ear: AgentMonitor, links: Sequence[AgentLink], within_s: float) -> tuple[int, ...]:
-    """Nodes that fewer than half of the others can connect to."""
+    """Return the nodes to which fewer than half of the other nodes can connect.
+
+    Every connected agent is asked to connect to all agents; answers count if they arrive within
+    ``within_s`` seconds. If only one other agent answers, a node is unreachable if that agent
+    cannot connect to it.
+    """
     alive = [x for x in links if x.channel is not None and x.about is not None]
     doors = [to_doc(x.about.door) for x in alive if x.about is not None]
     for link in alive:
@@ -143,7 +156,7 @@ def unreachable(ear: AgentMonitor, links: Sequence[AgentLink], within_s: float) 
 
 
 def joined(listener: Listener | None, links: list[AgentLink], within_s: float) -> list[AgentLink]:
-    """Links to the agents that dial in within that time; ``links`` gets them, too."""
+    """Return links to the agents that connect within ``within_s``, and append them to ``links``."""
     channels = listener.accept(within_s) if listener is not None else []
     new = [AgentLink(node=len(links) + i, channel=channel) for i, channel in enumerate(channels)]
     links += new
@@ -151,9 +164,10 @@ def joined(listener: Listener | None, links: list[AgentLink], within_s: float) -
 
 
 def agree(links: list[AgentLink], where: Where, num_agents: int) -> None:
-    """Number the agents, so that ranks lie alike in every run; refuse nodes that are unlike.
+    """Number the agents in a reproducible order, and raise LaunchError if their nodes do not match.
 
-    ``num_agents`` are wanted: one for each node, or one for each rank.
+    The order makes the placement of ranks identical in every run. ``num_agents`` is the number of
+    requested agents: one for each node, or one for each rank.
     """
     by_node = num_agents == len(where.nodes)
     links.sort(key=_place)
@@ -168,9 +182,11 @@ def agree(links: list[AgentLink], where: Where, num_agents: int) -> None:
 def examine(
     link: AgentLink, first_link: AgentLink, same: AgentLink, where: Where, by_node: bool = True
 ) -> None:
-    """LaunchError if this agent does not fit the others, or what was asked for.
+    """Raise LaunchError if this agent does not match the first agent or the requested placement.
 
-    ``same`` is the first agent of its machine, which may be itself.
+    The agents must have the same versions of torch and scaleproof, run on different machines, and
+    have addresses that other nodes can reach. ``same`` is the first agent on the machine of
+    ``link``, which may be ``link`` itself.
     """
     first = first_link.about
     about = link.about
@@ -181,14 +197,14 @@ def examine(
             raise LaunchError(
                 f"{link.name} has {name} {theirs}, node 0 has {wanted}",
                 expected="the same version on every node",
-                fix=f"pip install {name}=={wanted}   # there",
+                fix=f"pip install {name}=={wanted}   # on that node",
             )
     if same is not link and by_node:
         if not where.settings.get("one_machine"):
             raise LaunchError(
                 f"{same.name} and {link.name} are the same machine",
-                expected="a machine for each node, or one_machine = true in the cluster file"
-                " (results are then labelled emulated)",
+                expected="a separate machine for each node, or one_machine = true in the cluster"
+                " file (results are then labelled emulated)",
                 fix="edit the cluster file",
             )
     host = about.door.host
@@ -196,13 +212,16 @@ def examine(
     if len(where.nodes) > 1 and _is_loopback(host) and not one_machine:
         raise LaunchError(
             f"{link.name} has the address {host}, which other nodes cannot reach",
-            expected="an address of the nodes' network",
+            expected="an address in the network that connects the nodes",
             fix='listen = "10.0.0.1"   # in the cluster file',
         )
 
 
 def fit(links: Sequence[AgentLink], where: Where) -> None:
-    """LaunchError if a node's torch cannot give each of its ranks a GPU, where they need one."""
+    """Raise LaunchError if a node cannot give each of its ranks a GPU and a CPU core.
+
+    Nothing is checked if the ranks run on CPUs. Ranks that may share a GPU need only one.
+    """
     if where.device is not Device.CUDA:
         return
     for link in links:
@@ -214,7 +233,7 @@ def fit(links: Sequence[AgentLink], where: Where) -> None:
         if cores < wanted:
             raise LaunchError(
                 f"{link.name} gives its agent {cores} CPU cores for {wanted} ranks with a GPU each",
-                expected="a core for each rank at least",
+                expected="at least one core for each rank",
                 fix="cpus = 8   # in the cluster file",
             )
         about = link.about
@@ -227,7 +246,10 @@ def fit(links: Sequence[AgentLink], where: Where) -> None:
 
 
 def _place(link: AgentLink) -> tuple[object, ...]:
-    """Where an agent comes: where it was started as, else by its address."""
+    """Return the key that orders agents: the order in which they were started, then the address.
+
+    Agents that do not know their order come last.
+    """
     assert link.about is not None
     order = link.about.order
     host = link.about.door.host
@@ -238,18 +260,20 @@ def _place(link: AgentLink) -> tuple[object, ...]:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether an address or host name reaches only the local machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-#: Starts the agent of a node, on that host, again: its channel, or a listener that it will dial.
+#: A function that starts the agent of a node again, given the job, the node and its host. It
+#: returns the agent's channel, or a listener to which the agent will connect.
 Again: TypeAlias = Callable[[Job, int, str], tuple[Channel | None, Listener | None]]
 
 
 def clear(links: list[AgentLink], job: Job) -> None:
-    """End what lost agents have left behind, at once."""
+    """End the processes that lost agents left behind, without waiting for a replacement."""
     for link in links:
         if link.lost and not link.left_out:
             job.abandon(link.node)
@@ -264,7 +288,10 @@ def mend(
     within_s: float,
     watch: Watch,
 ) -> list[str]:
-    """Renew every link that was lost, or leave its node out from now on; what there is to tell."""
+    """Start a new agent for every lost link, and exclude a node if its agent does not come back.
+
+    Return one sentence for the record about each lost link.
+    """
     notes = []
     for place, link in enumerate(links):
         if not link.lost or link.left_out:
@@ -274,7 +301,9 @@ def mend(
             fresh = _dialed(
                 link, job, again, ear, within_s, partial(watch, num_present, len(links))
             )
-            if not job.channels():  # who inherits a channel was started here, as the others were
+            # An agent that inherits its channel runs on this machine with the same software as
+            # the others, so only agents that connect from elsewhere are examined.
+            if not job.channels():
                 _fits(fresh, place, links, where)
         except LaunchError as error:
             job.abandon(link.node)
@@ -287,7 +316,7 @@ def mend(
 
 
 def _fits(fresh: AgentLink, place: int, links: list[AgentLink], where: Where) -> None:
-    """LaunchError if the new agent is not what the lost one was to the others."""
+    """Raise LaunchError if the new agent does not match the others as the lost agent did."""
     assert fresh.about is not None
     others = [link for i, link in enumerate(links) if i != place and link.about is not None]
     same = (other for other in others if other.about and other.about.machine == fresh.about.machine)
@@ -302,7 +331,10 @@ def _dialed(
     within_s: float,
     watch: Callable[[str], None],
 ) -> AgentLink:
-    """A new agent on the node of one that was lost; LaunchError if it does not come."""
+    """Start a new agent on the node of a lost agent, and return its link.
+
+    Raise LaunchError if the agent does not report within ``within_s`` seconds, or if its job ends.
+    """
     assert link.about is not None
     channel, listener = again(job, link.node, link.about.machine.host)
     fresh = AgentLink(node=link.node, channel=channel)
@@ -316,7 +348,7 @@ def _dialed(
                     fresh.about = from_doc(Node, message["hello"])
             state, says = job.poll()
             if fresh.lost or state is State.ENDED or time.monotonic() - since > within_s:
-                raise LaunchError(fresh.lost or says or f"not back in {within_s:g} s")
+                raise LaunchError(fresh.lost or says or f"no answer within {within_s:g} s")
             watch(f"{link.name} is started again")
     finally:
         if listener is not None:

@@ -12,58 +12,68 @@ from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Collective, RankEnd, RankError
 from harness.record import Cause
 
-#: One rank sends to another and only that one knows: such operations are numbered by pairs.
+#: Point-to-point operations. Only two ranks take part and number them, so the numbers of different
+#: pairs cannot be compared.
 _PAIRED = ("send", "recv")
-#: Seconds after the first rank of a collective from which the last one counts as late.
+#: Seconds between the first and the last rank of a collective from which the last one counts as
+#: late.
 LATE_S = 1.0
 
-#: By process group: each rank's collectives by their numbers.
+#: Process group -> rank -> number of the collective -> collective.
 Logs = dict[str, dict[int, dict[int, Collective]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The first collective that not all did, by rank; "" = it has not come to it."""
+    """The first collective that differs between ranks.
+
+    ``number`` is its sequence number. ``did`` maps each rank to the collective that it issued
+    under this number, as text; the text is empty if the rank has not reached this number.
+    """
 
     number: int
     did: Mapping[int, str]
 
     @property
     def usual(self) -> str:
-        """The commonest of these; of two, whatever is more than nothing."""
+        """The collective that most ranks issued; in a tie, a collective wins over none."""
         counts = Counter(self.did.values())
         return max(counts, key=lambda what: (counts[what], bool(what)))
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """The ranks that did something else."""
+        """The ranks whose collective differs from the usual one."""
         return tuple(rank for rank, what in self.did.items() if what != self.usual)
 
     @property
     def behind(self) -> frozenset[int]:
-        """The ranks that have not come to it."""
+        """The ranks that have not reached this collective."""
         return frozenset(rank for rank, what in self.did.items() if not what)
 
     @property
     def sure(self) -> bool:
-        """Whether there is one against several."""
+        """Whether exactly one rank differs from at least two others."""
         return len(self.odd) == 1 and len(self.did) > 2
 
     def __str__(self) -> str:
         does = self.did[min(self.odd)]
         if not self.usual:
-            return f"is alone in collective {self.number}, {does}"
+            return f"is the only rank in collective {self.number}, {does}"
         if not does:
             return f"did not enter collective {self.number}, {self.usual}"
         if len(self.did) == 2:
             other = max(set(self.did) - set(self.odd))
             both = f"runs {does} as collective {self.number}, rank {other} runs {self.usual}"
-            return f"{both}: of two, neither can be told to be wrong"
-        return f"runs {does} as collective {self.number}, the others run {self.usual}"
+            return f"{both}: with two ranks it is unknown which one is wrong"
+        return f"runs {does} as collective {self.number}, the other ranks run {self.usual}"
 
 
 def divergence(flights: Mapping[int, Sequence[Collective]]) -> Divergence | None:
-    """Where ranks part for the first time; None if they do not."""
+    """Return the first collective that differs between ranks, or None if none does.
+
+    ``flights`` maps each rank to the entries of its flight recorder. Only numbers that every rank
+    still has in its buffer, and later ones, are compared.
+    """
     for flying in _logs(flights).values():
         for number in range(_first(flying), max(map(max, flying.values())) + 1):
             at = {rank: log.get(number) for rank, log in flying.items()}
@@ -78,7 +88,10 @@ def divergence(flights: Mapping[int, Sequence[Collective]]) -> Divergence | None
 
 @dataclass(frozen=True, kw_only=True)
 class LateRank:
-    """The rank that came last to a collective, by so many seconds after the first."""
+    """The rank that entered a collective last, ``by_s`` seconds after the first rank.
+
+    ``what`` is the operation, ``number`` its sequence number.
+    """
 
     rank: int
     number: int
@@ -87,7 +100,10 @@ class LateRank:
 
 
 def latest(flights: Mapping[int, Sequence[Collective]]) -> LateRank | None:
-    """Who came late to the last collective that all did; None if nobody did."""
+    """Return the rank that entered the last common collective late, or None if none was late.
+
+    A common collective is one that all ranks issued. ``LATE_S`` defines what is late.
+    """
     last = [
         {rank: log[number] for rank, log in flying.items() if number in log}
         for flying in _logs(flights).values()
@@ -104,7 +120,7 @@ def latest(flights: Mapping[int, Sequence[Collective]]) -> LateRank | None:
 
 
 def _logs(flights: Mapping[int, Sequence[Collective]]) -> Logs:
-    """The groups in which several ranks can be compared."""
+    """Sort the collectives by process group, and keep the groups with at least two ranks."""
     logs: Logs = {}
     for rank, entries in flights.items():
         for collective in entries:
@@ -116,18 +132,19 @@ def _logs(flights: Mapping[int, Sequence[Collective]]) -> Logs:
 
 
 def _first(flying: Mapping[int, Mapping[int, Collective]]) -> int:
-    """The first number that every rank still has."""
+    """Return the first number that every rank still has in its buffer."""
     return max(map(min, flying.values()))
 
 
-#: What an exception for want of memory says, on a device and on the host.
+#: Texts of exceptions about missing memory, on a device and on the host.
 _MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|MemoryError", re.I)
-#: Errors that a device reports for a peer's end, as NCCL and CUDA word them.
+#: Texts of errors from NCCL and CUDA that a device may report only because a peer has ended.
 _DEVICE = re.compile(
     r"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError"
     r"|illegal memory access|unspecified launch failure|CUDA error: uncorrectable"
 )
-#: What torch's detailed debugging says of a rank that broke step, in its two forms.
+#: Texts that torch writes with TORCH_DISTRIBUTED_DEBUG=DETAIL about a rank whose collective
+#: differs (first pattern), or that did not enter it (second pattern).
 _MISMATCH = re.compile(
     r"Rank (\d+) is running (?:inconsistent )?collective: (.*?)(?:, but Rank|\. Collectives|$)",
     re.S,
@@ -137,15 +154,18 @@ _ABSENT = re.compile(
 )
 
 
-#: Errors of ours, which say what is wrong and are no exception of a training.
+#: Errors of this package. Their message is complete, so the type is not shown.
 _OURS = frozenset({LaunchError.__name__, SpecError.__name__})
-#: The phase of a rank whose window is over: it waits for the others.
+#: The phase of a rank that has finished its measurement window and waits for the other ranks.
 _THROUGH = Phase.FINISH.name.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A rank, what it did, and whether that is certain."""
+    """A rank that may have caused the failure, and what it did.
+
+    ``kind`` is as in ``Cause``. ``sure`` means that the evidence excludes every other rank.
+    """
 
     rank: int
     kind: str
@@ -154,15 +174,26 @@ class Suspect:
 
 
 def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause | None:
-    """The cause of a failed launch; None if every rank finished.
+    """Return the cause of a failed launch, or None if every rank finished.
 
-    In this order: a node that is gone; a rank's own exception; a signal that we did not send; an
-    exit without a result; a node that the others cannot reach; in a hang the rank that is stopped,
-    or that waits for others who are through, having made fewer updates; that is not inside torch
-    where its victims wait; the one whose collectives differ; one that
-    aborted; whoever came last, or was silent longest. A rank that reports a lost connection or a
-    time-out is a victim; the one that said nothing is the suspect. One that was still at work is
-    never sure to be it: it may only be slow. ``unreachable`` are numbers of nodes.
+    The first of these kinds of evidence that applies names the rank:
+
+    1. its node is lost;
+    2. it raised an exception that does not only report the loss of a peer;
+    3. it died from a signal that its agent did not send;
+    4. it exited without a result;
+    5. the other nodes cannot reach its node;
+    6. in a hang, it is stopped, or stuck in the kernel;
+    7. in a hang, it made fewer updates than ranks that have finished, and waits for them;
+    8. in a hang, it is the only rank that is not waiting inside torch;
+    9. its collectives differ from those of the other ranks;
+    10. it aborted itself;
+    11. it entered the last common collective late;
+    12. it was silent for the longest time.
+
+    A rank that reports a lost connection or a time-out is a victim, and a rank that reported
+    nothing is the suspect. A rank that was still working is never a sure cause, because it may only
+    be slow. ``unreachable`` holds the numbers of nodes that other nodes could not connect to.
     """
     failed = [end for end in ends if not (end.finished and end.exit_code == 0)]
     if not failed:
@@ -194,6 +225,7 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
 
 
 def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
+    """Return the first rank of a lost node."""
     if not (lost := [end for end in failed if end.lost]):
         return None
     first = lost[0]
@@ -203,10 +235,11 @@ def _lost(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
-    """An exception of a rank's own.
+    """Return the first rank that raised an exception which does not only report a lost peer.
 
-    An error of the device may only be what a dead peer's memory gives: such ranks are victims where
-    another one raised or was killed by itself, and never surely to blame where several say it.
+    A device error may only be a consequence of a peer's death. Ranks with such an error are
+    victims if another rank raised a different exception or was killed by a signal. They are never
+    a sure cause if several ranks failed.
     """
     primary = [e for e in failed if e.error is not None and not e.error.peer]
     device = [e for e in primary if e.error is not None and _DEVICE.search(e.error.message)]
@@ -223,13 +256,17 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _in_words(error: RankError) -> str:
-    """An error's kind and its first line; an error of this package says all in its words."""
+    """Return an error's type and first line; leave out the type of this package's errors."""
     first, *_ = error.message.splitlines() or [""]
     return first if error.type in _OURS else f"{error.type}: {first}"
 
 
 def _signalled(failed: Sequence[RankEnd]) -> Suspect | None:
-    """A rank that gloo aborts only got what it did not expect: that is no cause."""
+    """Return the first rank that died from a signal that its agent did not send.
+
+    SIGABRT does not count here: gloo aborts a rank that received unexpected data, and then another
+    rank is the cause.
+    """
     for end in failed:
         if end.signal is None or end.killed or end.signal == signal.SIGABRT:
             continue
@@ -237,12 +274,13 @@ def _signalled(failed: Sequence[RankEnd]) -> Suspect | None:
         if end.out_of_memory:
             text = f"{name}: the kernel killed a process because memory ran out"
             return Suspect(rank=end.rank, kind="memory", message=text, sure=True)
-        text = f"{name}, no Python error written"
+        text = f"{name}, and the rank wrote no Python error"
         return Suspect(rank=end.rank, kind="signal", message=text, sure=True)
     return None
 
 
 def _left(failed: Sequence[RankEnd]) -> Suspect | None:
+    """Return the first rank that exited by itself, without an error and without a result."""
     for end in failed:
         if not end.killed and end.signal is None and end.error is None:
             text = f"exited with status {end.exit_code} and left no result"
@@ -251,16 +289,18 @@ def _left(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _cut_off(failed: Sequence[RankEnd], unreachable: Sequence[int]) -> Suspect | None:
+    """Return the first rank of a node to which the other nodes cannot connect."""
     if not (unreached := [end for end in failed if end.node in unreachable]):
         return None
-    text = f"node {unreached[0].node} cannot be reached by the others"
+    text = f"the other nodes cannot reach node {unreached[0].node}"
     rank = min(end.rank for end in unreached if end.node == unreached[0].node)
     return Suspect(rank=rank, kind="node", message=text, sure=len(unreachable) == 1)
 
 
 def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
+    """Return the first rank whose process is stopped (T) or stuck in the kernel (D)."""
     for end in failed:
-        # What could still write its stack was in the kernel for a moment only.
+        # A rank that could still write its stack was inside the kernel only for a moment.
         if end.state == "T" or (end.state == "D" and not end.stack):
             what = "stopped" if end.state == "T" else "stuck inside the kernel"
             text = f"{what} for {end.silent_s:.0f} s"
@@ -269,8 +309,9 @@ def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _short(failed: Sequence[RankEnd]) -> Suspect | None:
-    """The rank that has made the fewest updates, and waits for what the others, who are through,
-    will never join.
+    """Return the rank with the fewest updates, if it waits for ranks that have finished.
+
+    It waits in a collective that the finished ranks will never join.
     """
     through = [end for end in failed if end.killed and end.phase == _THROUGH]
     behind = [
@@ -283,16 +324,16 @@ def _short(failed: Sequence[RankEnd]) -> Suspect | None:
     if fewest.step >= furthest:
         return None
     text = (
-        f"has made {fewest.step} updates where rank {through[0].rank} made {furthest}: it leaves"
-        " out steps of an optimizer that the others take"
+        f"has made {fewest.step} updates, rank {through[0].rank} has made {furthest}: it skips"
+        " optimizer steps that the other ranks take"
     )
     return Suspect(rank=fewest.rank, kind="collective", message=text, sure=len(behind) == 1)
 
 
 def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
-    """The one rank that is elsewhere while all others wait, or have waited, inside torch.
+    """Return the only rank outside torch, if all other ranks wait, or have waited, inside torch.
 
-    Where one has aborted by itself, the others may be anywhere.
+    Return None if a rank aborted itself, because the stacks of the others then prove nothing.
     """
     if any(_aborts(end) for end in failed):
         return None
@@ -305,9 +346,9 @@ def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
-    """The rank that torch itself names, or whose collectives are not those of the others.
+    """Return the rank that torch names, or the rank whose collectives differ from the others'.
 
-    One that is ahead of ranks which were still at work has done nothing wrong.
+    A rank that is only ahead of ranks which were still working is not a suspect.
     """
     working = {end.rank for end in failed if _at_work(end)}
     if (by_torch := _told_by_torch(failed)) is not None:
@@ -323,16 +364,23 @@ def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _flights(failed: Sequence[RankEnd]) -> dict[int, tuple[Collective, ...]]:
+    """Return the flight recorder's entries of the ranks that wrote any."""
     return {end.rank: end.flight for end in failed if end.flight}
 
 
 def _at_work(e: RankEnd) -> bool:
-    """Whether a rank was ended while it ran: a kernel's word, or its stack's."""
+    """Return whether a rank was working when its agent killed it.
+
+    The evidence is its process state, or a stack outside torch.
+    """
     return e.killed and (e.state == "R" or (e.stack != "" and not waits_in_torch(e.stack)))
 
 
 def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
-    """Reads the finding of torch's detailed debugging: the rank that most reports differ from."""
+    """Return the rank that the messages of TORCH_DISTRIBUTED_DEBUG=DETAIL single out.
+
+    That is the rank named as absent most often, or the only one whose collective differs.
+    """
     absent: Counter[int] = Counter()
     running: dict[int, str] = {}
     for end in failed:
@@ -341,28 +389,29 @@ def _told_by_torch(failed: Sequence[RankEnd]) -> Suspect | None:
         running |= {int(rank): what.strip() for rank, what in _MISMATCH.findall(message)}
     if absent:
         rank = absent.most_common(1)[0][0]
-        text = "did not enter a collective in which the others wait"
+        text = "did not enter a collective in which the other ranks wait"
         return Suspect(rank=rank, kind="collective", message=text, sure=len(absent) == 1)
     shapes = Counter(_shape(what) for what in running.values())
     if len(running) < 3 or len(shapes) != 2 or shapes.most_common()[-1][1] != 1:
         return None
     odd = shapes.most_common()[-1][0]
     rank = next(r for r, what in running.items() if _shape(what) == odd)
-    text = f"runs {running[rank]}, the others do not"
+    text = f"runs {running[rank]}, the other ranks do not"
     return Suspect(rank=rank, kind="collective", message=text, sure=True)
 
 
 def _shape(what: str) -> str:
-    """A collective as torch describes it, without its number."""
+    """Return torch's description of a collective without its sequence number."""
     return re.sub(r"SequenceNumber=\d+, ", "", what)
 
 
 def _aborts(e: RankEnd) -> bool:
+    """Return whether a rank died from a SIGABRT that its agent did not send."""
     return e.signal == signal.SIGABRT and not e.killed
 
 
 def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
-    """The first of those that aborted while their collectives were those of the others."""
+    """Return the first rank that aborted itself while its collectives matched the others'."""
     if not (aborted := [end for end in failed if _aborts(end)]):
         return None
     text = "signal 6 (SIGABRT): the rank aborted itself, see its log"
@@ -370,6 +419,10 @@ def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
+    """Return the most suspicious rank without an error among those that the agent killed.
+
+    A rank outside torch comes first, then the lowest step, then the longest silence.
+    """
     silent = sorted(
         (end for end in failed if end.killed and end.error is None),
         key=lambda end: (waits_in_torch(end.stack), end.step, -end.silent_s),
@@ -377,7 +430,7 @@ def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
     if not silent:
         return None
     suspect = silent[0]
-    message = f"silent for {suspect.silent_s:.0f} s"
+    message = f"made no progress for {suspect.silent_s:.0f} s"
     if frame := innermost(suspect.stack):
         message += f" in {frame[0]}, line {frame[1]}"
         caller = _own_frame(suspect.stack)
@@ -388,7 +441,7 @@ def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _late(failed: Sequence[RankEnd]) -> Suspect | None:
-    """Where all did the same, and one did it so late that others had given up."""
+    """Return the rank that entered a collective so late that other ranks had given up."""
     if (late := latest(_flights(failed))) is None:
         return None
     text = f"entered collective {late.number}, {late.what}, {late.by_s:.1f} s after the first rank"
@@ -396,7 +449,7 @@ def _late(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _noticed(failed: Sequence[RankEnd]) -> Suspect:
-    """Nothing but ranks that only noticed: the first of them, and no certainty."""
+    """Return the rank that ended first, if every failed rank only reports that a peer is gone."""
     first = failed[0]
     message = "ended without any message"
     if first.error is not None:
@@ -407,12 +460,12 @@ def _noticed(failed: Sequence[RankEnd]) -> Suspect:
 
 
 def innermost(stack: str) -> tuple[str, int] | None:
-    """File and line that a rank's main thread was at, from faulthandler's text."""
+    """Return the file and line at the top of a rank's main thread, from faulthandler's text."""
     return next(_frames(stack), None)
 
 
 def _own_frame(stack: str) -> tuple[str, int] | None:
-    """The innermost frame of the main thread that belongs to no library."""
+    """Return the innermost frame of the main thread that is not in a library."""
     libraries = ("/lib/python", "site-packages", "<")
     return next(
         (
@@ -425,12 +478,13 @@ def _own_frame(stack: str) -> tuple[str, int] | None:
 
 
 def _frames(stack: str) -> Iterator[tuple[str, int]]:
+    """Yield file and line of each frame of the main thread, the innermost first."""
     _, _, main = stack.rpartition("(most recent call first):")
     for match in re.finditer(r'File "([^"]+)", line (\d+)', main):
         yield match[1], int(match[2])
 
 
 def waits_in_torch(stack: str) -> bool:
-    """Whether a rank was inside torch, where those wait who wait for somebody else."""
+    """Return whether the innermost frame is inside torch, where ranks wait for each other."""
     frame = innermost(stack)
     return frame is not None and "/torch/" in frame[0]

@@ -1,4 +1,4 @@
-"""A cluster file: the settings of each engine at a site, one table for each engine."""
+"""Read a cluster file: the settings of each engine at a site, one TOML table for each engine."""
 
 import math
 import re
@@ -10,22 +10,26 @@ from harness.base.errors import meant
 from harness.base.toml import Problems, read
 from harness.cases import Entry
 
-#: What would end a line of a batch script, or of a terminal.
+#: Control characters, which could end a line of a batch script or of a terminal's output.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-#: What any engine's table may say: how long agents may take to join once their job runs, how long
-#: the job may wait in a queue (0: for ever), for how long an agent may be silent, and how long a
-#: collective may take (0: a minute, and longer where steps are slow); in seconds.
+#: Time limits that the table of any engine may set, and their defaults, in seconds.
+#: ``join_s``: for agents to connect once their job runs. ``queue_s``: for the job to wait in a
+#: queue (0: no limit). ``lost_s``: for an agent to be silent. ``collective_s``: for a collective
+#: to finish (0: one minute, and longer if steps are slow).
 WAITS = dict(join_s=300.0, queue_s=0.0, lost_s=10.0, collective_s=0.0)
 
 
-#: Of these 0 is a word.
+#: The time limits for which 0 is allowed and has a special meaning (see ``WAITS``).
 _MAY_BE_ZERO = frozenset({"queue_s", "collective_s"})
 
 
 def cluster_settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict[str, Json]:
-    """The settings of an engine: its defaults, and what its table says. Every mistake at once."""
+    """Return the settings of an engine: its defaults, updated from its table in the file.
+
+    Raise ConfigError with all mistakes of the file, including those in tables of other engines.
+    """
     defaults = WAITS | dict(known[engine].head.get("SETTINGS", {}))
     if path is None:
         return defaults
@@ -42,6 +46,7 @@ def cluster_settings(path: Path | None, engine: str, known: Mapping[str, Entry])
 
 
 def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Problems) -> None:
+    """Add the mistakes in the table of one engine to ``problems``."""
     if not isinstance(table, dict):
         problems.add(problems.line_of(re.escape(name)), f"{name!r} must be a table", f"[{name}]")
         return
@@ -63,13 +68,15 @@ def _check(table: Json, defaults: Mapping[str, Json], name: str, problems: Probl
             problems.add(line, f"{value!r} has a control character", "one line of plain text")
         elif key == "python" and isinstance(value, str) and " " in value:
             words = ", ".join(f'"{word}"' for word in value.split())
-            problems.add(line, f"{value!r} is one word with blanks", f"a list: [{words}]")
+            problems.add(line, f"{value!r} contains blanks", f"write a list: [{words}]")
         elif key == "port" and not 0 <= value < 65536:
             problems.add(line, f"{value} is not a port", "0 (any free port) to 65535")
         elif key == "cpus" and value < 0:
-            problems.add(line, f"{value} CPUs", "CPUs of each rank; 0: all of a node for its GPUs")
+            problems.add(
+                line, f"cpus = {value}", "the number of CPUs of each rank; 0: all CPUs of a node"
+            )
 
 
 def _words(value: Json) -> bool:
-    """Whether a value is a command in several words, as ``["apptainer", "exec", IMAGE]``."""
+    """Return whether a value is a command in several words: ``["apptainer", "exec", IMAGE]``."""
     return isinstance(value, list) and bool(value) and all(isinstance(word, str) for word in value)

@@ -1,4 +1,4 @@
-"""From an engine's name to fleets of agents on which worlds can be launched."""
+"""Start fleets of agents with the chosen engine, so that worlds can be launched on them."""
 
 import functools
 import platform
@@ -19,9 +19,11 @@ from harness.launch.wire.channel import Channel, Listener, make_token, read_toke
 
 
 class Fleets:
-    """``own`` are the run's agents; those of a setup start when it is first needed, and stay.
+    """The fleets of one run: one for the main environment, and one for each setup in use.
 
-    ``setups`` maps names of environments to their interpreters.
+    A setup is another Python environment that some cases run in; ``setups`` maps its name to its
+    interpreter. ``own`` is the fleet of the main environment. The fleet of a setup starts when a
+    case first needs it, and stays until ``close``.
     """
 
     def __init__(self, engine: Entry, where: Where, setups: Mapping[str, str]) -> None:
@@ -32,7 +34,10 @@ class Fleets:
         self._others: dict[str, Fleet] = {}
 
     def of(self, setup: str) -> Fleet:
-        """The agents of a setup, the run's own for "". SpecError for one that nobody named."""
+        """Return the fleet of a setup, or the main fleet for an empty name.
+
+        Raise SpecError if no setup has this name.
+        """
         if not setup:
             return self.own
         if setup not in self._others:
@@ -46,6 +51,7 @@ class Fleets:
         return self._others[setup]
 
     def _started(self, name: str, python: str) -> Fleet:
+        """Start the fleet of a setup; raise LaunchError if its agents do not start."""
         fleet = open_worlds(self._engine, setup(self._where, name, python))
         try:
             fleet.ready()
@@ -53,17 +59,17 @@ class Fleets:
             raise LaunchError(
                 f"its agents do not start: {error.what}",
                 where=f"setup {name} ({python})",
-                expected="an environment with torch and what scaleproof needs",
+                expected="an environment with torch and the dependencies of scaleproof",
                 fix=f"{python} -m pip install torch scaleproof",
             ) from None
         return fleet
 
     def software(self) -> dict[str, dict[str, str]]:
-        """The software of each setup that was needed, by its first node."""
+        """Return the software versions of each setup in use, as reported by its first node."""
         return {name: dict(fleet.nodes[0].software) for name, fleet in self._others.items()}
 
     def mended(self) -> list[str]:
-        """The agents that were lost and replaced since this was asked for last."""
+        """Return sentences about agents that were lost and replaced since the previous call."""
         sentences = []
         for fleet in (self.own, *self._others.values()):
             sentences += fleet.notes
@@ -77,7 +83,7 @@ class Fleets:
 
     @property
     def notes(self) -> list[str]:
-        """The engine's remarks for the record."""
+        """Notes for the record: the time in a queue, and variables that may affect results."""
         queued_s = self.own.queued_s
         variables = environment.of_backends()
         sentences = [f"engine: {queued_s:.0f} s in the queue"] if queued_s >= 1 else []
@@ -86,21 +92,24 @@ class Fleets:
                 if name not in variables and not environment.names_interface(name):
                     sentences.append(
                         f"node {number} ({node.machine.host}) also sets {name}={value}:"
-                        " the value affects the results but is no part of the case"
+                        " the value affects the results but is not part of the case"
                     )
         return sentences
 
 
 def open_worlds(entry: Entry, where: Where) -> Fleet:
-    """Opens an engine's worlds; LaunchError with its reason if it cannot be used here."""
+    """Return the fleet of an engine, not yet started.
+
+    Raise LaunchError with the engine's reason if the engine cannot be used on this machine.
+    """
     engine = make(entry)
     if not (here := engine.probe()).available:
         raise LaunchError(
             f"engine {entry.name}: {here.reason}",
-            expected="an engine that can be used here",
+            expected="an engine that can be used on this machine",
             fix="scaleproof check",
         )
-    if isinstance(engine, Fleet):  # it starts whole worlds itself
+    if isinstance(engine, Fleet):  # such an engine starts whole worlds itself
         engine.configure(where.settings)
         return engine
     alone = not entry.engine.joins or hasattr(engine, "again")
@@ -109,9 +118,10 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
 
 
 def setup(where: Where, name: str, python: str) -> Where:
-    """Returns the place with another environment's interpreter, for cases that name this setup.
+    """Return ``where`` with the interpreter of another environment, for cases with this setup.
 
-    It is started with this package alone on its path: not with what is installed beside it here.
+    A start script puts only this package on the path of that interpreter. The other packages of
+    the current environment must not hide those of the other one.
     """
     folder = (where.folder / "setups" / name).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,8 +137,10 @@ def setup(where: Where, name: str, python: str) -> Where:
 
 
 def commands(entry: Entry, where: Where) -> tuple[Command, ...]:
-    """The commands that would be run, with names in place of what only exists in a run
-    (``--dry-run``).
+    """Return the commands that a run would execute (``--dry-run``).
+
+    Placeholders (``FOLDER``, ``TOKEN_FILE``, ``HOST:PORT``) replace values that exist only during
+    a run.
     """
     named = {**vars(where), "folder": Path("FOLDER"), "token_file": Path("TOKEN_FILE")}
     deployment = Deployment(**named, join="HOST:PORT", python=python_of(where.settings))
@@ -136,7 +148,10 @@ def commands(entry: Entry, where: Where) -> tuple[Command, ...]:
 
 
 def _begin(entry: Entry, engine: Engine, where: Where) -> tuple[Job, Listener | None]:
-    """Start an engine's job, and listen for its agents unless they inherit their sockets."""
+    """Start an engine's job, and return it with the listener for its agents.
+
+    The listener is None if the agents inherit their sockets.
+    """
     deployment, listener = _listening(entry, where)
     try:
         return engine.start(engine.plan(deployment), deployment), listener
@@ -149,7 +164,10 @@ def _begin(entry: Entry, engine: Engine, where: Where) -> tuple[Job, Listener | 
 def _again(
     entry: Entry, engine: Engine, where: Where, job: Job, node: int, host: str
 ) -> tuple[Channel | None, Listener | None]:
-    """Start the agent of one node again: its channel, or a listener that it will dial."""
+    """Start the agent of one node again, and return its channel or a listener for it.
+
+    An agent that inherits its socket gives a channel; any other agent connects to the listener.
+    """
     if not entry.engine.joins:
         return job.renew(node, None, b""), None
     deployment, listener = _listening(entry, where)
@@ -164,7 +182,10 @@ def _again(
 
 
 def _listening(entry: Entry, where: Where) -> tuple[Deployment, Listener | None]:
-    """Deployment that an engine is asked for, and the listener for its agents, if they dial in."""
+    """Return the request to an engine, and the listener for its agents if they connect to one.
+
+    Without a ``token_file`` in the settings, a token is created that lives as long as the listener.
+    """
     asked = where.settings
     listener = None
     join = ""
@@ -188,9 +209,10 @@ def _listening(entry: Entry, where: Where) -> tuple[Deployment, Listener | None]
 
 
 def python_of(settings: Mapping[str, Json]) -> tuple[str, ...]:
-    """The words that start Python on a node: one, or several as in ``apptainer exec IMAGE python``.
+    """Return the words of the command that starts Python on a node.
 
-    This program's own if the cluster file names none.
+    It may have several words, for example ``apptainer exec IMAGE python``. If the cluster file sets
+    no ``python``, the interpreter of this program is used.
     """
     asked = settings.get("python") or sys.executable
     return (asked,) if isinstance(asked, str) else tuple(asked)

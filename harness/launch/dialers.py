@@ -1,4 +1,4 @@
-"""Start agents: local children, and remote agents that connect to this program."""
+"""Start agents: local child processes, and remote agents that connect to the main program."""
 
 import contextlib
 import ctypes
@@ -18,13 +18,17 @@ from harness.launch.engine import Command, Deployment, Job, State, importable, l
 from harness.launch.wire import evidence
 from harness.launch.wire.channel import Channel
 
-#: Seconds that an agent has to leave once nobody talks to it.
+#: Seconds that an agent has to exit after its connection is closed, before it is killed.
 LEAVE_S = 5.0
+#: Option of prctl(2): the signal that a process receives when its parent dies.
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """In the forked child: SIGKILL when we are gone, however we went; exec keeps it."""
+    """Ask the kernel to kill this process when its parent dies, for whatever reason.
+
+    To be called in a forked child before exec; the setting survives exec.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -35,7 +39,10 @@ def agent_command(
     prefix: Sequence[str] = (),
     *options: str,
 ) -> Command:
-    """An agent of this package, behind ``prefix`` (a namespace to enter, for example)."""
+    """Return the command that starts the agent of a node.
+
+    ``prefix`` holds words to put in front, for example a command that enters a network namespace.
+    """
     return Command(
         nodes=(node,),
         argv=(*prefix, *python, *programs.MODULE, programs.AGENT, *options),
@@ -44,12 +51,14 @@ def agent_command(
 
 
 class InheritingJob(Job):
+    """Agents that run as child processes on this machine, each with an inherited socket."""
+
     def __init__(self, commands: Sequence[Command]) -> None:
         self._commands = {command.nodes[0]: command for command in commands}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._said: dict[int, IO[bytes]] = {}
         self._channels: dict[int, Channel] = {}
-        evidence.adopt()  # what an agent that is killed leaves is ours to end
+        evidence.adopt()  # so that the processes left by a killed agent can be ended, too
         self._families: dict[int, dict[str, str]] = {}
         for node in self._commands:
             self._start(node)
@@ -58,7 +67,7 @@ class InheritingJob(Job):
         command = self._commands[node]
         ours, theirs = socket.socketpair()
         self._families[node] = evidence.new_family()
-        output = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
+        output = tempfile.TemporaryFile()  # noqa: SIM115  (a full pipe would block the agent)
         self._processes[node] = subprocess.Popen(
             [*command.argv, f"--fd={theirs.fileno()}", f"--parent={os.getpid()}"],
             pass_fds=[theirs.fileno()],
@@ -72,12 +81,13 @@ class InheritingJob(Job):
         self._channels[node] = Channel(ours, dialed=False)
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """Another agent in the place of one that is gone, or does not answer."""
+        """Replace an agent that is gone or does not answer, and return the new channel."""
         self.abandon(node)
         self._start(node)
         return self._channels[node]
 
     def abandon(self, node: int) -> None:
+        """Kill the agent of a node and every process that it left behind."""
         if (process := self._processes.pop(node, None)) is not None:
             process.kill()
             process.wait()
@@ -88,7 +98,7 @@ class InheritingJob(Job):
         return self._channels
 
     def poll(self) -> tuple[State, str]:
-        """Ended as soon as one agent has; with the last thing that it wrote."""
+        """Return ENDED as soon as one agent has ended, with the last line that it wrote."""
         for node, process in self._processes.items():
             if (status := process.poll()) is not None:
                 output = self._said[node]
@@ -98,9 +108,9 @@ class InheritingJob(Job):
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """Wait for the agents to leave; end those that do not."""
+        """Wait for the agents to exit, and kill those that do not."""
         for process in self._processes.values():
-            process.send_signal(signal.SIGCONT)  # a stopped one cannot leave
+            process.send_signal(signal.SIGCONT)  # a stopped process could not exit
             try:
                 process.wait(timeout=LEAVE_S)
             except subprocess.TimeoutExpired:
@@ -114,12 +124,17 @@ class InheritingJob(Job):
         self._said = {}
 
 
-#: Seconds in which an agent must reach the program that had it started, and so was there first.
+#: Seconds that an agent has to connect to the main program. The main program starts the agent, so
+#: it is already listening.
 WAIT_S = 60.0
 
 
 def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
-    """The command of an agent on some node; the token is named by its file, or comes on stdin."""
+    """Return the command of an agent that connects to the main program.
+
+    ``token`` is the path of the file with the token, by default that of the deployment. The path
+    ``/dev/stdin`` passes the token through the standard input.
+    """
     return [
         *(*deployment.python, *programs.MODULE, programs.AGENT),
         *("--join", deployment.join, "--token-file", token or str(deployment.token_file)),
@@ -129,16 +144,19 @@ def agent(deployment: Deployment, *options: str, token: str = "") -> list[str]:
 
 
 def shell(argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """One line for another machine's shell."""
+    """Return a line for the shell of another machine, which runs a command in an environment."""
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return " ".join(["exec env", *words, shlex.join(argv)])
 
 
 class Host:
-    """Holds one agent's process on another machine, inside an actor, and dies with it."""
+    """The process of one agent on another machine, started inside an actor of Ray or Monarch.
+
+    The kernel kills the agent when the actor's process dies.
+    """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], token: bytes) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (an undrained pipe would block it)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (a full pipe would block the agent)
         self._process = subprocess.Popen(
             list(argv),
             env={**os.environ, **env},
@@ -154,14 +172,14 @@ class Host:
             self._process.stdin.close()
 
     def poll(self) -> str:
-        """Empty while it runs, else the last thing that it wrote."""
+        """Return the agent's exit status and last line of output, or "" while it runs."""
         if (status := self._process.poll()) is None:
             return ""
         self._output.seek(0)
         return f"status {status}: {last_line(self._output.read().decode(errors='replace'))}"
 
     def stop(self) -> None:
-        """End it, if it has not left by itself."""
+        """Wait for the agent to exit, and kill it if it does not."""
         try:
             self._process.wait(timeout=LEAVE_S)
         except subprocess.TimeoutExpired:
@@ -170,10 +188,13 @@ class Host:
 
 
 class Processes(Job):
-    """Commands that run on this machine for as long as their agents live: srun, ssh, or none."""
+    """Agents started by commands that run on this machine as long as the agents do (srun, ssh).
+
+    A command that a person has to run by hand is printed instead.
+    """
 
     def __init__(self, commands: Sequence[Command], folder: Path, token: bytes = b"") -> None:
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}  # by the names of their logs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}  # keyed by the name of the log
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for i, command in enumerate(commands):
@@ -203,20 +224,21 @@ class Processes(Job):
         self._processes[name] = process
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """Another agent beside those that are there; what started one alone goes with it."""
+        """Start another agent for a node, after killing a command that started only that agent."""
         assert command is not None
         self.abandon(node)
         self._start(_alone(node), command, token)
         return None
 
     def abandon(self, node: int) -> None:
+        """Kill the command that started only the agent of this node, if there is one."""
         if (process := self._processes.pop(_alone(node), None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def poll(self) -> tuple[State, str]:
-        """Ended as soon as one command has."""
+        """Return ENDED as soon as one command has ended, with the last line of its log."""
         for name, process in self._processes.items():
             if (status := process.poll()) is not None:
                 log = self._folder / f"{name}.log"
@@ -225,7 +247,10 @@ class Processes(Job):
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """The agents leave by themselves once nobody talks to them; end what stays."""
+        """Wait for the commands to exit, and kill those that do not.
+
+        The agents exit by themselves after their connections are closed.
+        """
         for process in self._processes.values():
             try:
                 process.wait(timeout=LEAVE_S)
@@ -236,5 +261,5 @@ class Processes(Job):
 
 
 def _alone(node: int) -> str:
-    """The name of an agent that was started by itself."""
+    """Return the name, of process and log, of the agent of a node if it was started alone."""
     return f"agent{node}"

@@ -1,10 +1,9 @@
-"""The contract of an engine: where it can start agents, with which commands, and how they are
-doing.
+"""The interface of an engine, which starts agents on the nodes of a run.
 
-    probe -> is it here?     plan -> commands (pure, printed by --dry-run)     start -> Job
+    probe -> can it be used here?   plan -> commands (pure, printed by --dry-run)   start -> Job
 
-A Job's agents then launch worlds, whoever started them (``fleet``): an engine is argv, scripts,
-manifests and the names of states, never scheduling.
+An engine only knows commands, scripts, manifests and the states of its scheduler. Launching worlds
+with the started agents is the same for all engines (``fleet``).
 """
 
 import os
@@ -22,30 +21,35 @@ from harness.cases import Device, Entry
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd
 
-#: Called a few times a second while a launch runs, with the step that the slowest rank is at.
+#: A function that is called a few times a second during a launch, with the slowest rank's step.
 Tick = Callable[[int], None]
-#: Told several times a second how many agents are there, of how many, and what their job says.
+#: A function that is called several times a second while agents start. Its arguments are the number
+#: of agents that are ready, the number that is wanted, and the status text of their job.
 Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a launch ended, one entry per rank that was asked for; ``agent`` names who ran it.
+    """The result of a launch: how each of its ranks ended.
 
-    ``lasted_s`` is from its command to its last rank's end.
-    ``unreachable`` are nodes that the other nodes could not connect to afterwards.
+    ``agent`` names the agents that ran it. ``lasted_s`` is the time in seconds from the command
+    that started it to the end of its last rank. ``unreachable`` holds the nodes that the other
+    nodes could not connect to afterwards.
     """
 
     ranks: tuple[RankEnd, ...]
     agent: str
     lasted_s: float = 0.0
     unreachable: tuple[int, ...] = ()
-    noticed_at: float = 0.0  # when a failure was first heard of, s since the epoch; 0 = never
+    noticed_at: float = 0.0  # when a failure was first reported, s since the epoch; 0 = never
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """An engine's abilities here; ``reason`` says what is missing when it is not ``available``."""
+    """Whether an engine can be used on this machine, and its version.
+
+    ``reason`` says what is missing if the engine is not ``available``.
+    """
 
     available: bool
     reason: str = ""
@@ -54,11 +58,11 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where a run's ranks are to be started.
+    """The nodes and devices on which a run's ranks start.
 
-    ``nodes``: ranks on each. ``settings``: the engine's table of a cluster file. ``folder``: for
-    scripts, logs and the token, on a disk that all nodes share if the engine needs one.
-    ``shared_gpu``: ranks may have to share a device.
+    ``nodes`` holds the number of ranks on each node. ``shared_gpu`` means that ranks may have to
+    share a GPU. ``folder`` is for scripts, logs and the token; it is on a disk that all nodes share
+    if the engine needs one. ``settings`` is the engine's table in the cluster file.
     """
 
     nodes: tuple[int, ...] = (1,)
@@ -70,9 +74,10 @@ class Where:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment(Where):
-    """A request to an engine: an agent on each of these nodes.
+    """A request to an engine to start an agent on each of the nodes.
 
-    Agents join ``join`` (HOST:PORT) with the secret in ``token_file``.
+    Agents connect to ``join`` (HOST:PORT) with the secret in ``token_file``. ``python`` holds the
+    words of the command that starts Python on a node.
     """
 
     join: str
@@ -82,10 +87,10 @@ class Deployment(Where):
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command to be run here: it starts the agents of ``nodes``.
+    """A command to run on this machine, which starts the agents of ``nodes``.
 
-    ``files`` are written first: path -> text. ``by_hand`` is for a person to run on that node,
-    ``place`` says where another program runs it.
+    ``files`` maps paths to texts that are written before it runs. ``by_hand`` means that a person
+    has to run the command on the node. ``place`` says where another program runs it, if one does.
     """
 
     nodes: tuple[int, ...]
@@ -97,7 +102,7 @@ class Command:
 
 
 class State(StrEnum):
-    """How a job is doing, in one vocabulary for all engines."""
+    """The state of a job, with the same names for all engines."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -105,98 +110,118 @@ class State(StrEnum):
 
 
 class Job(ABC):
-    """The job that ``start`` leaves running."""
+    """The running job that an engine's ``start`` returns; it holds the agents of a fleet."""
 
     def channels(self) -> Mapping[int, Channel]:
-        """Node -> channel of the agents that inherited a socket; none where they all dial in."""
+        """Map nodes to the channels of agents that inherited a socket.
+
+        The result is empty if the agents connect to a listener instead.
+        """
         return {}
 
     def prepare(self, spec: LaunchSpec) -> None:
-        """Set up what this launch needs beside its ranks, as the rates of its links: nothing."""
+        """Set up what a launch needs besides its ranks, for example the rates of links.
+
+        The default does nothing.
+        """
         return None
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """Start the agent of one node again, by this command if it is to dial in.
+        """Start the agent of one node again, and return its channel if it inherits one.
 
-        Its channel if it inherits one. LaunchError where an agent cannot be started alone.
+        ``command`` starts an agent that connects to a listener. Raise LaunchError if the engine
+        cannot start a single agent.
         """
-        raise LaunchError("an agent cannot be started alone here")
+        raise LaunchError("this engine cannot start a single agent")
 
     def abandon(self, node: int) -> None:
-        """Nothing more is expected of what was started for one node."""
+        """Give up what was started for one node, so that its end does not end the job."""
         return None
 
     @abstractmethod
     def poll(self) -> tuple[State, str]:
-        """How it is doing, and what the engine itself says of it."""
+        """Return the state of the job and the engine's own text about it."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it, and wait until nothing of it is left. May be called twice."""
+        """End the job, and wait until nothing of it is left. May be called twice."""
 
 
 def last_line(text: str, otherwise: str = "no output") -> str:
-    """The last thing that a process said; of an error of ours what is wrong, not what to try."""
+    """Return the last line of a process's output, or ``otherwise`` if there is none.
+
+    An error message of this package starts with ``ERROR: ``. That line is preferred, because the
+    lines after it only say what to try.
+    """
     lines = text.strip().splitlines()
     ours = [line for line in lines if line.startswith("ERROR: ")]
     return (ours or lines or [otherwise])[-1].removeprefix("ERROR: ")
 
 
 class Engine(Protocol):
-    """One file of ``engines/`` builds one."""
+    """An engine, as ``build()`` of a file in ``engines/`` returns it."""
 
     def probe(self) -> Capabilities:
-        """Whether it can be used here, and if not, why."""
+        """Return whether the engine can be used on this machine, and if not, why."""
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """Plans what ``start`` will run: pure."""
+        """Return the commands that ``start`` will run, without any side effect."""
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Job:
-        """Run the commands of that plan."""
+        """Run the commands that ``plan`` returned, and return their job."""
 
 
 class Queue(Protocol):
-    """The queue of an engine whose head says ``queues``: it keeps a whole run until its turn."""
+    """The scheduler's queue of an engine whose head sets ``queues``.
+
+    A whole run can be submitted to it as a job that starts when its turn comes.
+    """
 
     def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
-        """Submit a job whose first node runs this command; its id."""
+        """Submit a job whose first node runs this command, and return its id."""
 
     def left(self, deployment: Deployment, command: Sequence[str]) -> str:
-        """The script of such a job, as it could be submitted by hand."""
+        """Return the script of such a job, which a user could submit by hand."""
 
     def log(self, folder: Path) -> Path:
-        """Where such a job writes."""
+        """Return the path of the file to which such a job writes its output."""
 
     def state_of(self, job: str) -> tuple[str, str]:
-        """The queue's word for a job, and its reason; empty when the job is not in it."""
+        """Return the scheduler's state for a job and the reason it reports.
+
+        Both are empty if the job is not queued.
+        """
 
     def cancel(self, job: str) -> None:
-        """End a job, and wait until it has left."""
+        """Cancel a job, and wait until it has left the queue."""
 
 
 def queue_of(entry: Entry) -> Queue:
-    """The queue of an engine that has one."""
+    """Return the queue of an engine that has one."""
     queue: Queue = programs.load_module(entry.module).build()
     return queue
 
 
 def make(entry: Entry) -> Engine:
-    """The engine of a discovered file (its ``build()``)."""
+    """Return the engine that the ``build()`` of a discovered file creates."""
     engine: Engine = programs.load_module(entry.module).build()
     return engine
 
 
 def importable() -> dict[str, str]:
-    """The path that a process on this machine or another needs to import this package as we do."""
+    """Return the environment that a process on any node needs to import this package.
+
+    It holds ``RANK_ENV`` and a ``PYTHONPATH`` that starts with the root of this package.
+    """
     path = filter(None, (str(programs.ROOT), os.environ.get("PYTHONPATH", "")))
     return {**RANK_ENV, "PYTHONPATH": os.pathsep.join(path)}
 
 
-#: Environment of every process that imports torch for us, and why.
+#: Environment variables of every agent and rank, with the reason for each.
 RANK_ENV: Mapping[str, str] = {
-    "OMP_NUM_THREADS": "1",  # a forking agent may have one thread only
+    "OMP_NUM_THREADS": "1",  # an agent forks ranks, so it may have only one thread
     "RES_OPTIONS": "timeout:1 attempts:3",  # TCPStore asks DNS; a lost reply costs 1 s, not 5
-    "KINETO_LOG_LEVEL": "5",  # kineto writes to stderr when a profiler starts
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() without a CUDA context
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML numbers them
+    "KINETO_LOG_LEVEL": "5",  # otherwise kineto writes to stderr when a profiler starts
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # is_available() must not create a CUDA context
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that CUDA numbers devices as NVML does
 }

@@ -1,7 +1,9 @@
-"""The fleet: one agent on each node, and worlds launched over all of them as if they were one.
+"""The fleet: an agent on each node, and launches of worlds that span all of them.
 
-engine.start -> agents join -> every launch: shares to the agents, the place of the store from
-rank 0's agent to the others, beats back; the first failure anywhere ends the world everywhere
+The engine starts the agents, which connect to the main program. For each launch, every agent
+receives its share of the ranks. The agent of rank 0 opens the rendezvous store, and the main
+program passes the store's address to the other agents. The agents send heartbeats back. The first
+failure on any node ends the world on all nodes.
 """
 
 import dataclasses
@@ -32,23 +34,28 @@ from harness.launch.wire.channel import Listener
 from harness.launch.wire.messages import HowFar, LaunchSpec, Node, Share
 from harness.record import Described
 
-#: Starts the agents: their job, and who waits for those that dial in.
+#: A function that starts the agents. It returns their job, and the listener if they connect to one.
 Begin: TypeAlias = Callable[[], tuple[Job, Listener | None]]
+#: Seconds between two questions about the state of a job to its scheduler.
 POLL_S = 1.0
-#: Seconds between two looks at all agents that are there, over what one look takes.
+#: Ratio of the pause between two checks of all connected agents to the duration of one check. It
+#: limits the share of time that checks take with thousands of agents.
 PAUSES = 20
-#: Nodes that a message names one by one.
+#: The most nodes that a message lists one by one.
 SHOWN = 8
-#: Descriptors of this program beside one for each agent.
+#: File descriptors that this program needs in addition to one for each agent.
 DESCRIPTORS = 512
-#: Seconds for a case to be described; the agent itself gives up a file after a minute.
+#: Seconds to wait for the description of a case. The agent itself gives up a file after a minute.
 DESCRIBE_S = 90.0
-#: Seconds for a node to say how it is: a busy one is looked at for some of them.
+#: Seconds to wait for the examination of a node, which watches a busy node for some of them.
 EXAMINE_S = 60.0
 
 
 class Fleet:
-    """The agents of one run. They start with ``start`` and are waited for by what needs them."""
+    """The agents of one run.
+
+    ``start`` starts them without waiting. Methods that need the agents wait until they are ready.
+    """
 
     def __init__(self, begin: Begin, where: Where, again: Again | None = None) -> None:
         self._begin = begin
@@ -72,10 +79,10 @@ class Fleet:
         _allow(self.num_agents + DESCRIPTORS)
 
     def configure(self, settings: Mapping[str, Json]) -> None:
-        """Take what a cluster file says of an engine that is itself a fleet."""
+        """Take the settings from a cluster file, for an engine that is itself a fleet."""
 
     def start(self) -> None:
-        """Start the agents; returns at once, while they import torch."""
+        """Start the agents, and return at once while they import torch."""
         if self._job is None:
             self._job, self._listener = self._begin()
             self._polled_at = 0.0
@@ -86,15 +93,15 @@ class Fleet:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The facts that every agent sent of its machine; waits for them."""
+        """The facts about each agent's machine; waits until every agent is ready."""
         self.ready()
         return tuple(link.about for link in self._links if link.about is not None)
 
     def ready(self, watch: Watch = lambda here, wanted, says: None) -> None:
-        """Wait until every node's agent has imported torch; LaunchError names those that did not.
+        """Wait until every node's agent has imported torch.
 
-        Where one was lost before that, all are started once more. Time in a scheduler's queue is no
-        part of ``join_s``.
+        If an agent is lost before that, all agents are started once more. Time in a scheduler's
+        queue does not count towards ``join_s``. Raise LaunchError with the missing nodes.
         """
         self.start()
         try:
@@ -102,11 +109,12 @@ class Fleet:
                 self._mend(watch)
             else:
                 self._meet_twice(watch)
-        except BaseException:  # Ctrl-C in a queue, too: no job may be left
+        except BaseException:  # also Ctrl-C during the wait in a queue, so that no job is left
             self.close()
             raise
 
     def _meet_twice(self, watch: Watch) -> None:
+        """Wait for all agents; if one is lost meanwhile, start all of them once more."""
         try:
             self._meet(watch)
         except RetryableError as error:
@@ -116,12 +124,14 @@ class Fleet:
             self.notes.append(f"{error.what}; all agents were started once more")
 
     def _meet(self, watch: Watch) -> None:
+        """Wait until every agent has reported its facts, then number and check the agents."""
         since = looked_at = time.monotonic()
         pause_s = TICK_S
-        silent = list(self._links)  # of thousands, only these are looked at whenever one comes
-        by_newcomers = (
-            AgentMonitor()
-        )  # one of its own: else all were registered anew between its rounds
+        # With thousands of agents, only those that have not reported are checked in every round.
+        silent = list(self._links)
+        # They have a separate monitor. Otherwise every change between the two groups would register
+        # all channels again.
+        by_newcomers = AgentMonitor()
         while len(self._links) < self.num_agents or silent:
             silent += joined(self._listener, self._links, TICK_S)
             within_s = TICK_S if self._listener is None else 0
@@ -132,7 +142,7 @@ class Fleet:
             for link, message, _ in ear.receive(heard, within_s):
                 if "hello" in message:
                     link.about = from_doc(Node, message["hello"])
-            if everyone:  # the more there are, the longer that takes, and the rarer it is
+            if everyone:  # the longer a check of all agents takes, the longer is the pause after it
                 looked_at = time.monotonic()
                 pause_s = max(TICK_S, PAUSES * (looked_at - began))
             silent = [link for link in silent if link.about is None]
@@ -142,13 +152,13 @@ class Fleet:
                 since = time.monotonic()
             if state is State.PENDING and self._queue_s and self.queued_s > self._queue_s:
                 raise LaunchError(
-                    f"still in the queue after {self.queued_s:.0f} s: {says}",
+                    f"the job is still in the queue after {self.queued_s:.0f} s: {says}",
                     where="engine",
-                    expected=f"nodes within queue_s = {self._queue_s:g}",
+                    expected=f"nodes within queue_s = {self._queue_s:g} s",
                     fix="squeue --start",
                 )
             lost = [link for link in heard if link.lost]
-            if lost:  # what its process said last is known a moment later
+            if lost:  # ask the job again, because the last line of the agent's process is there now
                 self._polled_at = 0.0
                 _, says = self._poll()
             late = time.monotonic() - since > self._join_s
@@ -157,7 +167,7 @@ class Fleet:
                 error = RetryableError if lost else LaunchError
                 raise absent(self._links, self.num_agents, says or passed, error)
             watch(len(self._links) - len(silent), self.num_agents, says)
-        if self._listener is not None:  # nobody else is wanted
+        if self._listener is not None:  # no more agents are expected
             self._listener.close()
             self._listener = None
             agree(self._links, self._where, self.num_agents)
@@ -165,10 +175,10 @@ class Fleet:
         self._met = True
 
     def _mend(self, watch: Watch) -> None:
-        """Another agent for each that was lost; a node that gets none is left out from now on.
+        """Start a new agent for each lost one, and leave out nodes whose agent does not come back.
 
-        The others stay as they are, and so does what a scheduler gave. Where no agent can be
-        started alone, all are started anew.
+        The other agents and a scheduler's allocation are kept. If the engine cannot start a single
+        agent, all agents are started again.
         """
         if not any(link.lost and not link.left_out for link in self._links):
             return
@@ -183,7 +193,7 @@ class Fleet:
         )
 
     def _poll(self) -> tuple[State, str]:
-        """How the job is doing; a scheduler is asked once a second at most."""
+        """Return the state of the job; a scheduler is asked at most once every ``POLL_S``."""
         assert self._job is not None
         if time.monotonic() - self._polled_at > POLL_S:
             self._said = self._job.poll()
@@ -191,7 +201,7 @@ class Fleet:
         return self._said
 
     def describe(self, requests: Sequence[tuple[CaseSpec, Mapping[str, str]]]) -> list[Described]:
-        """Ask node 0 what each case will do; nothing is launched."""
+        """Ask the first available node to describe each case, without launching anything."""
         self.ready()
         asked = [{"case": to_doc(c), "files": dict(f)} for c, f in requests]
         first = [link for link in self._links if not link.left_out][:1]
@@ -199,7 +209,7 @@ class Fleet:
         return [from_doc(Described, d) for d in answer["described"]]
 
     def examine(self) -> list[tuple[Node, Json]]:
-        """(node, its facts and findings) of every agent, in their order."""
+        """Return (node, its facts and findings) of every agent that is in use, in their order."""
         self.ready()
         present = [link for link in self._links if not link.left_out]
         answers = self._ask(present, {"examine": True}, EXAMINE_S)
@@ -207,13 +217,19 @@ class Fleet:
         return [(node, answer["examined"]) for node, answer in zip(abouts, answers, strict=True)]
 
     def tell(self, standing: HowFar) -> None:
-        """Where the run is, for whoever the first node's agent can reach; nobody answers."""
+        """Send the progress of the run to the first agent, which may report it to a scheduler.
+
+        There is no answer.
+        """
         present = [link for link in self._links if not (link.lost or link.left_out)]
         for link in present[:1]:
             link.send({"standing": to_doc(standing)})
 
     def _ask(self, links: Sequence[AgentLink], asked: Json, within_s: float) -> list[Json]:
-        """Asks each of these agents; LaunchError if one is lost, or does not answer."""
+        """Send a request to each of these agents, and return their answers in the same order.
+
+        Raise LaunchError if an agent is lost, or does not answer within ``within_s`` seconds.
+        """
         for link in links:
             link.send(asked)
         answers: dict[int, Json] = {}
@@ -226,11 +242,11 @@ class Fleet:
         return [answers[link.node] for link in links]
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
-        """Start a world and wait until it is over; KeyboardInterrupt ends it first."""
+        """Start a world and wait until it is over; KeyboardInterrupt ends the world first."""
         return self.launch_together([spec], tick)[0]
 
     def launch_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
-        """Start worlds at once, on nodes or devices of their own, and wait until all are over."""
+        """Start worlds at the same time, on separate nodes or devices, and wait for all of them."""
         self.ready()
         if any(spec.case.compiled is Compiled.INDUCTOR for spec in specs):
             self._load_compiler()
@@ -246,7 +262,8 @@ class Fleet:
             while not all(world.over for world in worlds):
                 self._attend(worlds)
                 tick(min(world.step for world in worlds))
-        except BaseException:  # also a tick that broke: no answer may be left for the next launch
+        # Also if a tick fails: no message of this launch may be left for the next one.
+        except BaseException:
             for world in worlds:
                 world.end()
             while not all(world.over for world in worlds):
@@ -257,16 +274,22 @@ class Fleet:
         return ended
 
     def _load_compiler(self) -> None:
-        """Let agents import Inductor before their ranks would: no beat comes meanwhile."""
+        """Ask agents to import Inductor, so that their ranks do not have to.
+
+        A rank sends no heartbeats during the import and could miss its deadline.
+        """
         fresh = [link for link in self._links if not (link.compiles or link.left_out)]
         self._ask(fresh, {"preload": "inductor"}, DESCRIBE_S)
         for link in fresh:
             link.compiles = True
 
     def _attend(self, worlds: Sequence[Running]) -> None:
-        """Hear what has come, and look after every world; LaunchError with nobody left to hear."""
+        """Process the messages that have arrived, and update every world.
+
+        Raise LaunchError if the agents have been released meanwhile.
+        """
         if self._job is None:
-            raise LaunchError("its agents were let go while a world ran", where="engine")
+            raise LaunchError("the agents were released while a world was running", where="engine")
         for link, message, blob in self._ear.receive(self._links):
             for world in worlds:
                 world.hear(link, message, blob)
@@ -274,7 +297,7 @@ class Fleet:
             world.watch()
 
     def _check_alive(self, links: Sequence[AgentLink]) -> None:
-        """LaunchError if one of these is lost, with what the engine says of it."""
+        """Raise LaunchError if one of these agents is lost, with the engine's text about it."""
         if lost := [link for link in links if link.lost]:
             says = self._job.poll()[1] if self._job is not None else ""
             reason = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
@@ -287,7 +310,7 @@ class Fleet:
             )
 
     def close(self) -> None:
-        """Let the agents go, and end the job that started them."""
+        """Close the connections to the agents, and end the job that started them."""
         for link in self._links:
             if link.channel is not None:
                 link.channel.close()
@@ -302,7 +325,7 @@ class Fleet:
 
 
 def _ended(world: Running, ear: AgentMonitor, lost_s: float) -> Ended:
-    """How a world ended; of one that broke also which nodes the others cannot reach."""
+    """Return how a world ended; if it failed, also find the nodes that others cannot reach."""
     agents = "+".join(link.about.agent for link in world.links if link.about is not None)
     asked = world.failing and len(world.links) > 1
     return Ended(
@@ -317,7 +340,10 @@ def _ended(world: Running, ear: AgentMonitor, lost_s: float) -> Ended:
 def absent(
     links: Sequence[AgentLink], wanted: int, says: str, kind: type[LaunchError] = LaunchError
 ) -> LaunchError:
-    """Some of the wanted agents never came: which ones, and what their engine ``says``."""
+    """Return an error that names the missing and the lost agents.
+
+    ``wanted`` is the number of expected agents, ``says`` the engine's text, ``kind`` the type.
+    """
     numbers = [link.about.order for link in links if link.about is not None]
     missing = sorted(set(range(wanted)) - {*numbers}) if -1 not in numbers else []
     whose = f" (missing: nodes {ranges(missing)})" if missing else ""
@@ -334,7 +360,7 @@ def absent(
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """``0-3, 7, 9-12``: numbers in order, at any count in a line."""
+    """Return numbers as sorted ranges, such as ``0-3, 7, 9-12``, with at most ``SHOWN`` ranges."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -347,7 +373,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _allow(descriptors: int) -> None:
-    """Raise the limit of open files to what so many agents need, as far as this machine allows."""
+    """Raise the limit of open files to ``descriptors``, or to the hard limit of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < descriptors:
         allowed = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
@@ -355,9 +381,9 @@ def _allow(descriptors: int) -> None:
 
 
 def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple[int, ...]]:
-    """The nodes of each world: those that it names, others in the place of those left out.
+    """Return the nodes of each world: the ones it names, with spare nodes for those left out.
 
-    LaunchError if there are not enough.
+    Raise LaunchError if there are not enough spare nodes.
     """
     wanted = [spec.hosts or tuple(range(len(spec.case.nodes))) for spec in specs]
     out_of = {link.node: link for link in links if link.left_out}
@@ -371,7 +397,7 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple
             raise LaunchError(
                 f"{out_of[node].name} is lost ({out_of[node].lost}), and no other node is free",
                 where="engine",
-                expected=f"{len(taken)} nodes",
+                expected=f"{len(taken)} nodes that can be used",
                 fix="scaleproof check",
             )
         stands_in[node] = spare.pop(0)
@@ -381,10 +407,11 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple
 def shares(
     spec: LaunchSpec, links: Sequence[AgentLink], where: Where, hosts: Sequence[int] = ()
 ) -> list[tuple[AgentLink, Share]]:
-    """Which agent starts which ranks; with an agent for each rank, every one of them one.
+    """Return the agents of a world, each with its share of the ranks.
 
-    Beside other worlds a rank has the cores that its devices would have in the largest world:
-    nodes that are emulated on one machine must not share a core either.
+    With an agent for each rank, every agent gets one rank. If several worlds run concurrently, a
+    rank uses the cores that belong to its devices in the largest world. Then nodes that are
+    emulated on one machine do not share a core either.
     """
     sizes, per_rank = spec.case.nodes, spec.case.devices_per_rank
     chosen = hosts or spec.hosts or tuple(range(len(sizes)))

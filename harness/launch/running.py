@@ -1,4 +1,4 @@
-"""One launch over the agents of a fleet, from the first share to the last end."""
+"""Follow one launch over the agents of a fleet, from starting its ranks to the last rank's end."""
 
 import dataclasses
 import json
@@ -10,16 +10,21 @@ from harness.base.documents import from_doc, to_doc
 from harness.launch.agents import AgentLink, Message
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 
-#: Seconds without a beat, while it was listened for, after which an agent counts as lost; and for
-#: which ranks of other nodes may write down what they saw.
+#: Seconds of silence after which an agent counts as lost. Silence counts only while the main
+#: program listens.
 LOST_S = 10.0
+#: Seconds between the first failure and the end of the world, in which the ranks of other nodes
+#: may write down their evidence.
 GRACE_S = 1.0
-#: Seconds after which a world that was told to end is given up.
+#: Seconds that agents have to end their ranks before they count as lost.
 END_S = 10.0
 
 
 class Running:
-    """The state of the launch so far. ``watch`` is called a few times a second."""
+    """The state of a launch that is in progress.
+
+    The owner passes every message to ``hear``, and calls ``watch`` a few times a second.
+    """
 
     def __init__(
         self, spec: LaunchSpec, shares: Sequence[tuple[AgentLink, Share]], lost_s: float = LOST_S
@@ -27,7 +32,8 @@ class Running:
         self.spec = spec
         self.links = [link for link, _ in shares]
         self._lost_s = lost_s
-        self._spec_text = json.dumps(to_doc(spec)).encode()  # once: it is long where nodes are many
+        # Encoded once for all agents, because the text is long if there are many nodes.
+        self._spec_text = json.dumps(to_doc(spec)).encode()
         self.failing = False
         self._began = time.monotonic()
         self._failed_at = self.noticed_at = self.lasted_s = 0.0
@@ -41,24 +47,25 @@ class Running:
         self._send_share(self.links[0])
 
     def _send_share(self, link: AgentLink, store: Address | None = None) -> None:
+        """Ask an agent to start its ranks; ``store`` is the address of the rendezvous store."""
         self._started.add(link.node)
         share = dataclasses.replace(self._shares[link.node], store=store)
         link.send({"launch": self.spec.launch, "share": to_doc(share)}, self._spec_text)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the ranks of every agent have ended."""
         return all(link.node in self._ended for link in self.links)
 
     @property
     def step(self) -> int:
-        """The step that the slowest rank is at; 0 until all have said."""
+        """The step of the slowest rank; 0 until every agent has reported."""
         if len(self._beats) < len(self.links):
             return 0
         return int(min(beat[1] for beats in self._beats.values() for beat in beats))
 
     def hear(self, link: AgentLink, message: Message, blob: bytes) -> None:
-        """Take one message of an agent."""
+        """Process one message of an agent; messages about other launches are ignored."""
         if link.node not in self._shares or message.get("of") != self.spec.launch:
             return
         if "store" in message and not self._told:
@@ -79,22 +86,22 @@ class Running:
             if [end.rank for end in ends] == list(range(share.first, share.first + share.count)):
                 self._close(link, ends)
             else:
-                link.lose(f"its agent reports {len(ends)} ranks, expected {share.count}")
+                link.lose(f"its agent reported {len(ends)} ranks, expected {share.count}")
 
     def _close(self, link: AgentLink, ends: list[RankEnd]) -> None:
-        """Nothing more of this launch is to come from there."""
+        """Record how the ranks of an agent ended; it sends nothing more about this launch."""
         self._ended[link.node] = ends
         self.lasted_s = time.monotonic() - self._began
 
     def fail(self) -> None:
-        """Note that the world is broken somewhere."""
+        """Record the time of the first failure in this world."""
         if not self.failing:
             self.failing = True
             self._failed_at = time.monotonic()
             self.noticed_at = time.time()
 
     def watch(self) -> None:
-        """Give up lost nodes; end the others a grace after the first failure."""
+        """Give up lost nodes, and end the world ``GRACE_S`` after the first failure."""
         now = time.monotonic()
         for link in self.links:
             if link.node in self._ended:
@@ -105,16 +112,16 @@ class Running:
                 self._close(link, self._unseen(link))
                 self.fail()
             elif self._told and link.node not in self._started:
-                self._close(link, self._unseen(link))  # it was never asked to start any
+                self._close(link, self._unseen(link))  # the agent never had to start its ranks
         if self.failing and not self._told and now - self._failed_at > GRACE_S:
             self.end()
         if self._told and now - self._failed_at > GRACE_S + END_S:
             for link in self.links:
                 if link.node not in self._ended:
-                    link.lose("its agent does not end its ranks")
+                    link.lose("its agent did not end its ranks")
 
     def end(self) -> None:
-        """Tell every agent to end its ranks."""
+        """Ask every agent to end its ranks."""
         self.fail()
         self._told = True
         for link in self.links:
@@ -122,7 +129,7 @@ class Running:
                 link.send({"kill": self.spec.launch})
 
     def _unseen(self, link: AgentLink) -> list[RankEnd]:
-        """The ends of ranks that nothing more is heard of."""
+        """Return ends for the ranks of an agent that will not report them itself."""
         share = self._shares[link.node]
         beats = self._beats.get(link.node, [])
         lost = []
@@ -148,7 +155,7 @@ class Running:
         return lost
 
     def ends(self) -> tuple[RankEnd, ...]:
-        """Every rank's end, by rank; ``order`` over all nodes."""
+        """Return how every rank ended, sorted by rank, with ``order`` counted over all nodes."""
         rank_ends = [end for node in self._ended.values() for end in node]
         by_time = {e.rank: i for i, e in enumerate(sorted(rank_ends, key=lambda e: e.ended_s))}
         ordered = (dataclasses.replace(e, order=by_time[e.rank]) for e in rank_ends)

@@ -1,6 +1,6 @@
-"""The record and its parts, on disk and upgraded.
+"""The record of a run, its parts, its files, and the upgrade of older records.
 
-Its nouns are imported from here, its functions from their files.
+Import the types from this package, and the functions from their modules.
 """
 
 from harness.record.budget import Blame, Budget, Operator, RankBudget, Term

@@ -1,8 +1,8 @@
-"""One file for records that travel: a tar of runs with the digest of every file.
+"""Archives that transport runs: a tar file with the digest of every file.
 
-    runs -> {path: bytes} -> MANIFEST.json, files -> archive.tar.gz -> checked -> folders again
+runs -> {path: bytes} -> MANIFEST.json, files -> archive.tar.gz -> checked -> folders again
 
-The same runs make the same bytes, so that the digest of an archive can be told beforehand.
+The same runs always give the same bytes, so the digest of an archive can be stated in advance.
 """
 
 import filecmp
@@ -28,18 +28,23 @@ from harness.record import chain
 from harness.record.record import RunRecord
 from harness.record.signature import FILE as SIGNATURE
 
+#: The file of an archive that lists its runs and the digests of its files.
 MANIFEST = "MANIFEST.json"
-#: The agreed rules, where a run is handed over with them.
+#: The agreed thresholds, if a run is delivered with them.
 CONTRACT = "contract.toml"
-#: What a run consists of, beside the folders of its launches.
+#: The files of a run, besides the folders of its launches.
 _KEPT = ("record.json", "record.sha256", chain.FILE, SIGNATURE)
-#: What an archive unpacks to at most, by its own size, and what it may in any case: bytes. Records
-#: are text and pack well; the samples that come with them do not.
+#: Limits of the unpacked bytes of an archive: a multiple of its size, and an amount that is always
+#: permitted. Records are text and compress well; their samples do not.
 MOST_RATIO = 200
 LEAST_ROOM = 64 << 20
+#: Upper limit of the number of files in an archive.
 MOST_FILES = 200_000
+#: Bytes of a file that are extracted at a time.
 PIECE = 1 << 20
+#: Names of hardware classes, runs and launches. They cannot lead out of a folder.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
+#: The paths that an archive may contain.
 _FILE = re.compile(
     rf"runs/{_NAME}/{_NAME}/({'|'.join(map(re.escape, (*_KEPT, CONTRACT)))}"
     rf"|launches/{_NAME}/(rank[0-9]+\.(npz|trace\.json\.gz)|{SAMPLES}|{TRACES}))"
@@ -48,8 +53,10 @@ _FILE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """One run of an archive; ``redacted_from`` is the last link of its chain before names were
-    taken out, empty where they were not.
+    """One run of an archive.
+
+    ``redacted_from`` is the hash of the last link of its chain before names were removed, empty if
+    they were not.
     """
 
     run: str
@@ -67,12 +74,16 @@ class Manifest:
 
 
 def of_run(run: RunRecord) -> str:
-    """Where a run lies in an archive, and below the results that it is unpacked to."""
+    """Return the path of a run in an archive, and below the results folder into which it is
+    unpacked.
+    """
     return f"runs/{run.machine.hardware_class}/{run.run}"
 
 
 def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
-    """The files of a run by their path in it; page and logs are none, ``traces`` if wanted."""
+    """Return the files of a run by their relative path, with ``traces`` if wanted. Pages and logs
+    are left out.
+    """
     contents = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
     for path in sorted((folder / "launches").glob("*/*")):
         trace = path.name.endswith(".trace.json.gz") or path.name == TRACES
@@ -82,7 +93,7 @@ def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
 
 
 def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Manifest]:
-    """The archive's bytes, and what it holds."""
+    """Return the bytes of an archive, and its manifest."""
     files = {
         f"{packed.folder}/{name}": body for packed, of_run in runs for name, body in of_run.items()
     }
@@ -100,11 +111,11 @@ def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Ma
 
 
 def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
-    """Write the runs of an archive below ``results``, for their owner alone: all or nothing.
+    """Write the runs of an archive below ``results``, readable only by the user: all runs or none.
 
-    RecordError if its files are not those that it names, or if another run is there. It is a
-    stranger's: no more is held at a time than a piece of a file, and no more written than an
-    archive of that size may hold.
+    Raises RecordError if the files do not match the manifest, or if another run has the same path.
+    An archive may come from a stranger. Therefore only one piece of a file is in memory at a time,
+    and the unpacked size is limited by the size of the archive.
     """
     is_new = not results.exists()
     results.mkdir(parents=True, exist_ok=True)
@@ -122,12 +133,13 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
 
 
 def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Path]]:
+    """Move the checked files of an archive to their places below ``results``."""
     manifest = _checked(path, _extracted(path, scratch), scratch)
     targets = {scratch / name: results / name for name in manifest.files}
     for source, target in targets.items():
         if target.is_file() and not filecmp.cmp(source, target, shallow=False):
             raise RecordError(
-                f"{target} is there, and another one than in the archive",
+                f"{target} exists already and differs from the one in the archive",
                 where=str(path),
                 fix=f"scaleproof accept unpack {path} --to elsewhere",
             )
@@ -139,7 +151,7 @@ def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Pa
 
 
 def _extracted(path: Path, scratch: Path) -> dict[str, str]:
-    """The sha256 of each file by its name; they lie in ``scratch`` now."""
+    """Extract an archive into ``scratch`` and return the sha256 of each file by its name."""
     room_left = max(LEAST_ROOM, MOST_RATIO * path.stat().st_size if path.is_file() else 0)
     digests: dict[str, str] = {}
     try:
@@ -153,24 +165,27 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise RecordError(
-            f"no archive of runs: {reason}",
+            f"not an archive of runs: {reason}",
             where=str(path),
-            expected="what scaleproof accept pack wrote",
+            expected="a file that scaleproof accept pack wrote",
             fix=f"scaleproof accept pack RUN --to {path.name}",
         ) from None
     return digests
 
 
 def _refuse_strange(path: Path, member: tarfile.TarInfo, left: int, number: int) -> None:
-    """RecordError for what is no file of a run: nothing leads out of where it is unpacked."""
+    """Raise RecordError unless a member is a file of a run, so that no path leaves the target
+    folder.
+    """
     known = member.name == MANIFEST or _FILE.fullmatch(member.name)
     if not member.isreg() or not known:
-        raise _damaged(path, f"{member.name[:200]!r} is no file of a run")
+        raise _damaged(path, f"{member.name[:200]!r} is not a file of a run")
     if left < 0 or number > MOST_FILES or (member.name == MANIFEST and member.size > LEAST_ROOM):
-        raise _damaged(path, f"it holds more than {MOST_RATIO} times its own size")
+        raise _damaged(path, f"it unpacks to more than {MOST_RATIO} times its size")
 
 
 def _written(tar: tarfile.TarFile, member: tarfile.TarInfo, scratch: Path) -> str:
+    """Extract one member and return its sha256."""
     source = tar.extractfile(member)
     assert source is not None
     target = scratch / member.name
@@ -184,7 +199,7 @@ def _written(tar: tarfile.TarFile, member: tarfile.TarInfo, scratch: Path) -> st
 
 
 def _checked(path: Path, digests: dict[str, str], scratch: Path) -> Manifest:
-    """The manifest, if the files are its."""
+    """Return the manifest if it matches the files. Raise RecordError otherwise."""
     try:
         digests.pop(MANIFEST)
         manifest = from_doc(Manifest, json.loads((scratch / MANIFEST).read_bytes()), "manifest")
@@ -195,20 +210,21 @@ def _checked(path: Path, digests: dict[str, str], scratch: Path) -> Manifest:
             path, f"{strange[0]} is {'not listed' if strange[0] in digests else 'missing'}"
         )
     if not manifest.runs:
-        raise _damaged(path, "it names no run")
+        raise _damaged(path, "its manifest lists no run")
     folders = {run.folder for run in manifest.runs}
     for run in manifest.runs:
         if f"{run.folder}/record.json" not in digests:
-            raise _damaged(path, f"its run {run.folder!r} has no record in it")
+            raise _damaged(path, f"its run {run.folder!r} has no record.json")
     for name, digest in digests.items():
         if "/".join(name.split("/")[:3]) not in folders:
-            raise _damaged(path, f"{name} is of no run that it names")
+            raise _damaged(path, f"{name} does not belong to a run in its manifest")
         if digest != manifest.files[name]:
-            raise _damaged(path, f"{name} is not what was packed")
+            raise _damaged(path, f"{name} differs from its digest in the manifest")
     return manifest
 
 
 def _damaged(path: Path, what: str) -> RecordError:
+    """Return the error for an archive that was changed."""
     return RecordError(
         what,
         where=str(path),

@@ -1,4 +1,6 @@
-"""The chain: an append-only, hashed log of a run, and how it is combined with the record."""
+"""The chain of a run: an append-only, hash-linked log, and the functions that merge it into the
+record.
+"""
 
 import datetime
 import hashlib
@@ -26,35 +28,36 @@ from harness.record.record import SCHEMA, Block, RunRecord
 from harness.record.recovery import FaultedTraining, Trial
 
 FILE = files.CHAIN
-#: Fields of a record that its states tell, and its end.
+#: Fields of a record that the STATE links of the chain and the end of the run set.
 STATED = (
     "notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s", "device_s", "offered",
 )  # fmt: skip
 
 
 class Kind(StrEnum):
-    """The kind of a link."""
+    """The kind of a link. The comment beside each one says what its body contains."""
 
-    SEALED = "sealed"  # what was settled before the first launch
+    SEALED = "sealed"  # everything that was fixed before the first launch
     PLAN = "plan"
-    DESCRIBED = "described"  # what the files of cases say of them
+    DESCRIBED = "described"  # descriptions of cases by their files
     WINDOWS = "windows"
-    BLOCK = "block"  # which arms, in which order
+    BLOCK = "block"  # the arms of a block in their order
     LAUNCH = "launch"
     SWEEP = "sweep"
-    BROKEN = "broken"  # a sweep that gave no rows, by its launch's name
+    BROKEN = "broken"  # a fabric sweep without results, by the name of its launch
     TRIAL = "trial"
-    PAIRED = "paired"  # nodes, pair by pair
-    PLAYED = "played"  # a training that faults interrupted
-    STATE = "state"  # what else is known by now: notes, nodes, seconds
-    SITTING = "sitting"  # a run that was interrupted goes on
+    PAIRED = "paired"  # measurements of pairs of nodes
+    PLAYED = "played"  # a training that was interrupted by faults
+    STATE = "state"  # other results so far: notes, nodes, seconds
+    SITTING = "sitting"  # an interrupted run was resumed
     ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One line. ``number`` counts from 0, ``before`` is the hash of the line before it, ``body`` a
-    JSON value.
+    """One line of the chain.
+
+    ``number`` counts from 0, ``before`` is the hash of the previous line, ``body`` is a JSON value.
     """
 
     number: int
@@ -65,24 +68,27 @@ class Link:
 
     @cached_property
     def line(self) -> str:
-        """As it stands in the file."""
+        """The line as it is written to the file."""
         return json.dumps(fields_of(self), sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def hash(self) -> str:
+        """The sha256 of the line."""
         return hashlib.sha256(self.line.encode()).hexdigest()
 
 
 class Chain:
-    """Appends links; goes on with the ones that are there.
+    """A writer that appends links to a new or existing chain.
 
-    Raises RecordError where another program is at it: then lines would follow from others.
+    Raises RecordError if another process writes to the chain, because its links would not follow
+    from each other.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._lock = Lock(folder)
-        for torn in folder.glob(".record.json.*"):  # of a program that was killed as it wrote
+        # left by a process that was killed while it wrote
+        for torn in folder.glob(".record.json.*"):
             torn.unlink(missing_ok=True)
         self.links = list(read(folder))
         self._failed: files.UnwrittenError | None = None
@@ -90,14 +96,14 @@ class Chain:
 
     @property
     def head(self) -> str:
-        """The hash of the last link; empty before the first."""
+        """The hash of the last link; empty if there is none."""
         return self.links[-1].hash if self.links else ""
 
     def add(self, kind: Kind, *bodies: object) -> None:
-        """More links, one for each body; all on disk when this returns.
+        """Append one link for each body. All links are on disk when this returns.
 
-        UnwrittenError if they cannot be written. Then none of them is there, and this program adds
-        nothing more: what was measured in between would be missing. A resumed run goes on.
+        Raises UnwrittenError if they cannot be written. Then none of them is in the chain, and this
+        process appends nothing more, because the log would have a gap. A resumed run can continue.
         """
         self.refuse_failed()
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -110,22 +116,23 @@ class Chain:
             self._append("".join(link.line + "\n" for link in new).encode())
         except OSError as error:
             self._failed = files.unwritten(self._path.parent, error)
-            with suppress(OSError):  # then readers leave out half a line, and take a whole one
+            with suppress(OSError):  # readers ignore an incomplete line and accept a complete one
                 self._cut_torn_line()
             raise self._failed from None
         self.links += new
 
     def refuse_failed(self) -> None:
-        """UnwrittenError if a link could not be written before."""
+        """Raise UnwrittenError if an earlier link could not be written."""
         if self._failed is not None:
             raise self._failed
 
     def release(self) -> None:
-        """Let others go on."""
+        """Release the lock so that other processes can write to the chain."""
         self._lock.release()
 
     def _append(self, lines: bytes) -> None:
-        # Without a buffer, which would be written once more as the file is closed.
+        """Append lines to the file and wait until they are on disk."""
+        # The file is unbuffered because a buffer would be written again when the file is closed.
         with self._path.open("ab", buffering=0) as file:
             unwritten = memoryview(lines)
             while unwritten:
@@ -133,7 +140,7 @@ class Chain:
             os.fsync(file.fileno())
 
     def _cut_torn_line(self) -> None:
-        """A program that was killed may have left half a line; a link is whole or not there."""
+        """Remove an incomplete last line, which a killed process may have left."""
         if self._path.is_file():
             whole = sum(len(link.line.encode()) + 1 for link in self.links)
             if self._path.stat().st_size > whole:
@@ -141,15 +148,18 @@ class Chain:
 
 
 def read(folder: Path) -> tuple[Link, ...]:
-    """The links of a run, () if it has none; RecordError where one does not follow from the last.
+    """Return the links of a run, () if it has no chain.
 
-    A last line without its end is one that was being written: it is left out.
+    Raises RecordError if a link does not follow from the one before. An incomplete last line is
+    ignored, because it was being written.
     """
     return tuple(walk(folder))
 
 
 def walk(folder: Path) -> Iterator[Link]:
-    """Walks the links one after the other: who keeps none of them needs no memory for all."""
+    """Yield the links one after the other, so that the caller need not hold all of them in
+    memory.
+    """
     path = folder / FILE
     before = ""
     for number, line in enumerate(_lines(path)):
@@ -170,7 +180,7 @@ def walk(folder: Path) -> Iterator[Link]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The whole lines of a file, without their ends; none where it is not there."""
+    """Yield the complete lines of a file without line ends; nothing if the file does not exist."""
     try:
         with path.open(encoding="utf-8") as file:
             for line in file:
@@ -183,7 +193,9 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _parsed(line: str) -> Link:
-    """The link of a line; ValueError where it is none. Its body is any JSON, and is not copied."""
+    """Return the link in a line. Raise ValueError if there is none. The body can be any JSON and is
+    not copied.
+    """
     doc = json.loads(line)
     if not isinstance(doc, dict) or "body" not in doc:
         return from_doc(Link, doc, "link")
@@ -191,7 +203,9 @@ def _parsed(line: str) -> Link:
 
 
 def _checked(link: Link, where: str) -> Link:
-    """A link whose body has what its readers look up; RecordError otherwise."""
+    """Return the link if its body has the keys that its readers need. Raise RecordError
+    otherwise.
+    """
     body = link.body
     keys = _KEYS.get(link.kind, ())
     known = isinstance(body, list if link.kind is Kind.SWEEP else dict)
@@ -199,12 +213,12 @@ def _checked(link: Link, where: str) -> Link:
     if link.kind is Kind.PLAN and not missing and not isinstance(body["plan"], dict):
         missing = ["plan"]
     if not known or missing:
-        what = f"a line {link.kind} without {', '.join(missing) or 'its body'}"
+        what = f"a link {link.kind} without {', '.join(missing) or 'its body'}"
         raise RecordError(what, where=where, expected=", ".join(keys) or "a body", fix=_FIX)
     return link
 
 
-#: What readers look up in a link's body.
+#: The keys that readers need in the body of a link, by kind.
 _KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.SEALED: (
         "run", "schema", "started_at", "settings", "machine", "software", "admission",
@@ -214,11 +228,12 @@ _KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.BROKEN: ("launch", "why"),
     Kind.STATE: ("notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s"),
 }  # fmt: skip
-_FIX = "copy the run's folder from its source again; a chain that was edited cannot be mended"
+#: The fix for every damaged chain.
+_FIX = "copy the run's folder from its source again; an edited chain cannot be repaired"
 
 
 def bodies(links: Sequence[Link], kind: Kind) -> list[Json]:
-    """The bodies of the links of a kind, in order."""
+    """Return the bodies of the links of one kind, in order."""
     return [link.body for link in links if link.kind is kind]
 
 
@@ -226,12 +241,14 @@ Entry = TypeVar("Entry")
 
 
 def begun(links: Sequence[Link], where: str) -> RunRecord:
-    """A run of which nothing but its chain is there; RecordError if that has no beginning."""
+    """Return the record of a run that has only a chain. Raise RecordError if the chain has no
+    beginning.
+    """
     if not links or links[0].kind is not Kind.SEALED or links[0].body.get("schema") != SCHEMA:
         raise RecordError(
-            "the chain does not begin a run of this version",
+            "the chain does not begin with a run of this version",
             where=where,
-            expected=f"a line {Kind.SEALED}, schema {SCHEMA}",
+            expected=f"a link {Kind.SEALED} with schema {SCHEMA}",
             fix="scaleproof run CASE",
         )
     sealed = links[0].body
@@ -253,9 +270,9 @@ def begun(links: Sequence[Link], where: str) -> RunRecord:
 
 
 def folded(record: RunRecord, links: Sequence[Link]) -> RunRecord:
-    """The record of an interrupted run with all that its chain has.
+    """Return the record of an interrupted run, extended by everything in its chain.
 
-    Verdicts that are older than a launch are gone: ``analysis.reading`` judges anew.
+    Verdicts are dropped, because later launches may change them: ``analysis.reading`` judges again.
     """
     if record.complete or not links or record.head == links[-1].hash:
         return record
@@ -288,11 +305,12 @@ def folded(record: RunRecord, links: Sequence[Link]) -> RunRecord:
 
 
 def _all(kind: type[Entry], links: Sequence[Link], of: Kind) -> tuple[Entry, ...]:
+    """Return the bodies of the links of one kind, converted to a dataclass."""
     return tuple(from_doc(kind, body) for body in bodies(links, of))
 
 
 def _stated(record: RunRecord, body: Json) -> RunRecord:
-    """The record with what the last state in the chain says besides."""
+    """Return the record with the values of the last STATE link."""
     elapsed_s = max(record.elapsed_s, float(body["elapsed_s"]))
     return replace(
         record,
@@ -307,7 +325,7 @@ def _stated(record: RunRecord, body: Json) -> RunRecord:
 
 
 def _seconds(links: Sequence[Link]) -> float:
-    """Seconds from the beginning of the last sitting to the last line."""
+    """Return the seconds from the last start or resume of the run to the last link."""
     sittings = [0, *(i for i, link in enumerate(links) if link.kind is Kind.SITTING)]
     first, last = (datetime.datetime.fromisoformat(links[i].at) for i in (sittings[-1], -1))
     return (last - first).total_seconds()

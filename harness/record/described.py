@@ -1,4 +1,4 @@
-"""Descriptions of cases by an agent, before they run: facts, expectations, refusals."""
+"""Descriptions of cases that an agent makes before they run: facts, expectations and refusals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,18 +6,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Closed-form facts of a model at a size. FLOPs count forward and backward of one sample.
+    """Closed-form facts of a model at one size. FLOPs count forward and backward of one sample.
 
-    ``activation_bytes_per_sample`` is what forward keeps for backward, ``cast_bytes`` the copies of
-    weights among it, which do not grow with the batch. ``block_bytes`` are each block's part of a
-    sample, ``again_bytes`` what the largest block needs while it is computed once more.
-    ``again_flops_per_sample`` are computed a second time, in backward, where less is kept
-    (None: unknown).
-    ``loss_bytes_per_sample`` are the loss' temporaries, forwards and backwards.
-    ``copies`` of the weights are held in training: themselves, gradients, two moments of AdamW.
-    ``frozen_bytes`` of weights beside them do not train, and every rank holds them whole.
-    ``step_s`` is a step's time where the model itself sets it, as stand-ins do; ``loss_floor`` the
-    entropy of its data in nats, where that is known.
+    ``activation_bytes_per_sample`` is the memory that forward keeps for backward. ``cast_bytes`` is
+    the part of it for copies of weights, which does not grow with the batch. ``block_bytes`` are
+    the shares of the blocks for one sample. ``again_bytes`` is the memory that the largest block
+    needs while it is recomputed. ``again_flops_per_sample`` are recomputed in backward (None:
+    unknown). ``loss_bytes_per_sample`` are temporaries of the loss in forward and backward.
+    ``copies`` is the number of weight-sized buffers in training: weights, gradients, and two
+    moments of AdamW. ``frozen_bytes`` are additional weights that are not trained; every rank holds
+    them whole. ``step_s`` is the time of a step if the model itself determines it, as simulated
+    compute does. ``loss_floor`` is the entropy of its data in nats, if known.
     """
 
     num_params: int
@@ -38,8 +37,10 @@ class ModelFacts:
 
 
 def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) -> int:
-    """How many of these steps ranks talk in: of the first ``until`` in all, then in the last of
-    each period, the next one ``growth`` times as long.
+    """Return in how many of these steps the ranks communicate.
+
+    They communicate in each of the first ``until`` steps, then in the last step of each period.
+    Each period is ``growth`` times as long as the previous one.
     """
     step = -1
     length = float(period)
@@ -53,26 +54,28 @@ def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The expectation that a strategy states of a case, before it runs. Bytes are per rank and
+    """The expectations that a strategy states for a case before it runs. Bytes are per rank and
     step.
 
-    ``sent_bytes`` is the closed form for the case's backend, one figure per rank.
-    ``payload_bytes`` maps a collective to the input bytes that each rank issues in one step (one
-    figure per rank); bytes rather than counts, since the number of buckets is DDP's business.
-    ``largest_message`` is the largest single one.
-    ``dense_bytes`` is what an uncompressed all-reduce would send, 0 where that is no measure.
-    ``balance`` is the part of ``ideal_efficiency`` that stages of unequal work leave.
-    ``module``, ``schedule`` and ``placements`` must be what ran (placements () = not asserted).
-    ``memory_bytes`` is what a rank will need, roughly. ``stages`` are the ranks that a sample
-    passes through in turn: with several, no rank can go without its neighbours. ``remedies`` maps a
-    term of the budget to the setting that makes it smaller. Ranks that talk in every ``period``-th
-    step only send ``period`` times as much in it; what is timed is whole periods; ``until`` a step
-    they talk in each, and periods become longer by ``growth``. ``whole_steps`` are ranges (start,
-    stop, stride) of steps in which gradients are exchanged whole, so that a rank sends
-    ``whole_bytes`` and nothing else. ``blocks`` are those of each rank in turn, where the knob
-    ``split`` can move them. ``staleness`` is the largest that may be; a
-    training is not ``repeatable`` where ranks take what has come in; ``casts``: it rounds in other
-    places than its reference; ``reorders``: it adds in another order, so that bits may differ.
+    ``sent_bytes`` is the closed form for the case's backend, one number per rank. ``payload_bytes``
+    maps a collective to the input bytes that each rank issues in one step (one number per rank). It
+    has bytes instead of counts because the number of buckets is an implementation detail of DDP.
+    ``largest_message`` is the largest single message. ``dense_bytes`` is the amount that an
+    uncompressed all-reduce would send, 0 if this comparison does not apply. ``balance`` is the part
+    of ``ideal_efficiency`` that remains with unequal stages. ``module``, ``schedule`` and
+    ``placements`` must equal those that ran (placements () = not checked). ``memory_bytes`` is a
+    rough estimate of the memory of a rank. ``stages`` is the number of ranks that a sample passes
+    through in sequence; if there are several, no rank can run without its neighbours. ``remedies``
+    maps a term of the time budget to the setting that reduces it.
+
+    Ranks may communicate in every ``period``-th step only, and then send ``period`` times as much;
+    whole periods are timed. Up to step ``until`` they communicate in each step. Periods grow by the
+    factor ``growth``. ``whole_steps`` are ranges (start, stop, stride) of steps in which complete
+    gradients are exchanged, so that a rank sends ``whole_bytes`` and nothing else. ``blocks`` is
+    the number of blocks of each rank, if the knob ``split`` can change it. ``staleness`` is the
+    largest permitted one. A training is not ``repeatable`` if ranks use whatever has arrived.
+    ``casts``: it rounds at other places than its reference. ``reorders``: it adds in another order,
+    so that bits may differ.
     """
 
     sent_bytes: tuple[float, ...]
@@ -102,7 +105,7 @@ class Expected:
 
 
 def bytes_sent(expected: Expected, rank: int, steps: range) -> float:
-    """The bytes that a rank sends in these steps, whole gradients among them."""
+    """Return the bytes that a rank sends in these steps, including complete gradients."""
     talking = exchanges(steps, expected.period, expected.until, expected.growth)
     whole = sum(
         step in steps
@@ -115,7 +118,8 @@ def bytes_sent(expected: Expected, rank: int, steps: range) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Products that are alike: how many a step has, FLOPs and bytes of each, and their dtype.
+    """Products of the same kind in a step: their number, the FLOPs and bytes of each, and their
+    dtype.
 
     ``kind``: ``product`` of matrices, or ``attention``.
     """
@@ -129,9 +133,10 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work of a step of so many ``samples``, if one device has the whole model.
+    """The work of a step on ``samples`` samples if one device has the whole model.
 
-    ``moved_bytes`` is what all but the products reads and writes, ``update_bytes`` the optimizer.
+    ``moved_bytes`` is the memory traffic of everything except the products, ``update_bytes`` that
+    of the optimizer.
     """
 
     samples: int
@@ -142,12 +147,12 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The training that a case's losses are compared with: its plain model, on ``shards`` ranks.
+    """The training with which a case's losses are compared: its plain model, on ``shards`` ranks.
 
-    Cases of one ``key`` share it. ``limit`` is the largest relative difference of a step's loss
-    that rounding explains, 0 where every bit must be equal; where the reference has replicates,
-    they say what rounding explains. ``coarse``: gradients are exchanged in 16 bits.
-    ``memory_bytes`` is what a rank of it needs, since it holds the whole model.
+    Cases with the same ``key`` share it. ``limit`` is the largest relative difference of the loss
+    of a step that rounding explains, 0 if every bit must be equal. If the reference has replicates,
+    their spread replaces ``limit``. ``coarse``: gradients are exchanged in 16 bits.
+    ``memory_bytes`` is the memory of one of its ranks, which holds the whole model.
     """
 
     key: str
@@ -161,13 +166,13 @@ class Reference:
 class Described:
     """The answer to ``describe``: facts and expectations, or why there are none.
 
-    ``reference`` is None where nothing can be compared (wrong on purpose, older records).
-    ``twin`` is the number of the gate's twin among what it could be (``cases/twins.py``).
-    ``work`` is what a step computes where devices are compared with their data sheets.
-    ``own_ideal``: the ideal efficiency is what a user's own strategy says of itself. ``excuses``
-    are the words by which such a strategy keeps its losses from being compared, or to the bit.
-    ``theirs`` are the kinds of its files that are a user's: what they say, they say of themselves.
-    ``unsupported`` is what the case's files refuse (SKIP); ``error`` that they broke (ERROR).
+    ``reference`` is None if nothing can be compared (incorrect on purpose, older records). ``twin``
+    is the index of the correctness check's twin among its candidates (``cases/twins.py``). ``work``
+    is the work of a step, if devices are compared with their data sheets. ``own_ideal``: the ideal
+    efficiency is stated by a user's strategy. ``excuses`` are statements by which a user's strategy
+    prevents a comparison of its losses, or a bitwise one. ``theirs`` are the kinds of its files
+    that a user wrote, whose statements are not verified. ``unsupported`` is a refusal by the case's
+    files (SKIP); ``error`` is an exception in them (ERROR).
     """
 
     facts: ModelFacts | None = None

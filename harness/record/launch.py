@@ -11,33 +11,36 @@ from harness.host.nvml import GpuWindow
 from harness.record.budget import Budget
 from harness.record.rank import RankRecord
 
-#: How what is wrong with a launch begins where a scheduled stand-in missed its deadlines.
+#: The start of the message of a launch whose simulated compute missed its scheduled deadlines.
 STOOD_STILL = "slot too short"
-#: So many times launches of a plan are timed again because of that, with those beside them.
+#: How often the launches of a plan are timed again for this reason, together with concurrent ones.
 STALLS = 2
-#: What the slot of profiles behind a window ends with.
+#: The suffix of the slot of profiles that follow a timed window.
 BEHIND = "-behind"
-#: How a launch may end by what passes: a node or a rank that is gone, or silence. Not by an
-#: exception, an exit, want of memory, or collectives that differ: those come again.
+#: Kinds of causes that may be temporary: a lost node or rank, or silence. Exceptions, exits, lack
+#: of memory and mismatched collectives are not among them, because they would recur.
 PASSING = frozenset({"node", "signal", "hang", "late", "peer"})
-#: So many times a plan's launches may end so, and are launched once more.
+#: How often launches of a plan may end by a temporary cause and are repeated once.
 FLAKES = 1
 
 
 class LaunchStatus(StrEnum):
+    """The outcome of a launch: it ended normally, or it failed."""
+
     OK = "ok"
     FAILED = "failed"
 
 
 class Purpose(StrEnum):
-    """The purpose of a launch: only ``timed`` ones are compared, budgets come from ``profile``.
+    """The purpose of a launch. Only ``timed`` launches are compared, and budgets come from
+    ``profile`` launches.
 
-    ``probe`` ones run a baseline alone and beside others. ``stalled`` ones were timed, but the host
-    stood still while a scheduled stand-in waited: that says nothing of it, and it is timed again,
-    with those beside it. ``flaked`` ones ended by what passes, and were launched once more: their
-    ``intended`` says what for. A
-    ``round`` is one of two nodes, to find those that are slow. ``bits`` compares what ranks compute
-    of the same micro-batches.
+    ``probe`` launches run a baseline both alone and concurrently with others. A ``stalled`` launch
+    was timed, but the host stopped while simulated compute waited for its schedule. It says nothing
+    about the case and is timed again, together with the launches that ran concurrently. A
+    ``flaked`` launch ended by a temporary cause and was repeated once; ``intended`` is its original
+    purpose. A ``round`` launch runs on two nodes to find slow ones. ``bits`` compares the results
+    of ranks for the same micro-batches.
     """
 
     GATE = "gate"
@@ -54,7 +57,8 @@ class Purpose(StrEnum):
     BITS = "bits"
 
 
-#: Launches of a plan that are repeated after a flake: those that the others wait for.
+#: Purposes of launches that are repeated after a temporary failure, because other launches wait for
+#: them.
 REPEATED = (
     Purpose.GATE, Purpose.PILOT, Purpose.PROBE, Purpose.TIMED, Purpose.PROFILE, Purpose.REFERENCE,
 )  # fmt: skip
@@ -62,10 +66,12 @@ REPEATED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Steadiness:
-    """A launch's kept window: ``drift`` = log of its later half's mean step over its earlier's.
+    """The trend in a launch's kept window. ``drift`` is the log of the mean step of its later half
+    over that of its earlier half.
 
-    ``t`` is that over its standard error, from means of 5 steps; None where the window is too
-    short to tell. ``mser`` is what MSER-5 would have cut on top. ``steady`` is its own view.
+    ``t`` is the drift over its standard error, from means of 5 steps; None if the window is too
+    short. ``mser`` is the number of further steps that MSER-5 would drop. ``steady`` is the
+    conclusion from this launch alone.
     """
 
     drift: float
@@ -76,7 +82,7 @@ class Steadiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Which rank ended a launch and why. ``sure`` is about the rank, not the reason.
+    """The rank that ended a launch and the reason. ``sure`` refers to the rank, not to the reason.
 
     ``kind`` is exception, memory, signal, exit, node, collective, hang or peer.
     """
@@ -93,7 +99,9 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Kept steps of a launch; each iteration counts as its slowest rank's. Seconds."""
+    """The times of the kept steps of a launch in seconds. Each step counts as long as on its
+    slowest rank.
+    """
 
     count: int
     mean_s: float
@@ -104,8 +112,10 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """Steps of the kept window that took several times the median: their numbers in the launch,
-    and the ``share`` of the window that they took beyond it.
+    """The steps of the kept window that took several times the median.
+
+    ``steps`` are their numbers in the launch. ``share`` is the part of the window by which they
+    exceeded the median.
     """
 
     steps: tuple[int, ...]
@@ -114,10 +124,11 @@ class Stalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Memory growth in bytes per step (least squares) of the fastest-growing rank, 95 % interval.
+    """The memory growth in bytes per step (least squares) of the fastest-growing rank, with a 95 %
+    interval.
 
-    ``steady`` is the share of steps that grew: a leak grows at most of them, an allocator that
-    settles at few.
+    ``steady`` is the share of steps in which memory grew. It is large for a leak, and small for an
+    allocator that settles.
     """
 
     rank: int
@@ -129,8 +140,9 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """When the mean loss of some steps had come to where the plan asked: after how many steps, how
-    many samples, and s since training began.
+    """The point at which the mean loss of several steps reached the target of the plan.
+
+    It is given in steps, samples, and seconds since training began.
     """
 
     steps: int
@@ -140,27 +152,27 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
-    """One launch of one arm: a fresh world of processes, the unit of replication.
+    """One launch of one arm: a new world of processes, which is the unit of replication.
 
-    ``attempt`` is 0, or 1 for the fresh set that confirms a FAIL; ``foreign_load`` the share of
-    the ranks' cores that others used meanwhile.
+    ``attempt`` is 0, or 1 for the new set of launches that confirms a FAIL. ``foreign_load`` is the
+    share of the ranks' cores that other processes used during the launch.
 
     ``turn`` counts passes over the plan's arms: launches of one turn form a pair. ``consumed`` is
-    the number of distinct samples that the world trained on in the kept window, ``losses`` a
-    digest of every step's loss, ``compared`` how many of them were compared with the reference's.
-    ``wall_s`` is from the command to the last rank's end, ``agent``
-    identifies the process that forked the ranks. ``wrong`` lists what the parent found not to be
-    as asked (world, samples, bytes): such a launch is never judged. ``accepted`` lists what a
-    script's user answers for. A profiled launch has a ``budget``, and in ``perturbation`` the ratio
-    of its profiled steps to its others, which is ``perturbation_low`` at least where there is an
-    interval.
+    the number of distinct samples that the world trained on in the kept window. ``losses`` is a
+    digest of every step's loss, and ``compared`` the number of losses that were compared with the
+    reference. ``wall_s`` is the time from the command to the end of the last rank. ``agent``
+    identifies the process that forked the ranks. ``wrong`` lists deviations from the request that
+    the parent found (world, samples, bytes); a launch with any is never judged. ``accepted`` lists
+    the deviations that the user of a script accepts. A profiled launch has a ``budget``. Its
+    ``perturbation`` is the ratio of its profiled steps to its other steps, with the lower end
+    ``perturbation_low`` if there is an interval.
 
-    ``reached`` is None where the plan asks for no loss, or it was not reached; ``final_loss`` is
-    the mean of the last steps', of plans that ask for one.
+    ``reached`` is None if the plan has no target loss, or if the launch did not reach it.
+    ``final_loss`` is the mean loss of the last steps, for plans with a target.
 
-    ``hosts`` are the nodes that it ran on, by number (empty = the first ones). Launches of one
-    ``slot`` ran at once, each on ``devices`` of its own: the first one on every host. A profile is
-    of the steps ``behind`` the window of a timed launch, in the same world.
+    ``hosts`` are the numbers of the nodes that it ran on (empty = the first ones). Launches of one
+    ``slot`` ran concurrently on separate ``devices``, given as the first device on every host.
+    ``behind`` names the timed launch whose following steps, in the same world, this profile covers.
     """
 
     launch: str
@@ -202,46 +214,48 @@ class LaunchRecord:
 
     @property
     def asked(self) -> Purpose:
-        """The purpose that it was launched for, whatever became of it."""
+        """The purpose for which it was launched, also if it stalled or failed temporarily."""
         if self.purpose in (Purpose.STALLED, Purpose.FLAKED):
             return self.intended or Purpose.TIMED
         return self.purpose
 
     @property
     def stood_still(self) -> bool:
-        """Whether nothing is wrong with it but that the host let it miss its schedule."""
+        """Whether the only deviation is that the host made it miss its schedule."""
         return bool(self.wrong) and all(word.startswith(STOOD_STILL) for word in self.wrong)
 
     @property
     def discarded(self) -> bool:
-        """Whether it counts for nothing, and keeps nobody from going on."""
+        """Whether the launch is ignored and does not stop the run."""
         stalled = self.stood_still and self.purpose in (Purpose.PILOT, Purpose.STALLED)
         return stalled or self.purpose is Purpose.FLAKED
 
     @property
     def passing(self) -> bool:
-        """Whether it ended by what may not come again."""
+        """Whether it failed for a reason that may be temporary."""
         failed = self.status is LaunchStatus.FAILED and self.cause is not None
         return failed and self.cause is not None and self.cause.kind in PASSING
 
     @property
     def lost(self) -> bool:
-        """Whether a node was lost under it, which says nothing of what it ran."""
+        """Whether a node was lost during the launch, which says nothing about the case."""
         return self.passing and self.cause is not None and self.cause.kind == "node"
 
     @property
     def usable(self) -> bool:
-        """Whether it ended well and ran what was asked for."""
+        """Whether it ended normally and ran as requested."""
         return self.status is LaunchStatus.OK and not self.wrong
 
     @property
     def changed(self) -> float:
-        """By which factor its profiler certainly lengthened its steps; 1 where unknown."""
+        """The factor by which the profiler certainly lengthened its steps; 1 if unknown."""
         return self.perturbation_low or self.perturbation or 1.0
 
     @property
     def throughput(self) -> float | None:
-        """Samples really consumed / wall time of the kept window of the slowest rank."""
+        """The samples that were consumed / wall time of the kept window of the slowest rank, in
+        samples/s.
+        """
         return (
             None
             if self.steps is None
@@ -250,16 +264,17 @@ class LaunchRecord:
 
     @property
     def tail_throughput(self) -> float | None:
-        """Samples of a mean step / 95th percentile of step time."""
+        """The samples of a mean step / 95th percentile of step time, in samples/s."""
         if self.steps is None:
             return None
         return self.consumed / self.steps.count / self.steps.p95_s
 
     @property
     def denied(self) -> float | None:
-        """Share of the ranks' cores that they did not get: used by others, or held back by a quota.
+        """The share of the ranks' cores that they could not use, because of other processes or of a
+        quota.
 
-        None where neither is known.
+        None if neither is known.
         """
         if self.foreign_load is None and self.throttled is None:
             return None
@@ -267,8 +282,8 @@ class LaunchRecord:
 
     @property
     def throttled(self) -> float | None:
-        """The share of its window for which a CPU quota held back the rank that it held back most;
-        None where no rank knows.
+        """The share of the window for which a CPU quota stopped the most affected rank; None if
+        unknown.
         """
         shares = [
             rank.throttled_s / rank.window_s
@@ -279,7 +294,9 @@ class LaunchRecord:
 
     @property
     def late(self) -> float | None:
-        """The share of its window by which a scheduled stand-in missed its end; None of others."""
+        """The share of its window by which a simulated launch exceeded its schedule; None for other
+        launches.
+        """
         planted = [rank.planted_s for rank in self.ranks if rank.planted_s]
         if self.steps is None or not planted or len(planted) < len(self.ranks):
             return None
@@ -289,15 +306,15 @@ class LaunchRecord:
 
     @property
     def peak_bytes(self) -> float | None:
-        """Peak memory of the largest rank; None if a rank does not know its own."""
+        """The peak memory of the largest rank in bytes; None if a rank does not report it."""
         peaks = [rank.peak_bytes for rank in self.ranks if rank.peak_bytes is not None]
         known = self.steps is not None and len(peaks) == len(self.ranks)
         return float(max(peaks)) if known else None
 
     @property
     def reserved_bytes(self) -> float | None:
-        """Peak of what the allocator of the largest rank took of its device, used or not; None on
-        cores.
+        """The peak memory that the allocator of the largest rank reserved on its device; None on
+        CPUs.
         """
         peaks = [rank.allocator.reserved_bytes for rank in self.ranks if rank.allocator is not None]
         known = self.steps is not None and len(peaks) == len(self.ranks)
@@ -305,31 +322,35 @@ class LaunchRecord:
 
     @property
     def sent_bytes(self) -> float | None:
-        """Bytes that the busiest rank sent in a mean step; None where sockets do not carry them."""
+        """The mean bytes per step that the busiest rank sent; None if sockets do not carry the
+        traffic.
+        """
         sent = [rank.sent_bytes for rank in self.ranks if rank.sent_bytes is not None]
         known = self.steps is not None and len(sent) == len(self.ranks)
         return max(sent) / self.steps.count if known and self.steps else None
 
     @property
     def skipped_steps(self) -> float | None:
-        """Steps that a scaler of losses left out, warm-up included; None without one."""
+        """The steps that the gradient scaler skipped, including warm-up; None without a scaler."""
         counts = [len(rank.ran.skipped) for rank in self.ranks if rank.ran.skipped is not None]
         return float(max(counts)) if self.steps is not None and counts else None
 
     @property
     def staleness(self) -> float | None:
-        """Steps that the slowest rank was behind what a step was trained on, at most; None where
-        all ranks step together.
+        """The largest number of steps by which the slowest rank lagged behind another rank.
+
+        None if all ranks step together.
         """
         steps = [rank.ran.staleness for rank in self.ranks if rank.ran.staleness is not None]
         return float(max(steps)) if self.steps is not None and steps else None
 
     @property
     def fed(self) -> Mapping[str, float] | None:
-        """The time that making batches took in a step, mean of the ranks; None for inputs that do
-        not say.
+        """The work of making batches in a step, as a mean over ranks; None for inputs that do not
+        report it.
 
-        ``read_s`` and ``decode_s`` of all workers of a rank, ``disk_bytes`` that disks delivered.
+        ``read_s`` and ``decode_s`` are times of all workers of a rank, ``disk_bytes`` the bytes
+        from disks.
         """
         medians = [rank.ran.fed for rank in self.ranks if rank.ran.fed]
         return (
@@ -340,12 +361,12 @@ class LaunchRecord:
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds for which the slowest rank compiled, none of them in the window."""
+        """The seconds for which the slowest rank compiled, all before the window."""
         return max((rank.ran.compile_s for rank in self.ranks if rank.ran.compile_s), default=None)
 
     @property
     def codec_s(self) -> tuple[float, float] | None:
-        """Seconds that encoding (and adding), and decoding, take the slowest rank in a step."""
+        """The seconds per step that the slowest rank spends (encoding and adding, decoding)."""
         parts = [rank.ran.codec_s for rank in self.ranks if rank.ran.codec_s]
         if not parts:
             return None
@@ -354,23 +375,26 @@ class LaunchRecord:
 
     @property
     def expert_variation(self) -> float | None:
-        """Standard deviation of experts' loads over their mean, in the most uneven layer."""
+        """The standard deviation of the experts' loads over their mean, in the most uneven
+        layer.
+        """
         by_layer = loads(self.ranks).values()
         return max((pstdev(load) / fmean(load) for load in by_layer), default=None)
 
     @property
     def dropped_share(self) -> float | None:
-        """Choices that found no room at their expert, of all."""
+        """The share of token-to-expert assignments that exceeded an expert's capacity."""
         layers = [routed for rank in self.ranks for routed in (rank.routed or {}).values()]
         asked = sum(sum(routed.asked) for routed in layers)
         return sum(routed.dropped for routed in layers) / asked if asked else None
 
     @property
     def energy_per_sample(self) -> float | None:
-        """The energy of its devices in the kept window for each sample, J; None where one does not
-        say.
+        """The energy of the devices in the kept window per sample, J; None if a device does not
+        report it.
 
-        Records of before know the devices of one node alone: there a launch on several has none.
+        Older records have only the devices of one node, so their launches on several nodes have no
+        value.
         """
         taken = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
         everywhere = {gpu.node for gpu in self.gpus} == {rank.node for rank in self.ranks}
@@ -378,7 +402,7 @@ class LaunchRecord:
         return sum(taken) / self.consumed if known and self.consumed else None
 
     def value(self, metric: Metric, *, tail: bool = False) -> float | None:
-        """The value of a metric in this launch, in SI units; None where it was not measured."""
+        """Return the value of a metric in this launch, in SI units; None if it was not measured."""
         path = (metric.tail if tail else "") or metric.read
         values = [self._at(part) for part in path.split("/")] if path else [None]
         top, *below = values
@@ -387,7 +411,7 @@ class LaunchRecord:
         return top / below[0] if below[0] else None
 
     def _at(self, path: str) -> float | None:
-        """The value at the end of a path of attributes; None as soon as one of them is None."""
+        """Return the value at the end of a path of attributes; None if one of them is None."""
         value: Any = self
         for name in path.split("."):
             value = None if value is None else getattr(value, name)
@@ -395,7 +419,7 @@ class LaunchRecord:
 
 
 def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
-    """Choices of each expert by layer, over all ranks; layers that nobody asked are left out."""
+    """Return the number of tokens assigned to each expert by layer, over all ranks."""
     by_layer: dict[str, tuple[int, ...]] = {}
     for rank in ranks:
         for layer, routed in (rank.routed or {}).items():
@@ -405,5 +429,5 @@ def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
 
 
 def num_again(launches: Iterable[LaunchRecord], purpose: Purpose) -> int:
-    """How often some of these were launched again: ``STALLED`` or ``FLAKED``."""
+    """Return how often launches were repeated for this purpose, ``STALLED`` or ``FLAKED``."""
     return len({launch.slot or launch.launch for launch in launches if launch.purpose is purpose})

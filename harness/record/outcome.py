@@ -1,4 +1,4 @@
-"""Conclusions of a run: the six statuses, the closed list of reasons, and the Verdict."""
+"""Results of a run: the six statuses, the list of all reasons, and the Verdict."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from harness.base.errors import Exit
 
 
 class Status(StrEnum):
-    """The six statuses; there is no seventh, every shade is a Reason."""
+    """The six statuses of a verdict. Finer distinctions are Reasons."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -18,7 +18,7 @@ class Status(StrEnum):
     SKIP = "SKIP"
 
 
-#: Worst first, the order of every table.
+#: All statuses, the worst first. Tables use this order.
 SEVERITY = (
     Status.ERROR,
     Status.FAIL,
@@ -30,7 +30,7 @@ SEVERITY = (
 
 
 class Reason(StrEnum):
-    """Why a verdict has its status."""
+    """The reason for the status of a verdict."""
 
     MET = "met"
     NOT_MET = "not_met"
@@ -39,7 +39,7 @@ class Reason(StrEnum):
     TOO_CLOSE = "too_close"
     TREND = "trend"
     NEIGHBOURS = "neighbours"
-    PAIRS_SPLIT = "pairs_split"  # of records until schema 5
+    PAIRS_SPLIT = "pairs_split"  # only in records until schema 5
     NOT_STEADY = "not_steady"
     NOISY_HOST = "noisy_host"
     PERTURBED = "perturbed"
@@ -68,21 +68,21 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One judged contrast: a value with its interval, and what was required of it.
+    """One judged contrast: its value with an interval, and the bound that it was compared with.
 
     ``value``, ``low`` and ``high`` are in the metric's unit; None means not measured. The interval
-    is the one that was judged: each end of what was measured errs at most one time in twenty, at
-    all looks together, and ``widened`` says in one word what has widened it since (``load``: by
-    what other processes can have taken from one side; empty: nothing). ``evidence`` is the
-    e-value behind a PASS or FAIL. ``mde`` is the smallest relative change of the value that this
-    run would have detected with 90 % power (0.02 = 2 %). ``p95`` is the value on 95th percentiles
-    of steps, ``worst`` that of the worst pair. ``sd`` and ``lag1`` (of the pairs, in turn) are
-    advice: a high lag-1 says that the noise lasts longer than a pair. ``launches`` names every
-    launch it rests on, ``pairs`` gives each pair's value, so that nothing is hidden behind the
-    mean; ``again`` the pairs of the confirming set. ``waived`` FAILs stay FAIL in every table but
-    do not fail the run. ``more`` is how many further pairs would decide what is open, if they
-    scatter as these do; None where no number would. ``simulated`` verdicts are those on simulated
-    hardware in a run that asked for devices: they are shown and decide nothing.
+    is the one that was judged: each end is wrong at most one time in twenty, over all evaluations
+    together. ``widened`` says in one word what widened it (``load``: by the effect that other
+    processes can have had in one direction; empty: nothing). ``evidence`` is the e-value for a PASS
+    or FAIL. ``mde`` is the smallest relative change of the value that this run would have detected
+    with 90 % power (0.02 = 2 %). ``p95`` is the value for 95th percentiles of steps, ``worst`` that
+    of the worst pair. ``sd`` and ``lag1`` (of the pairs in order) are hints: a high lag-1 shows
+    that the noise lasts longer than a pair. ``launches`` names every launch behind the verdict,
+    ``pairs`` has the value of each pair, ``again`` those of the confirming set. ``waived`` FAILs
+    stay FAIL in every table but do not fail the run. ``more`` is the number of further pairs that
+    would decide an open verdict if they scatter like these; None if no number would. ``doubt`` is a
+    caveat. ``simulated`` verdicts are those on simulated hardware in a run that requested real
+    devices. They are shown and decide nothing.
     """
 
     contrast: str
@@ -117,11 +117,11 @@ class Verdict:
 
     @property
     def counts(self) -> Status:
-        """The status that decides the exit.
+        """The status that contributes to the exit status.
 
-        A waived FAIL does not fail the run, and a control that was caught is no evidence that
-        anything scales. If no rule asked, nothing is undecided: there is only no figure. Simulated
-        hardware decides nothing in a run that asked for devices.
+        A waived FAIL does not fail the run, and a detected control is no evidence that anything
+        scales. Without a threshold an inconclusive verdict is only a missing value. Simulated
+        hardware decides nothing in a run that requested real devices.
         """
         if self.simulated:
             return Status.RECORDED
@@ -133,12 +133,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingPoint:
-    """One rung of a ladder against one named baseline; every figure with its interval.
+    """One world size of a scaling sweep relative to one baseline, with intervals.
 
     ``throughput`` is in samples/s over the whole world; ``speedup`` = T / T_baseline,
     ``efficiency`` = speedup / (N / N_baseline); ``karp_flatt`` = (1/S - 1/N) / (1 - 1/N), the
-    experimentally determined serial fraction of a strong ladder (Karp and Flatt, CACM 33(5), 1990).
-    ``p95`` is the efficiency on 95th percentiles of steps, ``worst`` that of the worst pair.
+    experimentally determined serial fraction under strong scaling (Karp and Flatt, CACM 33(5),
+    1990). ``p95`` is the efficiency for 95th percentiles of steps, ``worst`` that of the worst
+    pair.
     """
 
     case: str
@@ -158,10 +159,10 @@ class ScalingPoint:
 
 
 def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
-    """Fold verdicts into one exit status: ERROR before FAIL before INCONCLUSIVE.
+    """Combine statuses into one exit status: ERROR before FAIL before INCONCLUSIVE.
 
-    RECORDED and SKIP judge nothing: without a PASS they give NOTHING_JUDGED, and so do
-    INCONCLUSIVE ones that are to be let through.
+    RECORDED and SKIP judge nothing. Without a PASS they give NOTHING_JUDGED. INCONCLUSIVE does the
+    same if ``inconclusive_fails`` is False.
     """
     if Status.ERROR in statuses:
         return Exit.ERROR

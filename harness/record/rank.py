@@ -8,14 +8,15 @@ from harness.record.spans import Category
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutedModel:
-    """A strategy's observations of itself: classes and placements, never what was asked for.
+    """The model that really ran, as the strategy observed it. It never repeats what was requested.
 
-    ``module`` is the class of the trained module, ``placements`` those of its parameters;
-    ``compute_dtype`` is the dtype that leaf modules really returned. ``staleness`` is how many
-    steps the slowest rank was behind what a step was trained on, at most. ``codec_s`` are the
-    parts of a compressor's work in a median step. ``skipped`` are the steps that a scaler of losses
-    left out, ``recompiled`` whether blocks were compiled in the kept window, too, and ``compile_s``
-    what compiling took before. ``fed`` is what an input did for a median step, by name.
+    ``module`` is the class of the trained module, ``placements`` are those of its parameters, and
+    ``compute_dtype`` is the dtype that leaf modules returned. ``staleness`` is the largest number
+    of steps by which the slowest rank lagged behind another rank.
+    ``codec_s`` are the times of the parts of a compressor in a median step. ``skipped`` are the
+    steps that the gradient scaler skipped. ``recompiled``: blocks were also compiled in the kept
+    window. ``compile_s`` is the compile time before it. ``fed`` is the work of an input for a
+    median step, by name.
     """
 
     module: str
@@ -33,8 +34,9 @@ class ExecutedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check of the correctness gate, with its number beside its limit: the most that it may
-    be, or where ``at_least`` the least.
+    """One correctness check, with its value and its limit.
+
+    The limit is the largest permitted value, or the smallest one if ``at_least`` is set.
     """
 
     name: str
@@ -47,27 +49,29 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveCount:
-    """Collectives of one kind that a rank issued in one step; payload is this rank's input."""
+    """The collectives of one kind that a rank issued in one step; payload is the input of this
+    rank.
+    """
 
     count: int
     payload_bytes: int
 
 
-#: Bytes that gloo adds to a collective for each other rank, at most: 72 for each of the 8 messages
-#: that an all-reduce takes.
+#: Upper limit of the bytes that gloo adds to a collective for each other rank: 72 for each of the 8
+#: messages of an all-reduce.
 GLOO_HEADERS = 576
 
 
 def headers(issued: Mapping[str, CollectiveCount], world_size: int) -> int:
-    """Bytes that gloo adds, at most, to what a rank sends in one step."""
+    """Return the upper limit of the bytes that gloo adds to the traffic of a rank in one step."""
     return GLOO_HEADERS * sum(kind.count for kind in issued.values()) * (world_size - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocator:
-    """The device allocator's peaks in bytes over the kept window, and how often it had to retry.
+    """The peaks of the device allocator in bytes over the kept window, and its number of retries.
 
-    ``reserved_bytes - allocated_bytes`` is what fragmentation and caching hold back.
+    ``reserved_bytes - allocated_bytes`` is the memory held by fragmentation and caching.
     """
 
     allocated_bytes: int
@@ -78,8 +82,10 @@ class Allocator:
 
 @dataclass(frozen=True, kw_only=True)
 class Routed:
-    """The choices of one rank's tokens among the experts of a layer: by expert, ``top`` a token,
-    and how many of them found no room.
+    """The assignments of one rank's tokens to the experts of a layer.
+
+    ``asked`` counts them by expert, ``top`` is the number of experts per token, ``dropped`` counts
+    those that exceeded an expert's capacity.
     """
 
     asked: tuple[int, ...]
@@ -89,8 +95,10 @@ class Routed:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
-    """The most that a rank's device does: FLOP/s of a matrix product, B/s of a copy in its memory
-    (each byte read and written), as measured there.
+    """The measured peak rates of a rank's device.
+
+    ``matmul_flops`` is that of a matrix product in FLOP/s, ``copy_bps`` that of a copy in its
+    memory in B/s (each byte counts as read and as written).
     """
 
     dtype: str
@@ -100,7 +108,7 @@ class Ceiling:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanRow:
-    """One span of a profiled window; ns of the rank's own clock."""
+    """One span of a profiled window, in ns of the rank's clock."""
 
     name: str
     category: Category
@@ -109,66 +117,67 @@ class SpanRow:
     end_ns: int
 
 
-#: How ``Watched.sampler`` goes on where a part of a data set is shared out.
+#: The text that follows in ``Watched.sampler`` if only a part of a data set is shared out.
 PART = ", of samples "
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptObservations:
-    """The hooks' observations of a user's own training in one rank; counts are of one step.
+    """The observations of a user's training by hooks in one rank. Counts are per step.
 
-    ``world_size`` and ``backend`` are those of the process group that it made (1 and empty without
-    one). ``optimizers`` are the classes that step together, in their order within a step, and
-    ``backwards`` the backward passes of the last; ``unusual`` many steps of the window have not as
-    many as most, and ``passes`` is a digest of all their numbers. ``regular``: every kept step had
-    the same optimizers; ``even``: exchanged as many bytes, but for collectives of a few values.
-    ``roots`` are the modules that the training calls, and how many rows reached each in the last
-    step. ``start`` is a digest of the parameters before the first step, of this rank's part of them
-    where they are ``sharded``; ``first`` the sum of the hashes of the samples that came before the
-    first update. ``collectives`` are those of the last step, ``small`` how many of them carry
-    single values, ``reads`` how often a step of the warm-up reads one (``Tensor.item``).
-    ``repeated``: a sampler shuffled two epochs alike. ``seeded``: ``torch.manual_seed`` was called
-    before a model was made, with ``seed`` at last. ``source`` is a digest of the script's file,
-    ``way`` how its process was started. ``flops`` are those of the step behind the window (0: not
-    counted, or it was a short batch's), ``aside`` those of it that no gradient follows from,
-    ``distinct`` the share of a step's rows that are not like another one of this rank. ``ragged``:
-    rows of some batches are larger than others'.
+    ``world_size`` and ``backend`` are those of the process group that it created (1 and empty
+    without one). ``optimizers`` are the classes that step together, in their order within a step,
+    and ``backwards`` is the number of backward passes of the last step. ``unusual`` steps of the
+    window have another number of backward passes than most; ``passes`` is a digest of all these
+    numbers. ``regular``: every kept step had the same optimizers. ``even``: every kept step
+    exchanged the same number of bytes, apart from collectives of a few values. ``roots`` are the
+    modules that the training calls, with the number of rows that reached each one in the last step.
+    ``start`` is a digest of the parameters before the first step; of this rank's part of them if
+    they are ``sharded``. ``first`` is the sum of the hashes of the samples before the first update.
+    ``collectives`` are those of the last step, ``small`` is the number of them that carry single
+    values, and ``reads`` is how often a step of the warm-up reads one (``Tensor.item``).
+    ``repeated``: a sampler shuffled two epochs identically. ``seeded``: ``torch.manual_seed`` was
+    called before a model was created, last with ``seed``. ``source`` is a digest of the script's
+    file, ``way`` how its process was started. ``flops`` are those of the step after the window (0:
+    not counted, or the batch was short), ``aside`` the part of them that no gradient depends on.
+    ``distinct`` is the share of a step's rows that differ from all other rows of this rank.
+    ``ragged``: rows of some batches are larger than those of others.
 
-    ``drawn`` is how many samples loaders handed out for a step (median; 0: unknown), ``as_drawn``
-    whether as many rows came as these, in a quarter of the steps or more, ``usual`` how many rows a
-    median step has of those of a mean one, ``spread`` their standard deviation as a share of the
-    mean, ``skips`` whether some steps have more forward passes than others, ``saved`` the files
-    that ``torch.save`` has written, ``whole`` how many the data set has if this rank's loader draws
-    all of them by itself (0: a part, or unknown), ``stored`` a digest of what it stores for some of
-    them (empty: nothing), ``unclear`` why what reached the model cannot be told to be samples.
-    ``evaluations`` are forward passes in the window that train nothing, ``acted`` those before it;
-    ``silent`` steps of the window exchange nothing, others do. ``in_eval``: weights were stepped
-    after passes in eval mode alone; ``searched``: unused parameters were searched for, and there
-    were none; ``random``: the first forward pass drew random numbers, as dropout does;
-    ``parallel``: ranks are replicas, or shards of one, and share out the data. ``ahead_s`` is what
-    a step (median) takes up to its backward passes by the host's clock: batches, logs, forward
-    passes, before ranks wait for each other (0: unknown).
+    ``drawn`` is the number of samples that loaders returned for a step (median; 0: unknown).
+    ``as_drawn``: at least a quarter of the steps had as many rows as samples. ``usual`` is the
+    number of rows of a median step over that of a mean step, ``spread`` their standard deviation
+    over the mean. ``skips``: some steps have more forward passes than others. ``saved`` are the
+    files that ``torch.save`` wrote. ``whole`` is the size of the data set if the loader of this
+    rank draws all of it alone (0: a part, or unknown). ``stored`` is a digest of the stored data of
+    some samples (empty: nothing). ``unclear`` is the reason if the rows that reached the model
+    cannot be identified as samples. ``evaluations`` are forward passes without training in the
+    window, ``acted`` those before it. ``silent`` is the number of steps in the window that exchange
+    nothing although others do. ``in_eval``: weights were updated after passes in eval mode only.
+    ``searched``: DDP searched for unused parameters and there were none. ``random``: the first
+    forward pass drew random numbers, as dropout does. ``parallel``: ranks are replicas, or shards
+    of one, and share the data. ``ahead_s`` is the host time of a median step up to its backward
+    passes: batches, logs and forward passes, before ranks wait for each other (0: unknown).
 
-    ``trained_bytes`` are those of the parameters that get gradients (0: not told apart),
-    ``workers`` the processes of the loader that hands out most batches, ``again`` the share of a
-    step's samples that the step before had, too, ``idle`` the share of the updates looked at that
-    left the looked-at elements of their parameters as they were. ``cut``: that they are ``sharded``
-    is told by nothing but what ranks exchange within a forward pass. ``cleared``: gradients are
-    gone between the backward passes of one update (SAM, LBFGS), so that each exchanges its own.
-    ``uncleared``: gradients of the update before were there as one began; ``twice``: an optimizer
-    stepped twice without a backward pass between; ``unstepped`` are parts with gradients that no
-    optimizer has; ``unchanged``: no parameter of this rank differs, in any bit, between the first
-    step and the last. ``reduced`` are the bytes that forward passes of the last step all-reduced.
-    ``began`` and ``ended`` are short digests of the parameters before the first step and behind the
-    last, one for each of the ``modules``, whose names each node's first rank has; ``sums_before``
-    and ``sums_after`` sums of some of their elements with random signs, by which ranks that are
-    unlike are told to be so by rounding; ``rates`` the learning rates then,
-    ``exchanging`` the roots whose forward passes exchange more than single values. ``sampler`` says
-    how a DistributedSampler of the main loader shares out samples, which has to be alike on all
-    ranks (empty: there is none). ``bursts_s`` is by how much a mean step takes longer up to its
-    backward passes than a median one: what only some steps do. ``loose`` are short digests, behind
-    the last step, of the parameters that backward passes reach and optimizers step, but no root
-    has.
+    ``trained_bytes`` are those of the parameters that get gradients (0: not distinguished).
+    ``workers`` is the number of processes of the loader with the most batches. ``again`` is the
+    share of a step's samples that the previous step also had. ``idle`` is the share of the examined
+    updates that left the examined elements of their parameters unchanged. ``cut``: the parameters
+    count as ``sharded`` only because ranks exchange data within a forward pass. ``cleared``:
+    gradients are cleared between the backward passes of one update (SAM, LBFGS), so that each pass
+    exchanges separate gradients. ``uncleared``: gradients of the previous update still existed at
+    the start of one. ``twice``: an optimizer stepped twice without a backward pass in between.
+    ``unstepped`` are modules with gradients that no optimizer has. ``unchanged``: no parameter of
+    this rank changed by any bit between the first step and the last. ``reduced`` are the bytes that
+    forward passes of the last step all-reduced. ``began`` and ``ended`` are short digests of the
+    parameters before the first and after the last step, one for each of the ``modules``, whose
+    names only the first rank of each node has. ``sums_before`` and ``sums_after`` are sums of some
+    of their elements with random signs. They show whether differences between ranks are due to
+    rounding. ``rates`` are the learning rates at the end, ``exchanging`` the roots whose forward
+    passes exchange more than single values. ``sampler`` describes how a DistributedSampler of the
+    main loader shares out samples, which must be the same on all ranks (empty: there is none).
+    ``bursts_s`` is the time by which a mean step exceeds a median one up to its backward passes,
+    caused by work that only some steps do. ``loose`` are short digests, after the last step, of
+    parameters that get gradients and are updated but belong to no root.
     """
 
     world_size: int
@@ -238,30 +247,29 @@ class ScriptObservations:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """The measurements of one rank. Times in s on its own monotonic clock, sizes in bytes.
+    """The measurements of one rank. Times are in s on the rank's monotonic clock, sizes in bytes.
 
-    ``step_s`` etc. are not here: they are in the samples (``rank<r>.npz``: marks_s, loss,
-    sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and
-    ``resent_bytes`` cover the kept window, None where sockets do not carry the traffic; so do
-    ``busy_s``, the CPU seconds that the cores of ``affinity`` worked for anyone, and
-    ``throttled_s``, for which a quota held the rank's group back, and ``waited_s``, for which its
-    threads were ready and waited for a core (all added up). ``kernel_s`` is the kept window
-    by the kernel's own stamps, ``window_ns`` when it began and ended by the wall clock.
-    Where sockets are counted, ``written_bytes`` are all that went through write calls in it,
-    what was printed as far as it does not repeat itself, and ``shared`` names writable memory
-    that was mapped for others meanwhile. ``phases_s`` says where the rank's time before its
-    first step went; ``replica`` is a digest of the parameters after the last step, where all
-    ranks of that ``part`` of the model must hold the same. ``squares``, of references, are the mean
-    square of this rank's gradient and of all ranks' mean, part by part of the training; ``ceiling``
-    is what the device does at
-    most, of gates of one rank.
-    ``device_uuid`` tells a GPU from all others; it is empty on cores. ``sources`` are digests of
-    the user's files that were loaded, by path, of this package, and versions: each node's first
-    rank has them.
+    The times of single steps are not here but in the samples (``rank<r>.npz``: marks_s, loss,
+    sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and ``resent_bytes``
+    cover the kept window; they are None if sockets do not carry the traffic. These fields cover it
+    as well: ``busy_s`` is the CPU time that the cores of ``affinity`` worked for any process,
+    ``throttled_s`` the time for which a quota stopped the rank's group, ``waited_s`` the time for
+    which its threads were ready but waited for a core (all added up). ``kernel_s`` is the length of
+    the kept window by the kernel's timestamps, ``window_ns`` its start and end by the wall clock.
 
-    Of profiled launches: ``clock_offset_ns`` is this rank's clock less rank 0's, known to
-    ``clock_half_ns``; ``trace_sha256`` is the digest of ``rank<r>.trace.json.gz``. Of a user's own
-    script: ``watched``.
+    If sockets are counted, ``written_bytes`` are all bytes that write calls carried in the window,
+    except repeated prints, and ``shared`` names writable memory that was shared with other
+    processes. ``phases_s`` is the time before the first step by phase. ``replica`` is a digest of
+    the parameters after the last step, which must be equal on all ranks with this ``part`` of the
+    model. ``squares``, of references, are the mean squares of this rank's gradient and of the mean
+    gradient of all ranks, for each part of the training. ``ceiling`` has the peak rates of the
+    device, measured by correctness checks on one rank. ``device_uuid`` identifies a GPU; it is
+    empty on CPUs. ``sources`` are digests by path of the loaded user's files, a digest of this
+    package, and versions; only the first rank of each node has them.
+
+    Profiled launches have ``clock_offset_ns``, the rank's clock minus that of rank 0, with the
+    error bound ``clock_half_ns``, and ``trace_sha256``, the digest of ``rank<r>.trace.json.gz``. A
+    user's script has ``watched``.
     """
 
     rank: int

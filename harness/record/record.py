@@ -1,7 +1,7 @@
-"""The record of a run: what every verb reads, and nothing else.
+"""The record of a run, which every verb reads.
 
-All that a verdict rests on is in it and in the ranks' samples (``store`` has both on disk);
-``verify`` recomputes it from them without torch.
+The record and the samples of the ranks contain everything that a verdict depends on (``store``
+handles both on disk). ``verify`` recomputes the verdicts from them without torch.
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from harness.record.recovery import FaultedTraining, Trial
 Entry = TypeVar("Entry")
 Derived = TypeVar("Derived")
 
+#: Version of the record's layout. ``upgrade`` converts older ones.
 SCHEMA = 11
-#: The first layouts whose verdicts were judged, and whose windows were settled, by today's rules.
+#: The first schemas whose verdicts were judged, and whose windows were determined, by the present
+#: rules.
 JUDGED_SINCE = 6
 SETTLED_SINCE = 7
-#: Schema since which load by others has a direction; before, it left whatever it was open.
+#: The first schema in which background load widens an interval only to one side. Before, any load
+#: made a verdict inconclusive.
 DIRECTED_SINCE = 8
-#: Schema since which the first look asks for more to spare: half of the launches may be slow.
+#: The first schema whose first evaluation requires a larger margin, because half of the launches
+#: may be slow.
 HALVES_SINCE = 9
-#: Schema since which neither a provisional bound nor simulated hardware can decide a run, the
-#: interval of a verdict is the one that was judged, and waiting is attributed within each step.
+#: The first schema in which neither provisional bounds nor simulated hardware decide a run, a
+#: verdict shows the interval that was judged, and waiting is attributed within each step.
 ASIDE_SINCE = 10
 
 
 def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:
-    """The stand-ins for hardware in a case that runs on these nodes: also cores that are shared by
-    several ranks.
+    """Return the simulations in a case on these nodes. CPU cores that several ranks share are one
+    of them.
     """
     if case.device is not Device.CPU or case.stand_in:
         return case.stand_in
@@ -53,9 +57,11 @@ def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One pass over arms and one back: ``arms`` in the order of the first, by name.
+    """One pass over the arms and one in reverse. ``arms`` are the names in the order of the first
+    pass.
 
-    ``together`` is how many of them ran at once, slot by slot; empty = one after the other.
+    ``together`` is the number of arms that run concurrently in each slot; empty = one after the
+    other.
     """
 
     plan: str
@@ -73,14 +79,14 @@ class Block:
 
     @property
     def passes(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """(turn, arms that run at once) of every slot, there and back."""
+        """The (turn, concurrent arms) of every slot in both passes."""
         first = 2 * self.number
         there = self.slots
         back = self.slots[::-1]
         return (*((first, slot) for slot in there), *((first + 1, slot) for slot in back))
 
     def drawn(self, seed: int) -> Block:
-        """This block with its slots in the order that a plan's seed draws."""
+        """Return this block with its slots in the random order of the plan's seed."""
         slots = sorted(tuple(sorted(slot)) for slot in self.slots)
         random.Random(f"{seed}-{self.attempt}-{self.number}").shuffle(slots)
         arms = tuple(name for slot in slots for name in slot)
@@ -90,19 +96,21 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run: everything that ``report``, ``verify``, ``compare`` and the history read.
+    """The record of one run: everything that ``report``, ``verify``, ``compare`` and the history
+    read.
 
-    ``windows`` maps plan hash and arm to the steps and cut that its pilots settled. ``admission``
-    is what was found of the host before, ``launch_sd`` the deviation between like pilots.
-    ``out_of_time`` lists plans that the time budget cut, ``offered`` all that could have been run.
-    ``nodes`` are the machines of an engine that reaches others; ``machine`` is then the first.
-    ``fabric`` is how fast the ranks exchange data, before anything is trained; ``recoveries`` are
-    faults that were planted, and what came after them. ``blocks`` says in which order arms were
-    launched, ``head`` is the hash of the chain's last link ("" = unchained). ``device_s`` is what
-    the run held its devices for: each rank's device, from its start to its end. ``setups`` is the
-    software of each setup that a case names, ``suspects`` what pairs of nodes came to, ``facts``
-    of each host what it has in common with others of its kind: hardware, links, versions, limits,
-    ``played`` are trainings that faults interrupted.
+    ``windows`` maps plan hash and arm to the steps and cut that its pilots determined.
+    ``admission`` holds the findings about the host before the run, ``launch_sd`` the standard
+    deviation between equal pilots. ``out_of_time`` lists plans that the time budget cut,
+    ``offered`` all that could have been run. ``nodes`` are the machines of an engine that reaches
+    other machines; ``machine`` is then the first of them. ``fabric`` is the speed of data exchange
+    before anything is trained. ``recoveries`` are injected faults and what followed. ``blocks`` is
+    the order in which arms were launched, ``head`` the hash of the chain's last link ("" = no
+    chain). ``device_s`` is the device time of the run: each rank's device from start to end.
+    ``setups`` is the software of each setup that a case names. ``suspects`` are the results of
+    pairs of nodes. ``facts`` are the properties of each host that should equal those of other hosts
+    of its kind: hardware, links, versions, limits. ``played`` are trainings that faults
+    interrupted.
     """
 
     schema: int
@@ -138,69 +146,71 @@ class RunRecord:
 
     @cached_property
     def by_plan(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
-        """Launches by the hash of their plan, in their order."""
+        """The launches by the hash of their plan, in order."""
         return _grouped(self.launches, lambda launch: launch.plan)
 
     @cached_property
     def by_case(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
-        """The contrasts by the hash of their case."""
+        """The launches by the hash of their case, in order."""
         return _grouped(self.launches, lambda launch: launch.case)
 
     @cached_property
     def by_slot(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
-        """Those that ran at once, by their slot."""
+        """The launches that ran concurrently, by their slot."""
         return _grouped(self.launches, lambda launch: launch.slot)
 
     @cached_property
     def plan_of(self) -> Mapping[str, Plan]:
-        """Plans by their hash; of equal ones the first."""
+        """The plans by their hash; the first one if several are equal."""
         return {plan.hash: plan for plan in reversed(self.plans)}
 
     @cached_property
     def cases_by_hash(self) -> Mapping[str, tuple[CaseSpec, ...]]:
-        """The cases of all arms by their hash: one for each arm that has it."""
+        """The cases of all arms by their hash, one for each arm."""
         return _grouped(
             (arm.case for plan in self.plans for arm in plan.arms), lambda case: case.hash
         )
 
     @cached_property
     def verdicts_by_plan(self) -> Mapping[str, tuple[Verdict, ...]]:
-        """Verdicts by the hash of their plan, in their order."""
+        """The verdicts by the hash of their plan, in order."""
         return _grouped(self.verdicts, lambda verdict: verdict.plan)
 
     @cached_property
     def verdicts_by_case(self) -> Mapping[str, tuple[Verdict, ...]]:
-        """The verdicts by the hash of their case."""
+        """The verdicts by the hash of their case, in order."""
         return _grouped(self.verdicts, lambda v: v.case_hash)
 
     @cached_property
     def references(self) -> tuple[LaunchRecord, ...]:
-        """The harness's own trainings."""
+        """The reference trainings, with which losses are compared."""
         return tuple(launch for launch in self.launches if launch.purpose is Purpose.REFERENCE)
 
     @cached_property
     def gates(self) -> Mapping[str, LaunchRecord]:
-        """The last gate of each case, by its hash."""
+        """The last correctness check of each case, by the hash of the case."""
         return {launch.case: launch for launch in self.launches if launch.purpose is Purpose.GATE}
 
     def pilots_of(self, cases: Collection[str]) -> list[LaunchRecord]:
-        """The pilots of these cases, in their order."""
+        """Return the pilots of these cases, in the order of the record."""
         launches = (launch for case in cases for launch in self.by_case.get(case, ()))
         pilots = [launch for launch in launches if launch.purpose is Purpose.PILOT]
         return sorted(pilots, key=lambda launch: self.places[launch.launch])
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Where each launch stands in the record, by its name."""
+        """The position of each launch in the record, by its name."""
         return {launch.launch: place for place, launch in enumerate(self.launches)}
 
     @cached_property
     def _derived(self) -> dict[Hashable, Any]:
+        """The cache of ``once``."""
         return {}
 
     def once(self, what: Hashable, derive: Callable[[], Derived]) -> Derived:
-        """A property that follows from this record, by its name: derived when it is first asked
-        for, since the parts of a report ask for the same.
+        """Return a value that is derived from this record, and cache it under this key.
+
+        The parts of a report need the same values.
         """
         if what not in self._derived:
             self._derived[what] = derive()
@@ -208,8 +218,9 @@ class RunRecord:
         return derived
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
-        """The window that a launch was asked to run: the frozen window of its arm, a pilot's before
-        that.
+        """Return the window that a launch was started with.
+
+        A timed launch has the frozen window of its arm; a pilot runs before that window is known.
         """
         if launch.asked is Purpose.PROFILE:
             return plan.profile(self.settings.outline)
@@ -221,12 +232,14 @@ class RunRecord:
         return frozen or plan.window
 
     def stand_ins(self, case: CaseSpec) -> frozenset[StandIn]:
-        """The stand-ins for hardware in a case: also cores that several ranks shared here."""
+        """Return the simulations in a case of this run. CPU cores that several ranks share are one
+        of them.
+        """
         return stand_ins(case, self.nodes or (self.machine,) * len(case.nodes))
 
 
 def _grouped(entries: Iterable[Entry], by: Callable[[Entry], str]) -> dict[str, tuple[Entry, ...]]:
-    """Entries by a name of theirs, each group in their order."""
+    """Group entries by a string key, each group in the original order."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(by(entry), []).append(entry)

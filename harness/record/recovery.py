@@ -1,4 +1,6 @@
-"""Recovery: what a rank that trained with a checkpoint left, and what a planted fault took."""
+"""Records of recoveries: a rank that trained with a checkpoint, and the effects of an injected
+fault.
+"""
 
 import math
 from collections.abc import Mapping
@@ -7,18 +9,18 @@ from enum import StrEnum
 
 from harness.cases.fault_scenario import title
 
-#: What a recovery consists of, in order.
+#: The parts of a recovery in their order.
 PARTS = ("detect", "stop", "import", "start", "group", "load", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankRestart:
-    """The restart of one rank, of a training with a checkpoint.
+    """The restart of one rank of a training with checkpoints.
 
-    ``saved``, ``loaded`` and ``last`` are digests of parameters and optimizer state: when they were
-    saved, after they were loaded, and at the end; empty where that did not happen. ``stall_s`` is
-    how long training stood still to save, ``save_s`` until all was written; ``first_step_at`` is
-    the time (s since the epoch) at which its first step was done.
+    ``saved``, ``loaded`` and ``last`` are digests of parameters and optimizer state: at the save,
+    after the load, and at the end; empty if that did not happen. ``stall_s`` is the time that
+    training waited for the save, ``save_s`` the time until everything was written.
+    ``first_step_at`` is when the first step ended (s since the epoch).
     """
 
     rank: int
@@ -37,12 +39,12 @@ class RankRestart:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One update of the weights of a user's own training, as one rank saw it.
+    """One update of the weights in a user's training, as one rank saw it.
 
-    ``state`` is a digest of the parameters after it, ``samples`` one of what it trained on, ``at``
-    when its optimizer had stepped (s since the epoch). The first one is none: its ``state`` is
-    what the training began with. ``began_at`` is when the script was started; ``spent_s`` says
-    what it has spent in calls that set up its process group, load and save, up to then.
+    ``state`` is a digest of the parameters after the update, ``samples`` a digest of its samples,
+    ``at`` when its optimizer had stepped (s since the epoch). The first entry is not an update: its
+    ``state`` is the state in which the training began. ``began_at`` is when the script started.
+    ``spent_s`` is the time until then in calls that set up the process group, load and save.
     """
 
     at: float
@@ -54,7 +56,7 @@ class Update:
 
 
 class Continued(StrEnum):
-    """How a resumed training goes on, compared with one that was never broken."""
+    """How a resumed training compares with one that was not interrupted."""
 
     EXACTLY = "exactly"
     OTHER_SAMPLES = "from the same weights, on other samples"
@@ -63,23 +65,26 @@ class Continued(StrEnum):
     OTHER_WEIGHTS = "from weights that it never had"
 
 
-#: A resumed training may draw its samples anew; nothing that it had learnt is lost by that.
+#: Results that are acceptable. Drawing samples anew after a resume loses no progress.
 FINE = frozenset({Continued.EXACTLY, Continued.OTHER_SAMPLES})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One planted fault and what came after it, in s from the fault on.
+    """One injected fault and the recovery from it, in s from the fault on.
 
-    ``detect_s`` until the break was noticed (``timeout_s`` of it by its nature: silence has to last
-    that long), ``stop_s`` until nothing of the old world was left, ``import_s`` until agents that
-    were lost had been replaced and had torch in memory, ``start_s`` until the new ranks ran,
-    ``group_s`` until they had met, ``load_s`` to load, ``step_s`` until the first step was done;
-    they add up to ``recovery_s``. ``equal``: the end is that of a training that was never broken,
-    to the bit. ``world_before`` and ``world`` are the sizes of the old and the new world: where
-    they differ, only what was loaded can be equal. ``blamed`` is the rank that was named,
-    ``attempt`` 1 the fresh set that confirms a FAIL. Of a user's own script, ``continued`` says how
-    it went on, and ``lost`` how many updates of the broken training were done again.
+    ``detect_s`` is the time until the failure was noticed; ``timeout_s`` of it is unavoidable,
+    because a hang is only noticed after silence of this length. ``stop_s`` lasts until the old
+    world has ended, ``import_s`` until lost agents were replaced and had imported torch,
+    ``start_s`` until the new ranks ran, ``group_s`` until they had formed their process group,
+    ``load_s`` until the checkpoint was loaded, ``step_s`` until the first step ended. These parts
+    add up to ``recovery_s``.
+
+    ``equal``: the final state is bitwise equal to that of an uninterrupted training.
+    ``world_before`` and ``world`` are the sizes of the old and the new world; if they differ, only
+    the loaded state is compared. ``blamed`` is the rank that was reported as the cause. ``attempt``
+    1 is the new set of trials that confirms a FAIL. For a user's script, ``continued`` says how it
+    resumed, and ``lost`` is the number of updates that were repeated.
     """
 
     case: str
@@ -107,18 +112,19 @@ class Trial:
 
     @property
     def name(self) -> str:
+        """The name of the scenario that this trial belongs to."""
         return title(self.case, self.fault, self.asynchronous, self.world_before, self.world)
 
     @property
     def recovery_s(self) -> float:
-        """From the fault to the first step of the new world."""
+        """The time from the fault to the first step of the new world, in s."""
         return math.fsum(getattr(self, f"{part}_s") for part in PARTS)
 
 
 class Mark(StrEnum):
     """The event that has just ended on rank 0."""
 
-    READY = "ready"  # the process group and the model are there
+    READY = "ready"  # the process group and the model exist
     LOADED = "loaded"
     STEP = "step"
     SAVED = "saved"
@@ -126,10 +132,11 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingAttempt:
-    """One start of the training, until its end or a fault. Times in ns since the epoch.
+    """One start of the training, until its end or a fault. Times are in ns since the epoch.
 
-    ``marks`` are (what ended, after how many steps, when) of rank 0. ``struck_ns`` is when a rank
-    was killed, ``noticed_ns`` when the program saw it; None of the sitting that ends the training.
+    ``marks`` are the (event, number of steps, time) of rank 0. ``struck_ns`` is when a rank was
+    killed, ``noticed_ns`` when the program noticed it; both are None for the attempt that completes
+    the training.
     """
 
     began_ns: int
@@ -141,10 +148,10 @@ class TrainingAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultedTraining:
-    """A training of ``steps`` steps that saves after every ``every``, and the faults it had.
+    """A training of ``steps`` steps that saves after every ``every`` steps, and its faults.
 
-    ``mtbf_s`` is the mean time between faults that ``seed`` drew them with; None where one was
-    planted to measure what a fault costs, or none was.
+    ``mtbf_s`` is the mean time between faults, which are drawn with ``seed``. It is None if a
+    single fault was injected to measure its cost, or if there was no fault.
     """
 
     case: str

@@ -1,10 +1,10 @@
-"""A record without names: hosts, users, addresses and paths are replaced, everything else stays.
+"""Removal of names from a record: hosts, users, addresses and paths are replaced, the rest stays.
 
-    record, chain -> names found in them -> texts replaced -> hashes of cases and plans anew
-                  -> the chain linked anew -> a record that verifies, of another head
+record, chain -> names found in them -> texts replaced -> hashes of cases and plans computed anew
+              -> the chain linked anew -> a record that verifies, with another head
 
-Figures, samples and verdicts are untouched. The new chain says that nothing was left out of the
-redacted record; that it is the one that was measured, only its owner can show, with the old one.
+Numbers, samples and verdicts do not change. The new chain shows that nothing was omitted from the
+redacted record. Only the owner can show that it is the measured one, with the original chain.
 """
 
 import ipaddress
@@ -23,16 +23,17 @@ from harness.record.outcome import Reason, Status
 from harness.record.record import RunRecord
 from harness.record.store import written
 
+#: Absolute paths and paths below a home folder. The group is the last part, which is kept.
 _PATH = re.compile(r"""(?:^|(?<=[\s='":,(\[]))~?/(?:[^\s/'":,]+/)*([^\s/'":,]*)""")
 _HOME = re.compile(r"/(?:home|Users)/([\w.-]+)")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
-#: What may be an address of IPv6; whether it is one, ``ipaddress`` says.
+#: Candidates for IPv6 addresses, which ``ipaddress`` then checks.
 _COLONS = re.compile(
     r"(?<![\w:.])[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?(?![\w:])"
 )
-#: A path that was cut at a blank: what follows may be the rest of it.
+#: A path that ends at a blank. The following text may be the rest of it.
 _CUT = re.compile(r"PATH/[^\s'\":,]* (?=[^\s'\":,=-][^\s'\":,=]*/)")
-#: What verdicts are told in: without these words nothing can be judged again.
+#: Words that verdicts are written with. Without them nothing can be judged again.
 _WORDS = (*METRICS, *Status, *Reason)
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+")
 
@@ -40,9 +41,9 @@ _MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+")
 def redact(
     run: RunRecord, links: tuple[Link, ...], more: tuple[str, ...] = ()
 ) -> tuple[RunRecord, tuple[Link, ...]]:
-    """The run and its chain without names; ``more`` are texts that must not be in it either.
+    """Return the run and its chain without names. ``more`` are further texts that must be removed.
 
-    RecordError where a name cannot be told from a word of the record itself.
+    Raises RecordError if a name is also a word of the record itself.
     """
     run = replace(run, environment=secrets.kept(run.environment))
     doc = to_doc(run)
@@ -51,7 +52,7 @@ def redact(
     for word in _WORDS:
         if _replaced(word, names) != word:
             raise RecordError(
-                f"a name to take out is part of {word!r}, a word of the record itself",
+                f"a name to remove is part of {word!r}, a word of the record itself",
                 where=run.run,
                 expected="names of hosts, users and places",
                 fix="scaleproof accept pack RUN",
@@ -59,9 +60,9 @@ def redact(
 
     for unsure in _unsure(_mapped([doc, [x.body for x in links]], lambda t: _replaced(t, names))):
         raise RecordError(
-            f"it can't be told where a path ends: {unsure[:120]!r}",
+            f"the end of a path is ambiguous: {unsure[:120]!r}",
             where=run.run,
-            expected="paths without blanks, or their parts named",
+            expected="paths without blanks, or their parts given by --redact-also",
             fix="scaleproof accept pack RUN --redact --redact-also 'A PART OF IT'",
         )
 
@@ -72,9 +73,9 @@ def redact(
         clean = from_doc(RunRecord, cleaned(doc), "record")
     except ValueError as error:
         raise RecordError(
-            f"a name to take out is a word of the record itself: {error}",
+            f"a name to remove is a word of the record itself: {error}",
             where=run.run,
-            expected="hosts and users with names of their own",
+            expected="hosts and users whose names are not words of a record",
             fix="scaleproof accept pack RUN",
         ) from None
     anew = _hashes(run, clean)
@@ -97,7 +98,7 @@ def redact(
 def files(
     run: RunRecord, links: tuple[Link, ...], samples: Mapping[str, bytes]
 ) -> dict[str, bytes]:
-    """The files of a redacted run: its record, its chain, and the samples as they are."""
+    """Return the files of a redacted run: its record, its chain, and the unchanged samples."""
     contents = {"record.json": written(run).encode()}
     if links:
         contents["chain.jsonl"] = "".join(link.line + "\n" for link in links).encode()
@@ -107,7 +108,9 @@ def files(
 
 
 def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
-    """Name -> what stands in its place, the longest first: one may hold another."""
+    """Return the replacement of each name, the longest name first, because one may contain
+    another.
+    """
     hosts = dict.fromkeys(
         digest
         for digest in (
@@ -132,7 +135,9 @@ def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
 
 
 def _blank_paths(value: Json) -> Iterator[str]:
-    """Texts that are a path as a whole, with a blank in it: found in other texts, too."""
+    """Yield strings that are paths with a blank, because these must also be found inside other
+    strings.
+    """
     if isinstance(value, str):
         if value.startswith(("/", "~/")) and " " in value and "\n" not in value:
             yield value
@@ -145,6 +150,7 @@ def _blank_paths(value: Json) -> Iterator[str]:
 
 
 def _replaced(text: str, names: Mapping[str, str]) -> str:
+    """Return the text with addresses, names and paths replaced."""
     text = _MAIL.sub("address", _ADDRESS.sub("address", secrets.masked(text)))
     text = _COLONS.sub(_address, text)
     for name, other in names.items():
@@ -153,6 +159,7 @@ def _replaced(text: str, names: Mapping[str, str]) -> str:
 
 
 def _address(match: re.Match[str]) -> str:
+    """Return ``address`` for a match that is an IPv6 address, otherwise the match itself."""
     try:
         ipaddress.ip_address(match[0])
     except ValueError:
@@ -161,7 +168,7 @@ def _address(match: re.Match[str]) -> str:
 
 
 def _unsure(value: Json) -> Iterator[str]:
-    """Texts in which a path may go on behind a blank."""
+    """Yield strings in which a path may continue after a blank."""
     if isinstance(value, str):
         if _CUT.search(value):
             yield value
@@ -174,7 +181,9 @@ def _unsure(value: Json) -> Iterator[str]:
 
 
 def _mapped(value: Json, change: Callable[[str], str]) -> Json:
-    """The document with every text in it changed, keys as well: some are hashes or names."""
+    """Return the document with every string changed, including keys, because some are hashes or
+    names.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -183,7 +192,7 @@ def _mapped(value: Json, change: Callable[[str], str]) -> Json:
 
 
 def _hashes(old: RunRecord, new: RunRecord) -> dict[str, str]:
-    """Hashes of cases and plans, where names in them have changed."""
+    """Return the new hashes of cases and plans by their old ones, if they differ."""
     replaced = {}
     for before, after in zip(old.plans, new.plans, strict=True):
         replaced[before.hash] = after.hash

@@ -1,6 +1,7 @@
-"""Signatures: who vouches for a run. Ed25519 keys as ssh-keygen makes them.
+"""Signatures of runs with Ed25519 keys in the format of ssh-keygen.
 
-The last link of the chain is signed, and with it everything before: rules, nonce, every launch.
+The hash of the chain's last link is signed. It covers everything before: thresholds, nonce and
+every launch.
 """
 
 import base64
@@ -15,13 +16,17 @@ from harness.base.errors import RecordError, SpecError
 from harness.base.files import write
 from harness.record import chain
 
+#: The file with the signature in the folder of a run.
 FILE = "chain.sig"
+#: Text before the signed hash, so that the signature is valid for no other purpose.
 _DOMAIN = b"scaleproof run\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """``head`` is the hash that was signed, ``key`` the public key in OpenSSH's form."""
+    """A signature of a run: ``head`` is the signed hash, ``key`` the public key in OpenSSH
+    format.
+    """
 
     head: str
     key: str
@@ -29,7 +34,10 @@ class Signature:
 
 
 def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
-    """Sign the run in a folder; RecordError for one that did not end, SpecError for a bad key."""
+    """Sign the run in a folder.
+
+    Raises RecordError if the run did not end, and SpecError if the key cannot be used.
+    """
     links = chain.read(folder)
     if not links or links[-1].kind is not chain.Kind.ENDED:
         raise RecordError(
@@ -49,7 +57,9 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
 
 
 def signed(folder: Path) -> Signature | None:
-    """The signature beside a run; None if there is none, RecordError if it cannot be read."""
+    """Return the signature of a run, or None if there is none. Raise RecordError if it is
+    unreadable.
+    """
     path = folder / FILE
     if not path.is_file():
         return None
@@ -60,7 +70,9 @@ def signed(folder: Path) -> Signature | None:
 
 
 def holds(signature: Signature, head: str, key: Path | None = None) -> str:
-    """Why a signature does not vouch for this head, under this public key; empty if it does."""
+    """Return why a signature is not valid for this head and this public key; empty if it is
+    valid.
+    """
     if signature.head != head:
         return f"the signature is of another run: {signature.head[:16]}, not {head[:16]}"
     if key is not None and _bare(_public(key)) != _bare(signature.key):
@@ -70,13 +82,13 @@ def holds(signature: Signature, head: str, key: Path | None = None) -> str:
     try:
         public = library.load_ssh_public_key(signature.key.encode())
         public.verify(base64.b64decode(signature.signature), _DOMAIN + head.encode())
-    except (refused, ValueError, TypeError, AttributeError):  # or a key of another kind
-        return "the signature is not by the key that it names"
+    except (refused, ValueError, TypeError, AttributeError):  # the last two: a key of another type
+        return "the signature does not match the public key that it names"
     return ""
 
 
 def _public(path: Path) -> str:
-    """The one public key of a file; SpecError where it holds something else, or several."""
+    """Return the public key in a file. Raise SpecError unless the file contains exactly one."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
@@ -91,11 +103,14 @@ def _public(path: Path) -> str:
 
 
 def _bare(text: str) -> tuple[str, ...]:
-    """Kind and key, without the comment."""
+    """Return the type and the key without the comment."""
     return tuple(text.split()[:2])
 
 
 def _private(path: Path, passphrase: str | None) -> Any:
+    """Read an Ed25519 private key. Raise SpecError if the file is unreadable or another kind of
+    key.
+    """
     library, ed25519 = _library("serialization"), _library("asymmetric.ed25519")
     try:
         key = library.load_ssh_private_key(
@@ -104,7 +119,7 @@ def _private(path: Path, passphrase: str | None) -> Any:
     except (OSError, ValueError, TypeError) as error:
         raise SpecError(
             f"--key {path}: {error}",
-            expected="an ed25519 key of OpenSSH",
+            expected="an ed25519 key in OpenSSH format",
             fix="ssh-keygen -t ed25519 -f site_key",
         ) from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
@@ -115,7 +130,9 @@ def _private(path: Path, passphrase: str | None) -> Any:
 
 
 def _library(name: str) -> Any:
-    """A module of the package that signs, which only those need who sign or check."""
+    """Import a module of the package cryptography. Only signing and checking signatures need the
+    package.
+    """
     try:
         return importlib.import_module(f"cryptography.hazmat.primitives.{name}")
     except ImportError:

@@ -1,16 +1,18 @@
-"""How a span is labelled wherever it is seen: in NVTX, in a profiler's trace, in our own log."""
+"""Labels of spans in NVTX, in profiler traces and in the program's log."""
 
 import functools
 from enum import StrEnum
 
+#: The NVTX domain, and the first part of every label.
 DOMAIN = "scaleproof"
-#: Where a trace's header has, for threads of smaller groups than the world, the group's ranks.
+#: The key of a trace's header that holds the ranks of each group smaller than the world.
 GROUPS = "glooGroups"
 
 
 class Category(StrEnum):
-    """The category of a span's time in the budget; step, optimizer, checkpoint and gate only give
-    structure.
+    """The category of a span in the time budget.
+
+    Step, optimizer, checkpoint and gate only structure the trace.
     """
 
     STEP = "step"
@@ -24,18 +26,20 @@ class Category(StrEnum):
 
 
 def label(name: str, category: Category) -> str:
-    """``scaleproof.data.batch``: the name of a span's range in a trace."""
+    """Return the name of a span's range in a trace, such as ``scaleproof.data.batch``."""
     return f"{DOMAIN}.{category}.{name}"
 
 
 def peer_label(kind: str, peer: int) -> str:
-    """``scaleproof.peer.send.3``: what tells whom the next send or recv of a trace is with."""
+    """Return the label that names the peer of the next send or recv in a trace:
+    ``scaleproof.peer.send.3``.
+    """
     return f"{DOMAIN}.peer.{kind}.{peer}"
 
 
-@functools.cache  # of every span of a trace
+@functools.cache  # called for every span of a trace
 def category_of(label: str) -> Category | None:
-    """The category of a range in a trace; None if it is none of ours."""
+    """Return the category of a range in a trace; None if this program did not make the range."""
     domain, _, rest = label.partition(".")
     known = rest.partition(".")[0]
     return Category(known) if domain == DOMAIN and known in set(Category) else None

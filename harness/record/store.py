@@ -1,10 +1,10 @@
-"""The store: how a record and its samples lie on disk, written whole or not at all.
+"""The store of records and samples on disk. It writes every file completely or not at all.
 
 results/runs/<machine>/<run>/
-chain.jsonl          what happened, a line each, on disk as it happens: all that is measured
-record.json          RunRecord, written when a run begins and when it ends, with a digest of itself
-                     that detects edits, not forgery (older ones have it in record.sha256)
-launches/<launch>/   rank<r>.json and rank<r>.npz as the ranks left them, logs; of many ranks
+chain.jsonl          the log of the run, one line per event, on disk at once; has all measurements
+record.json          RunRecord, written when a run begins and when it ends. It has a digest of
+                     itself, which detects edits, not forgery (older ones: record.sha256)
+launches/<launch>/   rank<r>.json and rank<r>.npz of the ranks, and logs. With many ranks,
                      ranks.zip has the samples, traces.zip the traces, and the record the rest
 """
 
@@ -33,29 +33,33 @@ from harness.record.upgrade import UNCHANGED_SINCE, upgrade
 if TYPE_CHECKING:
     import numpy as np
 
-#: Launches that are decoded at once.
+#: Number of launches that are decoded at once.
 AT_ONCE = 256
-#: The key of record.json that has its digest.
+#: The key of record.json with its digest.
 DIGEST = "sha256"
+#: The beginning of a record.json that has its digest in its first key.
 _STAMPED = re.compile(rb'\{\n "%b": "([0-9a-f]{64})",\n' % DIGEST.encode())
 _NO_LAUNCHES = '\n "launches": []'
-#: Bytes of a rank's samples at most, packed and unpacked together.
+#: Upper limit of a rank's samples in bytes, packed and unpacked together.
 MOST_SAMPLES = 1 << 30
+#: Names that are safe as parts of a path.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+#: The fix for a file of a record that is missing or was edited.
 TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """One rank's samples. ``marks_s`` has steps + 1 entries, the first is the window's barrier.
+    """The samples of one rank. ``marks_s`` has steps + 1 entries; the first is the barrier of the
+    window.
 
-    ``rss_bytes`` is 0 where nobody looked. ``sample_ids`` are those that were handed out,
-    ``content`` a hash of each, ``seen`` hashes of what reached the model (steps, samples; 0 =
-    none); None until schema 5. ``came`` is how many samples did so, where not all steps were looked
-    at that closely. Of a check of bits: ``bits`` are hashes of what was computed (steps,
-    micro-batches, output and gradients), ``received`` of what came from each rank (steps, ranks),
-    ``stored`` of the parameters and of what was read back of them. Of a reference: ``replicates``
-    are the losses of trainings that round otherwise (replicates, steps).
+    ``rss_bytes`` is 0 if memory was not recorded. ``sample_ids`` are the samples that were handed
+    out, ``content`` has a hash of each. ``seen`` has hashes of the samples that reached the model
+    (steps, samples; 0 = none), None until schema 5. ``came`` is the number of samples that reached
+    it, if not all steps were examined that closely. A bit check has ``bits``, hashes of the results
+    (steps, micro-batches, output and gradients), ``received``, hashes of the data from each rank
+    (steps, ranks), and ``stored``, hashes of the parameters and of a copy that was read back. A
+    reference has ``replicates``, the losses of trainings with other rounding (replicates, steps).
     """
 
     marks_s: np.ndarray
@@ -73,14 +77,15 @@ class Samples:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     files.write({path: text})
 
 
 def written(record: RunRecord) -> str:
-    """The text of ``record.json``: its first key is the sha256 of the text without that line.
+    """Return the text of ``record.json``. Its first key is the sha256 of the text without that
+    line.
 
-    Launches are written one by one, since the document of thousands would be held beside them.
+    Launches are converted one by one, because the document of thousands would need much memory.
     """
     rest = json.dumps(to_doc(replace(record, launches=())), indent=1) + "\n"
     if record.launches:
@@ -95,25 +100,25 @@ def written(record: RunRecord) -> str:
 
 
 def save(record: RunRecord, folder: Path) -> None:
-    """Write ``record.json``, whole or not at all; FullDiskError if there is no room."""
+    """Write ``record.json`` completely or not at all. Raise FullDiskError if the disk is full."""
     with files.writing_to(folder):
         files.write({folder / "record.json": written(record)})
 
 
 def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
-    """Read a run's folder (or its record.json), and what only its chain has; ``links`` of who has
-    read the chain already.
+    """Read the record in a run's folder (or record.json), and add what only its chain has.
 
-    RecordError says what is wrong with it. Verdicts older than a launch are left out, as
-    ``folding`` says.
+    ``links`` is the chain, if the caller has read it already. Raises RecordError for a record that
+    is invalid. Verdicts older than a launch are dropped, as in ``chain.folded``.
     """
     with collected.paused():
         return _loaded(folder, links)
 
 
 def load_whole(folder: Path) -> RunRecord | None:
-    """Loads a complete run whose chain was found whole before: that is not read again. None of one
-    that is not complete, and has part of its contents in its chain.
+    """Return a complete run without reading its chain, which was checked before.
+
+    Return None if the run is not complete, because then a part of it is only in its chain.
     """
     with collected.paused():
         path = folder / "record.json" if folder.is_dir() else folder
@@ -122,12 +127,13 @@ def load_whole(folder: Path) -> RunRecord | None:
 
 
 def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
+    """Read a record and its chain. Raise RecordError for invalid ones."""
     path = folder / "record.json" if folder.is_dir() else folder
     try:
         begun = _record(path) if path.is_file() else None
         if begun is not None and begun.complete:
             for _ in chain.walk(path.parent) if links is None else ():
-                pass  # whole, or an error: the record has what it says
+                pass  # only check the chain: the record has its contents
             return _named(begun)
         links = chain.read(path.parent) if links is None else links
         if begun is None and not links:
@@ -146,7 +152,7 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
 
 
 def _record(path: Path) -> RunRecord:
-    """Reads record.json; RecordError if it was edited, ValueError if it is no record."""
+    """Read record.json. Raise RecordError if it was edited, ValueError if it is not a record."""
     try:
         text = path.read_bytes()
         text.decode()
@@ -169,20 +175,22 @@ def _record(path: Path) -> RunRecord:
     doc, launches = _apart(text)
     if stamp is not None:
         doc.pop(DIGEST)
-    del text, stamp  # what is left of it are the launches
+    del text, stamp  # free memory: only the launches are still needed
     record = from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
     return replace(record, launches=tuple(_launches(launches))) if launches else record
 
 
 def _apart(text: bytes) -> tuple[Json, list[bytes]]:
-    """A record's document, and its launches as texts of some each, if they can be decoded so:
-    thousands of them would else be held three times over.
+    """Return the document of a record without launches, and the texts of its launches in groups.
+
+    This avoids holding thousands of launches in memory three times. If the text cannot be split,
+    the groups are empty and the document has the launches.
     """
     try:
         parts = fields(text)
         launches = elements(parts.pop("launches", b"[]"))
         doc: Json = {name: json.loads(bytes(value)) for name, value in parts.items()}
-    except ValueError:  # not written as we do: decoding all of it says what is wrong
+    except ValueError:  # not in our layout: decoding all of it reports what is wrong
         return json.loads(text), []
     if launches and doc.get("schema") not in range(UNCHANGED_SINCE, SCHEMA + 1):
         return json.loads(text), []
@@ -191,7 +199,9 @@ def _apart(text: bytes) -> tuple[Json, list[bytes]]:
 
 
 def _launches(texts: list[bytes]) -> Iterator[LaunchRecord]:
-    """Some at a time: names of one text are held once, and each text until it is decoded."""
+    """Yield the launches. Groups are decoded one at a time, and each text is freed after
+    decoding.
+    """
     texts.reverse()
     number = 0
     while texts:
@@ -201,28 +211,34 @@ def _launches(texts: list[bytes]) -> Iterator[LaunchRecord]:
 
 
 def _named(record: RunRecord) -> RunRecord:
-    """The record, if its names are plain ones and its seconds are: a name becomes a path."""
+    """Return the record if its names are safe and its times finite, because a name becomes
+    a path.
+    """
     for name in (record.run, *(x.launch for x in record.launches)):
         if not _PLAIN.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a run or launch: letters, digits, . + - _")
+            raise ValueError(
+                f"{name!r} is not the name of a run or launch: expected letters, digits, . + - _"
+            )
     for launch in record.launches:
         if not launch.launch.rpartition("-")[2].isdigit():
             raise ValueError(f"{launch.launch!r} has no number at its end")
     for seconds in (record.elapsed_s, record.device_s, *(x.wall_s for x in record.launches)):
         if not math.isfinite(seconds):
-            raise ValueError(f"a time of {seconds} s")
+            raise ValueError(f"a time is {seconds} s, expected a finite number")
     return record
 
 
 def samples_path(folder: Path, launch: str, rank: int) -> Path:
+    """Return the path of a rank's samples."""
     return folder / "launches" / launch / f"rank{rank}.npz"
 
 
 def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
-    """Read one rank's samples and check their digest."""
+    """Read the samples of one rank. Raise RecordError if they are missing or were changed."""
     path = samples_path(folder, launch, rank.rank)
     try:
-        num_bytes = min(size(path), MOST_SAMPLES)  # as many bytes are allocated as are asked for
+        # read() allocates as many bytes as it is asked for
+        num_bytes = min(size(path), MOST_SAMPLES)
         with opened(path) as handle:
             raw = handle.read(num_bytes + 1)
     except (OSError, zipfile.BadZipFile):

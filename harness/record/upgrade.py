@@ -1,4 +1,4 @@
-"""Records of older versions of this program, brought to today's layout."""
+"""Conversion of records that older versions of this program wrote."""
 
 import ast
 import re
@@ -9,33 +9,36 @@ from dataclasses import fields
 from harness.base.documents import Json, from_doc, lean
 from harness.cases import Plan, Settings, digest
 
-#: The first layout that is read as it is.
+#: The first schema that is read without conversion.
 UNCHANGED_SINCE = 6
 
 
 def upgrade(doc: Json, newest: int) -> Json:
-    """Bring an older document to this layout; newer ones are refused.
+    """Convert an older document to the present layout. Raise ValueError for one that is newer or
+    invalid.
 
-    ``schema`` keeps its number: verdicts of an older record were judged by the rules of its day,
-    and ``verify`` says so. 1 -> 2 -> 3 -> 4: everything new has a default; until 4, settings
-    were texts, and the second set of sweeps and trials was told from the first by its place;
-    5 -> 6: a PASS asked for other evidence.
+    ``schema`` keeps its number, because the verdicts of an older record were judged by older rules,
+    and ``verify`` reports that. From schema 1 to 4 only fields with defaults were added. Until 4,
+    settings were strings, and only their position distinguished the second set of sweeps and trials
+    from the first. From 5 to 6 the evidence for a PASS changed.
     """
     schema = doc.get("schema") if isinstance(doc, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError("not a record: no schema number")
     if schema > newest:
-        raise ValueError(f"schema {schema} is newer than this program reads ({newest}); upgrade it")
+        raise ValueError(
+            f"schema {schema} is newer than this program reads ({newest}); upgrade the program"
+        )
     try:
         doc = _rename_plans(doc, _whole) if schema < 3 else doc
         doc = _typed(doc) if schema < 5 else doc
         return _rename_plans(doc, _usually_four_blocks) if schema < UNCHANGED_SINCE else doc
     except (LookupError, TypeError, AttributeError, SyntaxError) as error:
-        raise ValueError(f"not laid out as schema {schema} was: {error!r}") from None
+        raise ValueError(f"does not have the layout of schema {schema}: {error!r}") from None
 
 
 def _rename_plans(doc: Json, old_hash: Callable[[Json], str]) -> Json:
-    """Renames plans by the hashes of today."""
+    """Replace the hashes of plans by those of the present version."""
     new = {old_hash(p): from_doc(Plan, p, "record.plans").hash for p in doc.get("plans", ())}
     for kind in ("launches", "verdicts"):
         doc[kind] = [{**x, "plan": new.get(x["plan"], x["plan"])} for x in doc.get(kind, ())]
@@ -45,12 +48,12 @@ def _rename_plans(doc: Json, old_hash: Callable[[Json], str]) -> Json:
 
 
 def _whole(plan: Json) -> str:
-    """Until schema 2 a plan's hash was of its whole document, also of fields at their default."""
+    """Return the hash of a plan until schema 2, which included fields with default values."""
     return digest(plan)
 
 
 def _usually_four_blocks(plan: Json) -> str:
-    """Until schema 5 a plan got four blocks at least where nothing else was asked for."""
+    """Return the hash of a plan until schema 5, whose default for ``min_blocks`` was four."""
     least = plan["protocol"].setdefault("min_blocks", 4)
     doc = lean(from_doc(Plan, plan, "record.plans"))
     doc["protocol"].pop("min_blocks", None)
@@ -59,12 +62,12 @@ def _usually_four_blocks(plan: Json) -> str:
     return digest(doc)
 
 
-#: Until schema 4, sweeps or trials beyond so many were the set that confirms a FAIL.
+#: Number of sweeps or trials in the first set until schema 4. Later ones confirm a FAIL.
 _FIRST = 8
 
 
 def _typed(doc: Json) -> Json:
-    """Settings as they are typed today, and the attempt of sweeps and trials."""
+    """Convert settings from strings to their types, and add the attempt of sweeps and trials."""
     texts = doc.get("settings", {})
     known = {field.name for field in fields(Settings)}
     settings = {key: _value(key, text) for key, text in texts.items() if key in known}
@@ -88,7 +91,9 @@ def _typed(doc: Json) -> Json:
 
 
 def _value(name: str, text: Json) -> Json:
-    """A setting that was written as ``str(value)``; as it is, if it was typed already."""
+    """Return a setting that was written as ``str(value)``. A value that is not a string stays the
+    same.
+    """
     if not isinstance(text, str):
         return text
     if text == "None":

@@ -1,1 +1,1 @@
-"""The ranks: the only folder that imports torch, and that nobody imports."""
+"""The code of the rank and agent processes. Only this folder imports torch."""

@@ -1,7 +1,7 @@
-"""A rank's device: every call that is of an accelerator, and none of training, is here.
+"""The device of a rank: all calls that depend on the kind of accelerator.
 
-Written against ``torch.accelerator`` where torch has it, so that another vendor's device needs no
-search through the code. A CPU has no queue, no allocator and no clock of its own.
+The code uses ``torch.accelerator`` wherever torch offers it. Support for another vendor's device
+therefore needs changes in this file only. A CPU has no queue, no allocator and no device clock.
 """
 
 import contextlib
@@ -17,18 +17,19 @@ from harness.host import vendor
 from harness.host.accelerators import Accelerators
 from harness.record import Allocator
 
-#: What says which devices a process may see, by vendor.
+#: Environment variables that limit which devices a process sees: NVIDIA's, AMD's and Intel's.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
-#: What the driver's library answers before anyone has started it in this process.
+#: ``CUDA_ERROR_NOT_INITIALIZED``: the CUDA driver library returns it until ``cuInit`` is called.
 _NOT_INITIALIZED = 3
 
 
 def driver_started() -> bool:
-    """Whether a GPU's driver runs in this process, whoever started it: a fork would not survive.
+    """Return whether any code has initialized a GPU driver in this process.
 
-    HIP keeps ``/dev/kfd`` open from its start on.
+    A forked child of such a process cannot use the GPU. HIP is recognised by ``/dev/kfd``, which it
+    opens when it starts and keeps open.
     """
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -42,9 +43,10 @@ def driver_started() -> bool:
 
 
 def survey(build: str) -> Accelerators:
-    """The devices that this torch, of that build, sees and has kernels for.
+    """Return the devices that this torch sees, and those for which it has no kernels.
 
-    None without a driver, whatever torch says. On AMD devices torch has HIP under CUDA's names.
+    ``build`` is the platform that torch was built for. The result lists no device if no vendor's
+    driver reports one, even if torch does. On AMD devices torch offers HIP under CUDA's names.
     """
     gpus = vendor.gpus()
     if not gpus:
@@ -72,56 +74,65 @@ def survey(build: str) -> Accelerators:
 
 
 def _runs(kind: str, arch: str, major: int, minor: int) -> bool:
-    """Whether kernels of an architecture (``sm_90``, ``sm_90a``, ``compute_90``) run on a device.
+    """Return whether kernels built for an architecture run on a GPU.
 
-    Machine code runs within its major version, intermediate code on whatever is newer.
+    ``kind`` and ``arch`` are the two parts of a name such as ``sm_90``, ``sm_90a`` or
+    ``compute_90``; ``major`` and ``minor`` are the compute capability of the GPU. Machine code
+    (``sm``) runs on the same or a newer minor version of its major version. Intermediate code
+    (``compute``) runs on every version that is not older.
     """
     digits = "".join(c for c in arch if c.isdigit())
     built = int(digits[:-1]), int(digits[-1])
-    if arch != digits and arch[-1] == "a":  # tuned for that one architecture
+    if arch != digits and arch[-1] == "a":  # code with architecture-specific features
         return built == (major, minor)
     newer = built <= (major, minor)
     return newer and (kind == "compute" or built[0] == major)
 
 
 def numbered(index: int) -> torch.device:
-    """The device of this number, of the kind that this torch was built for."""
+    """Return the device with this index, of the kind that this torch was built for."""
     kind = torch.accelerator.current_accelerator()
     return torch.device("cuda" if kind is None else kind.type, index)
 
 
 class Accelerator:
-    """One device; ``present`` tells whether it is more than the host's CPU."""
+    """One device of a rank; ``present`` is False if it is the host's CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.present = device.type != "cpu"
 
     def select(self) -> None:
-        """Make it this process's device; fp32 means fp32 there, whatever an image says of TF32."""
+        """Make it the current device of this process, and switch TF32 off.
+
+        A container image may switch TF32 on; fp32 cases would then not be computed in fp32.
+        """
         if not self.present:
-            os.environ.update(dict.fromkeys(VISIBLE, ""))  # GPUs of a host play no part in CPU runs
+            os.environ.update(dict.fromkeys(VISIBLE, ""))  # CPU runs must not use the host's GPUs
             return
         torch.accelerator.set_device_index(self.device)
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
 
     def repeatable(self) -> None:
-        """Ask for equal bits in every launch, where libraries can; before its first use."""
+        """Request bitwise reproducible results, as far as the libraries offer them.
+
+        Call this before the device is first used, because cuBLAS reads its setting then.
+        """
         if self.present:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             self._choose_kernels(deterministic=True)
 
     def usual(self) -> None:
-        """Allow the fastest kernels again, as trainings are timed, after ``repeatable``."""
+        """Allow the fastest kernels again after ``repeatable``; timed training runs use them."""
         if self.present:
             self._choose_kernels(deterministic=False)
 
     def _choose_kernels(self, *, deterministic: bool) -> None:
-        """Ask for deterministic kernels, or for the fastest.
+        """Select deterministic kernels, or the fastest ones.
 
-        The gradients of fused attention kernels may differ in their bits from launch to launch;
-        of cuDNN's torch does not even warn.
+        Gradients of fused attention kernels may differ in their last bits between launches. Torch
+        does not even warn about those of cuDNN.
         """
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
         for kernel in ("flash", "mem_efficient", "cudnn"):
@@ -129,44 +140,47 @@ class Accelerator:
 
     @property
     def name(self) -> str:
-        """As its vendor calls it; ``cpu``."""
+        """The vendor's name of the device, or ``cpu``."""
         return str(self._module.get_device_name(self.device)) if self.present else "cpu"
 
     @property
     def uuid(self) -> str:
-        """The identity by which NVML tells it from all others; empty on a CPU."""
+        """The device's UUID as NVML reports it; empty on a CPU."""
         return f"GPU-{torch.cuda.get_device_properties(self.device).uuid}" if self.present else ""
 
     def synchronize(self) -> None:
-        """Wait for all that was queued on it."""
+        """Wait until the device has finished all queued work."""
         if self.present:
             torch.accelerator.synchronize(self.device)
 
     def events(self, count: int) -> list[torch.Event]:
-        """Marks on its own clock; none on a CPU."""
+        """Return ``count`` events that the device's clock timestamps; an empty list on a CPU."""
         if not self.present:
             return []
         return [torch.Event(device=self.device, enable_timing=True) for _ in range(count)]
 
     def forget_peak(self) -> None:
-        """Count anew; a device that nobody has used has no peak, and torch refuses to ask it."""
+        """Reset the peak of allocated memory.
+
+        Torch raises an error if the device has not been used yet; there is no peak to reset then.
+        """
         if torch.accelerator.memory_stats(self.device):
             torch.accelerator.reset_peak_memory_stats(self.device)
 
     def allocated(self) -> int:
-        """Bytes in use."""
+        """Return the bytes that tensors occupy now."""
         return int(torch.accelerator.memory_allocated(self.device))
 
     def peak(self) -> int:
-        """Most bytes in use since ``forget_peak``."""
+        """Return the most bytes that tensors have occupied since ``forget_peak``."""
         return int(torch.accelerator.max_memory_allocated(self.device))
 
     def allocator(self) -> Allocator | None:
-        """Peaks of its allocator; None on a CPU, which has none."""
+        """Return the peaks of torch's allocator; None on a CPU, where torch keeps no statistics."""
         if not self.present:
             return None
         stats = torch.accelerator.memory_stats(self.device)
-        return Allocator(  # of a device that was never used there is nothing to tell
+        return Allocator(  # the statistics are empty if the device was never used
             allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
             reserved_bytes=stats.get("reserved_bytes.all.peak", 0),
             inactive_split_bytes=stats.get("inactive_split_bytes.all.peak", 0),
@@ -175,20 +189,20 @@ class Accelerator:
 
     @property
     def activities(self) -> list[ProfilerActivity]:
-        """The activities that a profiler records."""
+        """The activities that a profiler must record to cover this device."""
         names = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
         device = names.get(self.device.type)
         return [ProfilerActivity.CPU, *([device] if device is not None else [])]
 
     def follow_memory(self) -> None:
-        """Note every allocation from here on, with the Python line that made it."""
+        """Start to record every allocation with the Python line that made it."""
         if self.present:
             self._module.memory._record_memory_history(
                 max_entries=100_000, context="alloc", stacks="python"
             )
 
     def leave_memory(self, path: Path) -> None:
-        """Write down what ``follow_memory`` has noted."""
+        """Write the allocations that ``follow_memory`` recorded to ``path``, and stop recording."""
         if self.present:
             self._module.memory._dump_snapshot(str(path))
             self._module.memory._record_memory_history(enabled=None)

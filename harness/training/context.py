@@ -1,4 +1,4 @@
-"""The arguments of a strategy, and the two things it returns: expectations and a Trainer."""
+"""The context that a strategy is given, the Trainer that it returns, and a case's loaded files."""
 
 from __future__ import annotations
 
@@ -25,46 +25,52 @@ from harness.training.optimizers import note_outer
 from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.tuned import tune
 
-#: What autocast casts to.
+#: The dtype that autocast casts to, for each precision that uses autocast.
 CAST = {Precision.AUTOCAST: torch.bfloat16, Precision.FP16: torch.float16}
-#: Small enough that the first steps overflow nowhere.
+#: Factor of fp16 losses in the first steps; it is small enough that no gradient overflows in them.
 LOSS_SCALE = 2.0**12
 
-#: The knobs of one file, each with its default or the case's value.
+#: The knobs of one file; each has the value that the case sets, or else its default.
 Knobs: TypeAlias = Mapping[str, Json]
 
 
 class Trainer(Protocol):
-    """A built strategy. The worker owns everything around ``step``."""
+    """A built strategy. The rank process calls ``step`` and does everything around it."""
 
     def step(self, batch: Batch) -> Tensor | None:
-        """One whole optimizer step; the loss, or None on a rank that does not compute it."""
+        """Run one whole optimizer step and return the loss.
+
+        Return None on a rank that does not compute the loss.
+        """
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Unsharded gradients of the last step, by the plain model's parameter names."""
+        """Yield the unsharded gradients of the last step with the plain model's parameter names."""
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Unsharded parameters that this rank trains, by the plain model's names."""
+        """Yield the unsharded parameters that this rank trains with the plain model's names."""
 
     def ran(self) -> ExecutedModel:
-        """Classes, placements and schedule, observed."""
+        """Return the classes, placements and schedule that were actually executed."""
 
 
 def within(nodes: Sequence[int], rank: int) -> tuple[int, int]:
-    """A rank's place among those of its node, and how many these are."""
+    """Return the local rank and the number of ranks on its node.
+
+    ``nodes`` holds the number of ranks of each node. Raise ValueError if ``rank`` exceeds them.
+    """
     for size in nodes:
         if rank < size:
             return rank, size
         rank -= size
-    raise ValueError(f"there are {sum(nodes)} ranks on all nodes")
+    raise ValueError(f"the nodes have {sum(nodes)} ranks in all, too few for the given rank")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
-    """One rank's place in the world and the functions it trains with.
+    """The position of one rank in the world, and the functions that it trains with.
 
-    ``shard`` is the part of every batch that is this rank's; ``sample`` makes the inputs of so many
-    samples on the meta device.
+    ``shard`` is the index of the part of every batch that this rank trains on. ``sample`` takes a
+    number of samples and returns their inputs on the meta device.
     """
 
     case: CaseSpec
@@ -80,12 +86,12 @@ class RankContext:
 
     @property
     def part(self) -> int:
-        """Which part of the model is this rank's, where its depth is cut."""
+        """The index of this rank's pipeline stage; 0 if the model is not split by depth."""
         return self.mesh.place(self.rank, Dim.PP)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """All devices of this rank; ``device`` is the first of them."""
+        """All devices of this rank; the first one is ``device``."""
         if self.device.index is None:
             return (self.device,)
         more = range(self.device.index, self.device.index + self.case.devices_per_rank)
@@ -93,7 +99,10 @@ class RankContext:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Around every forward pass: autocast, and where its activations are kept."""
+        """Enter the contexts of a forward pass: autocast, and offloading of activations.
+
+        Strategies must run every forward pass inside it.
+        """
         case = self.case
         dtype = CAST.get(self.case.precision)
         with contextlib.ExitStack() as stack:
@@ -105,11 +114,14 @@ class RankContext:
 
     @property
     def loss_scale(self) -> float:
-        """The factor of losses before backward, so that small gradients are no zeros."""
+        """The initial factor of the loss before backward; 1 unless the precision is fp16.
+
+        A factor above 1 keeps small fp16 gradients from being rounded to zero.
+        """
         return LOSS_SCALE if self.case.precision is Precision.FP16 else 1.0
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
+        """Return the values of all ranks in rank order. This is a collective."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
@@ -118,14 +130,18 @@ class RankContext:
 
     @property
     def update(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The optimizer's class and its settings."""
+        """The class of the case's optimizer and its keyword arguments."""
         on_cpu = self.device.type == "cpu"
         return optimizers.chosen(self.case, self.batching.global_batch, on_cpu)
 
     def optimizer(
         self, parameters: Iterator[nn.Parameter], stages: dist.ProcessGroup | None = None
     ) -> torch.optim.Optimizer:
-        """The case's, for these parameters; ``stages`` are the ranks that step all others."""
+        """Return the case's optimizer for these parameters.
+
+        ``stages`` is the group of the ranks that step the other parameters of the model. Clipping
+        adds up the squares of the norm over this group.
+        """
         kind, settings = self.update
         return optimizers.prepared(
             kind(optimizers.alike(parameters), **settings), self.case, stages
@@ -134,7 +150,10 @@ class RankContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressor:
-    """A compressor's file with the knobs of a case settled. Steps before ``start`` are dense."""
+    """A compressor file with the knobs of one case.
+
+    Steps before ``start`` are dense: they exchange uncompressed gradients.
+    """
 
     name: str
     module: ModuleType
@@ -143,23 +162,26 @@ class Compressor:
 
     @property
     def error_bound(self) -> float:
-        """The relative error of a gradient that it states for itself."""
+        """The bound on the relative error of a gradient that the compressor's file states."""
         return float(self.module.ERROR_BOUND)
 
     def promise(self, shapes: Sequence[torch.Size], world_size: int) -> Any:
-        """Bytes in closed form, ``hooks.Promise``."""
+        """Return the bytes of a step in closed form, a ``transports.Promise``."""
         return self.module.promise(shapes, world_size, self.knobs)
 
     def build(self, ctx: RankContext) -> Any:
-        """A communication hook for DDP, ``hooks.Hook``, from the first step on."""
+        """Return a communication hook for DDP, a ``transports.Hook``, that always compresses.
+
+        The caller handles the dense steps before ``start``.
+        """
         return self.module.build(ctx, self.knobs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The modules that a case names; knobs are settled here and nowhere else.
+    """The modules that a case names. Only this class looks up the values of their knobs.
 
-    With ``layers`` the model is one of so many, whatever its size says.
+    ``layers`` overrides the number of layers of the model's size.
     """
 
     strategy: ModuleType
@@ -170,21 +192,24 @@ class Loaded:
 
     @property
     def modules(self) -> Mapping[str, ModuleType]:
-        """The modules of one kind, by the word for it."""
+        """The modules by their kind: strategy, model, input and, if there is one, compressor."""
         modules = {"strategy": self.strategy, "model": self.model, "input": self.input}
         return modules if self.codec is None else {**modules, "compressor": self.codec}
 
     @property
     def supports(self) -> Supports:
+        """The strategy's ``SUPPORTS``: what it can be asked for, and which checks apply to it."""
         return facts(Supports, self.strategy.SUPPORTS, self.strategy.__name__)
 
     def knobs(self, case: CaseSpec) -> Knobs:
+        """Return the strategy's knobs with the values of the case."""
         return case.knobs_of(case.strategy, getattr(self.strategy, "KNOBS", {}))
 
     def size(self, case: CaseSpec) -> Mapping[str, Json]:
-        """The model's knobs and the figures of the case's size: all that a model is told.
+        """Return the model's knobs and the values of the case's size.
 
-        A model that knew the world or the mode could be another one there.
+        A model file receives nothing else. If it knew the world size or the mode, it could build a
+        different model for each.
         """
         knobs = case.knobs_of(case.model, getattr(self.model, "KNOBS", {}))
         length = {} if case.seq_len is None else {"seq": case.seq_len}
@@ -192,9 +217,9 @@ class Loaded:
         return {**knobs, **self.model.SIZES[case.size], **length, **depth}
 
     def feed(self, source: Any, *, plain: bool = False) -> Callable[[int], Batch]:
-        """The case's input, with batches of this source (``feeds.Source``).
+        """Return the function that makes a step's batch from this source (``feeds.Source``).
 
-        ``plain``: those batches, by whatever way, if the input has one that costs less.
+        ``plain`` selects the input's cheaper way to make the same batches, if it has one.
         """
         case, make = source.ctx.case, self.input.feed
         knobs = case.knobs_of(case.data, getattr(self.input, "KNOBS", {}))
@@ -203,7 +228,10 @@ class Loaded:
         return batch_of
 
     def at_once(self, case: CaseSpec) -> CaseSpec:
-        """The case with a model that does not wait, if it is one that does."""
+        """Return the case without the waiting times of a model with simulated compute.
+
+        Other models are unchanged.
+        """
         knobs = {
             f"{case.model}.{key}": value
             for key, value in getattr(self.model, "AT_ONCE", {}).items()
@@ -211,7 +239,7 @@ class Loaded:
         return replace(case, knobs={**case.knobs, **knobs})
 
     def compressor(self, case: CaseSpec) -> Compressor | None:
-        """The compressor of the case, if it has one."""
+        """Return the compressor of the case, or None if it has none."""
         if self.codec is None or case.compressor is None:
             return None
         knobs = case.knobs_of(case.compressor, getattr(self.codec, "KNOBS", {}))
@@ -225,9 +253,9 @@ class Loaded:
         seed: int,
         watch: Callable[[nn.Sequential], None] = lambda model: None,
     ) -> Trainer:
-        """The case's model with initial weights of that seed, under its strategy.
+        """Build the case's model with initial weights from ``seed``, and wrap it in the strategy.
 
-        ``watch`` sees the plain model before the strategy does.
+        ``watch`` is called with the plain model before the strategy receives it.
         """
         with ctx.device:
             model = build_model(self, case, seed)
@@ -237,7 +265,7 @@ class Loaded:
 
 
 def load(files: Mapping[str, str]) -> Loaded:
-    """Import the files of a case: the package's by module name, a user's by path."""
+    """Import the files of a case: those of the package by module name, a user's by path."""
     loaded = {
         kind: _of_user(kind, Path(name)) if name.endswith(".py") else programs.load_module(name)
         for kind, name in files.items()
@@ -251,10 +279,11 @@ def load(files: Mapping[str, str]) -> Loaded:
 
 
 def _of_user(kind: str, path: Path) -> ModuleType:
-    """The functions of a user's file with the head of its text: what plans and people have read.
+    """Return a module with the functions of a user's file and the head that its text states.
 
-    SpecError where the two say different things. Whatever the file changes in its own module, or
-    its module's class says, later on changes nothing here.
+    Plans and readers of the file have seen this head. Raise SpecError if the imported file has
+    another one. The result is a copy: changes that the file makes to its module later, or that
+    the class of its module makes, have no effect on it.
     """
     imported = vars(programs.load_module(str(path)))
     check_imported(kind, path, imported)
@@ -267,16 +296,17 @@ def _of_user(kind: str, path: Path) -> ModuleType:
 
 
 def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
-    """The plain model with its initial weights, on the current default device."""
+    """Build the plain model with its initial weights on the current default device."""
     torch.manual_seed(seed)
     model = loaded.model.build(loaded.size(case))
     if not isinstance(model, nn.Module):
         where = f"{loaded.model.__file__}: build(size)"
         raise TypeError(f"{where} returned {type(model).__name__}, not an nn.Module")
-    for stated in ("CONTEXT", "EXPERTS", "TABLES"):  # of which modules a mesh may ask for more
+    # The strategies that split these modules among ranks need to know their classes.
+    for stated in ("CONTEXT", "EXPERTS", "TABLES"):
         setattr(model, stated.lower(), getattr(loaded.model, stated, None))
     if (tensor := getattr(loaded.model, "TENSOR", None)) is not None:
-        model.tensor = {  # type: ignore[assignment]  # what nn.Module may hold, too
+        model.tensor = {  # type: ignore[assignment]  # nn.Module accepts any attribute
             **tensor,
             "units": loaded.size(case)[tensor["units"]],
         }
@@ -285,25 +315,32 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
         model = model.to(torch.bfloat16)
     note_outer(model)
     model.tuned = tune(model, case)  # type: ignore[assignment]  # as above
-    return cast(nn.Sequential, model)  # or another module, where nothing needs its parts
+    return cast(nn.Sequential, model)  # it may be another module if the strategy needs no parts
 
 
 def alike(model_file: ModuleType) -> bool:
-    """Whether a model file's blocks are equal, as a shipped one may say."""
+    """Return whether the blocks of a model file are identical.
+
+    Only the model files of this package may state it with ``ALIKE``.
+    """
     shipped = Path(str(model_file.__file__)).is_relative_to(PACKAGE)
     return shipped and bool(getattr(model_file, "ALIKE", False))
 
 
 def parts(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Parts that a model runs one after the other: the blocks of a sequence, or else all of it."""
+    """Return the parts that a model runs one after the other.
+
+    These are the children of an nn.Sequential; any other model is one part.
+    """
     return tuple(model.children()) if isinstance(model, nn.Sequential) else (model,)
 
 
 def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Batch:
-    """The batch of these samples that a rank is handed; a short one if ``of`` is how many it has.
+    """Return the batch of these samples that a rank trains on.
 
-    Where the sequence is cut, the part that is its own: the strategy's file says which in
-    ``positions``.
+    ``of`` is the number of samples of all shards if the global batch is a short one. If the
+    sequence is split among ranks, the batch holds the positions that the strategy's ``positions``
+    assigns to this rank.
     """
     shown = ids if len(ids) else ids.new_zeros(1)
     inputs, targets = loaded.model.batch(shown, loaded.size(ctx.case))
@@ -311,7 +348,10 @@ def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Bat
 
 
 def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
-    """A batch as the model takes it, on the device, and this rank's part of the sequence."""
+    """Return a batch on the device, in the model's dtype, cut to this rank's sequence positions.
+
+    Raise ValueError if the strategy's ``positions`` do not contain each position exactly once.
+    """
     batch = on_device(ctx.case, batch, ctx.device)
     places = ctx.mesh.size(Dim.CP)
     if places == 1:
@@ -322,7 +362,9 @@ def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
     of_places = loaded.strategy.positions(knobs, length, places)
     if not torch.equal(torch.cat(of_places).sort().values, torch.arange(length)):
         file = loaded.strategy.__file__
-        raise ValueError(f"{file}: positions({length}, {places}) are not each position once")
+        raise ValueError(
+            f"{file}: positions({length}, {places}) do not contain each position exactly once"
+        )
     positions = of_places[place].to(ctx.device)
     return replace(batch, inputs=batch.inputs[:, positions], targets=batch.targets[:, positions])
 
@@ -330,14 +372,17 @@ def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
 def make_batch(
     loaded: Loaded, case: CaseSpec, ids: Tensor, device: torch.device, of: int = 0
 ) -> Batch:
-    """The content of these sample ids, on the device, inputs in the model's dtype."""
+    """Return the batch with these sample ids on the device, with inputs in the model's dtype."""
     shown = ids if len(ids) else ids.new_zeros(1)
     inputs, targets = loaded.model.batch(shown, loaded.size(case))
     return on_device(case, Batch(ids=ids, inputs=inputs, targets=targets, of=of), device)
 
 
 def on_device(case: CaseSpec, batch: Batch, device: torch.device) -> Batch:
-    """A batch with inputs in the model's dtype; from pinned memory nobody waits for the copy."""
+    """Return the batch on the device with inputs in the model's dtype.
+
+    Copies from pinned memory are asynchronous.
+    """
     inputs = batch.inputs
     pinned = device.type != "cpu" and batch.inputs.is_pinned()
     if case.precision is Precision.BF16 and inputs.is_floating_point():

@@ -1,5 +1,7 @@
-"""Checks that a user's files offer what they must, before anything is run: all that is wrong, at
-once.
+"""Checks of a user's files before anything is run.
+
+They report all missing functions and wrong signatures at once. The file also formats errors that a
+user's code raises.
 """
 
 import inspect
@@ -9,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-#: Functions of each kind of file, with the arguments that they are called with.
+#: Functions that each kind of file must have, with the arguments that they are called with.
 _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "model": {
         "build": ("size",), "batch": ("ids", "size"), "loss": ("output", "targets"),
@@ -23,19 +25,19 @@ _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "compressor": {"promise": ("shapes", "world_size", "knobs"), "build": ("ctx", "knobs")},
 }  # fmt: skip
 
-#: Errors in which a device may tell of what an earlier kernel did.
+#: Errors that a device may report late: an earlier kernel than the failing call caused them.
 _LATE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|HIP error|NCCL error")
-#: A kernel's own line, one for each thread of it.
+#: The line that each thread of a kernel prints if its assertion fails.
 _ASSERTION = re.compile(r"thread: \[[\d,]+\] Assertion `(.*)` failed")
-#: Bytes of a log's end that are searched for one.
+#: Bytes at the end of a log that are searched for a failed assertion.
 _LOG_BYTES = 1 << 20
 
 
 def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iterator[str]:
-    """Lists what a model's, a strategy's or a compressor's file lacks, or takes other arguments
-    for.
+    """Yield a message for each function that a file lacks or that takes the wrong arguments.
 
-    The strategy of a ``compressed`` case is asked what to expect with the compressor, too.
+    ``kind`` is a key of ``_FUNCTIONS``. If the case is ``compressed``, ``expect`` of its strategy
+    must also take the compressor.
     """
     for name, arguments in _FUNCTIONS[kind].items():
         if compressed and (kind, name) == ("strategy", "expect"):
@@ -51,24 +53,28 @@ def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iter
             code = getattr(function, "__code__", None)
             line = f":{code.co_firstlineno}" if code else ""
             signature = f"{name}{inspect.signature(function)}"
-            yield f"{module.__file__}{line}: {signature} is called as {asked}"
+            yield f"{module.__file__}{line}: {signature} cannot be called as {asked}"
 
 
 def _said(error: BaseException) -> str:
-    """An error's own words; those of one that breaks as it is asked are its kind alone.
+    """Return the text of an error, or a substitute if ``str(error)`` raises an error itself.
 
-    What a kernel asserts comes to light in a later call, whose error says nothing of it.
+    A failed assertion in a kernel surfaces in a later call whose error does not mention it. The
+    text then is the asserted condition from the log.
     """
     try:
         words = str(error)
     except Exception as broken:
-        return f"its text cannot be had ({type(broken).__name__})"
+        return f"its message cannot be read: str() raises {type(broken).__name__}"
     asserted = _asserted() if _LATE.search(words) else ""
     return f"a kernel's assertion failed: {asserted}" if asserted else words
 
 
 def _asserted() -> str:
-    """The condition of the last assertion that a kernel has written into this process's log."""
+    """Return the condition of the last kernel assertion in this process's log.
+
+    The log is standard error if it is a file. Return an empty string if there is no assertion.
+    """
     log = Path("/proc/self/fd/2")
     if not log.is_file():
         return ""
@@ -79,7 +85,7 @@ def _asserted() -> str:
 
 
 def placed(error: BaseException, files: Mapping[str, str]) -> str:
-    """An error in one line, with the innermost line of a user's file that it went through."""
+    """Return an error as one line, with the innermost line of a user's file in its traceback."""
     folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
     frames = traceback.extract_tb(error.__traceback__)
     lines = [
@@ -91,7 +97,7 @@ def placed(error: BaseException, files: Mapping[str, str]) -> str:
 
 
 def placed_below(error: BaseException, folder: Path) -> str:
-    """An error in one line, with the innermost line of a file below a user's folder."""
+    """Return an error as one line, with the innermost traceback line of a file below ``folder``."""
     top = folder.resolve()
     frames = traceback.extract_tb(error.__traceback__)
     paths = [(Path(frame.filename).resolve(), frame.lineno) for frame in frames]

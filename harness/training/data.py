@@ -1,4 +1,4 @@
-"""Which samples a shard trains on at each step, and their deterministic content."""
+"""The samples that a shard trains on at each step, and their deterministic content."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from harness.cases import Batching
 
 @dataclass(frozen=True)
 class Batch:
-    """One shard's samples of one step: ``inputs`` and ``targets`` have the batch as dim 0.
+    """The samples of one shard in one step; dimension 0 of ``inputs`` and ``targets`` is the batch.
 
-    ``of`` is how many samples all shards have in this step, 0 for a whole batch. A shard without
-    any has a stand-in, which counts nothing.
+    ``of`` is the number of samples of all shards in this step; 0 stands for a whole batch. A shard
+    without samples has empty ``ids`` and one placeholder sample whose weight in the loss is 0.
     """
 
     ids: Tensor
@@ -25,18 +25,24 @@ class Batch:
 
 
 def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch; differs from epoch to epoch (torch's ``set_epoch``)."""
+    """Return the order of samples in an epoch, int64 of shape (num_samples,).
+
+    Each epoch has another order, as with ``set_epoch`` of torch's ``DistributedSampler``.
+    """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(num_samples, generator=generator)
 
 
 def shard_of(global_ids: Tensor, shard: int, batching: Batching) -> Tensor:
-    """The part of a global batch that one shard trains on."""
+    """Return the part of a global batch that one shard trains on."""
     return global_ids[batching.place(shard)]
 
 
 class Sampler:
-    """Sample ids of every step, for every shard. ``fresh``: every epoch has samples of its own."""
+    """The sample ids of every step and shard.
+
+    If ``fresh`` is set, no sample of an epoch occurs in another epoch.
+    """
 
     def __init__(
         self, batching: Batching, *, steps_per_epoch: int, seed: int, fresh: bool = False
@@ -47,7 +53,7 @@ class Sampler:
         self.fresh = fresh
 
     def ids(self, step: int, shard: int) -> Tensor:
-        """int64 ids of ``shard`` at ``step``, in the order they are trained on."""
+        """Return the int64 ids of ``shard`` at ``step`` in the order of training."""
         epoch, index = divmod(step, self.steps_per_epoch)
         size = self.batching.global_batch
         order = permutation(self.epoch, self.seed, epoch)
@@ -56,20 +62,21 @@ class Sampler:
 
     @property
     def epoch(self) -> int:
-        """Samples of an epoch, whose last batch may be short."""
+        """The number of samples of an epoch; its last batch may be short."""
         return self.batching.global_batch * (self.steps_per_epoch - 1) + self.batching.last
 
     def of(self, step: int) -> int:
-        """Samples of all shards in this step, 0 for a whole batch."""
+        """Return the number of samples of all shards in this step, or 0 for a whole batch."""
         is_last = step % self.steps_per_epoch == self.steps_per_epoch - 1
         short = self.batching.last < self.batching.global_batch
         return self.batching.last if is_last and short else 0
 
 
 def hashed(ids: Tensor, width: int) -> Tensor:
-    """Pseudo-random non-negative int64 of shape (len(ids), width), a pure function of the ids.
+    """Return pseudo-random non-negative int64 of shape (len(ids), width).
 
-    The finaliser of splitmix64 (Steele et al., OOPSLA 2014) on id * width + column.
+    The result is a pure function of the ids: the finaliser of splitmix64 (Steele et al., OOPSLA
+    2014) applied to id * width + column.
     """
     columns = torch.arange(width, dtype=torch.int64, device=ids.device)
     x = ids.to(torch.int64)[:, None] * width + columns
@@ -80,15 +87,21 @@ def hashed(ids: Tensor, width: int) -> Tensor:
 
 
 def uniform(ids: Tensor, width: int) -> Tensor:
-    """float32 in [-1, 1) of shape (len(ids), width), a pure function of the ids."""
+    """Return float32 in [-1, 1) of shape (len(ids), width), a pure function of the ids."""
     return (hashed(ids, width) % (1 << 24)).float() / (1 << 23) - 1
 
 
 def images(ids: Tensor, edge: int) -> Tensor:
-    """float32 images of shape (len(ids), 3, edge, edge), a pure function of the ids."""
+    """Return pseudo-random float32 images of shape (len(ids), 3, edge, edge).
+
+    Values are in [-1, 1) and depend on the ids only.
+    """
     return uniform(ids, 3 * edge * edge).view(-1, 3, edge, edge)
 
 
 def labels(ids: Tensor, classes: int) -> Tensor:
-    """int64 classes of shape (len(ids),), a pure function of the ids."""
+    """Return pseudo-random int64 classes of shape (len(ids),), below ``classes``.
+
+    They depend on the ids only.
+    """
     return hashed(ids + 1, 1)[:, 0] % classes

@@ -1,4 +1,7 @@
-"""Asks a case's files what it will do, on meta tensors: nothing is allocated or launched."""
+"""Descriptions of cases before they run: facts, expectations and references.
+
+The models are built on the meta device, so nothing is allocated or launched.
+"""
 
 import contextlib
 import math
@@ -32,27 +35,31 @@ from harness.training.trainer import constant, element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
 from harness.training.work import WorkBySamples, again_flops, flops, kept_bytes, step_work
 
-#: A model may state this many times the FLOPs that are counted: attention kernels count in part.
+#: Largest allowed ratio of the FLOPs that a model states to the counted ones. It is above 1 because
+#: the counter covers attention kernels only in part.
 FLOPS_SLACK = 1.2
 
 
-#: What of a case says how it is computed: that may round otherwise, and keeps other memory.
+#: Fields of a case that select how it is computed. They may change rounding and memory, and are
+#: therefore part of the keys under which results are shared.
 HOW = ("attention", "compiled", "stepping", "tf32", "checkpoint_every", "selective", "offload")
 
 
 def case_batching(loaded: Loaded, case: CaseSpec) -> Batching:
-    """How this case's global batch falls apart."""
+    """Return how the case's global batch is divided among shards and accumulation steps."""
     return batching(case, loaded.size(case)["batch"], loaded.supports.mesh(case))
 
 
 def describe(loaded: Loaded, case: CaseSpec) -> Described:
-    """Facts and expectations, or why the case cannot run."""
+    """Return the facts and expectations of a case, or the reason why it is unsupported."""
     if reason := loaded.supports.misses(vars(loaded.model), case.precision):
         return Described(unsupported=reason)
     if loaded.input.INPUT.get("even") and hasattr(loaded.model, "RAGGED"):
-        return Described(unsupported=f"data={case.data} holds samples of one length")
+        return Described(
+            unsupported=f"data={case.data} needs samples of one length, but the model's differ"
+        )
     if case.compiled is not Compiled.NO and not loaded.supports.compiles:
-        return Described(unsupported=f"{case.strategy} does not train with compiled blocks")
+        return Described(unsupported=f"{case.strategy} does not support compiled blocks")
     try:
         facts, model = _checked_facts(loaded, case)
         expected = expect(loaded, case, model, facts)
@@ -72,9 +79,10 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
 
 
 def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
-    """The number of the first candidate that the strategy accepts, in this world with these knobs.
+    """Return the index of the first candidate for the case's twin that the strategy accepts.
 
-    The case itself is the last one, and was accepted.
+    A twin is the same training run with a smaller model and batch (``cases/twins.py``). The last
+    candidate is the case itself, which the strategy has already accepted.
     """
     most = getattr(loaded.strategy, "TWIN", {})
     less = twins.fewer(case.strategy, loaded.knobs(case), most)
@@ -87,7 +95,7 @@ def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
 
 
 def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
-    """Whether the strategy says what it expects of this case."""
+    """Return whether the strategy states an expectation of this case instead of refusing it."""
     key = digest([twin.model, dict(loaded.size(twin)), twin.precision, str(twin.phase)])
     key += f"+{optimizers.copies(twin)}"
     if key not in _TWINS:
@@ -101,7 +109,11 @@ def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
 
 
 def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
-    """The work of a step; None on cores, of stand-ins, and of models that need data to run."""
+    """Return the work of a step on a GPU.
+
+    Return None on CPUs, for simulated compute, for forward passes alone, and for models that run on
+    real data only.
+    """
     if case.device is not Device.CUDA or facts.step_s is not None or case.phase is Passes.FORWARD:
         return None
     samples = case_batching(loaded, case).largest
@@ -109,7 +121,7 @@ def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
     once = replace(case, accumulate=1)
     try:
         work = model_work.of(samples, partial(step_work, loaded, once))
-    except Exception:  # the model runs on data alone: nothing is known of its work
+    except Exception:  # the model needs real data to run, so its work cannot be counted
         return None
     return replace(
         work,
@@ -121,30 +133,31 @@ def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
     )
 
 
-#: What was counted before of a model, as it is computed and updated.
+#: Cache of counted work, by the model, how it is computed, and its optimizer.
 _WORK: dict[str, WorkBySamples] = {}
 
 
-#: What twins' models are like: cases share them.
+#: Cache of the facts and models of twins, which several cases share.
 _TWINS: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 
-#: What was asked of a model before; each process describes the cases of one set of files.
+#: Cache of model facts. One process describes only cases of one set of files.
 _KNOWN: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 
 def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
-    """Facts whose FLOPs were counted, too, and with the memory that a step keeps."""
+    """Return the model's facts after a check of its FLOPs, with the memory that a step keeps."""
     key = _key(loaded, case)
     if key not in _KNOWN:
         facts, model = model_facts(loaded, case)
         check_flops(loaded, case, facts)
-        if case.phase is Passes.FORWARD:  # each block's output is gone when the next one is done
+        if case.phase is Passes.FORWARD:  # a block's output is freed when the next block is done
             largest = max(facts.block_bytes, default=facts.activation_bytes_per_sample)
             facts = replace(facts, activation_bytes_per_sample=largest, again_flops_per_sample=0.0)
             _KNOWN[key] = facts, model
             return _KNOWN[key]
-        with contextlib.suppress(Exception):  # what needs data to run: the outputs of its blocks
+        # A model that needs real data to run keeps the estimate from its blocks' outputs.
+        with contextlib.suppress(Exception):
             bytes_kept = kept_bytes(loaded, case)
             facts = replace(
                 facts,
@@ -155,7 +168,7 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
             )
         try:
             again: float | None = flops(loaded, case, partial(again_flops, case=case))
-        except Exception:  # as above
+        except Exception:  # the model needs real data, as above
             again = None
         facts = replace(facts, again_flops_per_sample=again)
         _KNOWN[key] = facts, model
@@ -163,7 +176,7 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
 
 
 def _key(loaded: Loaded, case: CaseSpec) -> str:
-    """The model, its size, and how it is computed."""
+    """Return a cache key of the model, its size, and how it is computed."""
     key = digest([case.model, dict(loaded.size(case)), case.precision, case.checkpoint])
     key += f"+{optimizers.copies(case)}"
     key += "".join(f"+{name}={case.series[name]}" for name in HOW if name in case.series)
@@ -171,38 +184,41 @@ def _key(loaded: Loaded, case: CaseSpec) -> str:
 
 
 def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
-    """AssertionError if a model claims more FLOPs than its operators need, or more tokens than a
-    sample has elements: its MFU or its tokens/s would be false.
+    """Raise AssertionError if a model states too many FLOPs or tokens.
 
-    Counted on the meta device, forward and backward of one sample.
+    It may not state more tokens than a sample has elements, nor more than ``FLOPS_SLACK`` times the
+    FLOPs of its operators. Its MFU or its tokens/s would otherwise be too high. The FLOPs of
+    forward and backward of one sample are counted on the meta device.
     """
-    # of one token, in the last dimension; a sample that is one vector is all of its tokens
+    # The last dimension holds the features of one token, unless a sample is one vector.
     features = "float" in facts.input_dtype and len(facts.input_shape) > 1
     most = math.prod(facts.input_shape[:-1] if features else facts.input_shape)
     if facts.tokens_per_sample > most:
         raise AssertionError(
-            f"{case.model}: tokens() states {facts.tokens_per_sample} a sample, which has {most}"
+            f"{case.model}: tokens() states {facts.tokens_per_sample} tokens per sample, but a"
+            f" sample has at most {most}"
         )
     if not facts.flops_per_sample or case.phase is Passes.FORWARD:
         return
     key = digest([case.model, dict(loaded.size(case))])
-    if key not in _FLOPS:  # of the plain model, however it is computed
+    if key not in _FLOPS:  # the FLOPs of the plain model do not depend on how it is computed
         plain = replace(untuned(case), checkpoint=False, precision=Precision.FP32)
         _FLOPS[key] = flops(loaded, plain, partial(_meta_flops, case=plain))
     counted = _FLOPS[key]
     stated = facts.flops_per_sample
     if stated > FLOPS_SLACK * counted:
         raise AssertionError(
-            f"{case.model}: flops() states {stated:.4g} a sample, but the matrix products and"
-            f" convolutions of forward and backward are {counted:.4g}"
+            f"{case.model}: flops() states {stated:.4g} FLOPs per sample, but the matrix products"
+            f" and convolutions of forward and backward need only {counted:.4g}"
         )
 
 
-#: What was counted of a sample before, by the model and its size.
+#: Cache of the counted FLOPs of a sample, by the model and its size.
 _FLOPS: dict[str, float] = {}
 
 
 def _meta_flops(loaded: Loaded, case: CaseSpec) -> float:
+    """Count the FLOPs of forward and backward of one sample on the meta device."""
     sample = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
     with torch.device("meta"):
         model = build_model(loaded, untuned(case), seed=case.seed)
@@ -212,23 +228,24 @@ def _meta_flops(loaded: Loaded, case: CaseSpec) -> float:
 
 
 def check_bound(loaded: Loaded, case: CaseSpec) -> None:
-    """AssertionError if a compressor states nothing that could be checked."""
+    """Raise AssertionError if a compressor states nothing that a check could refute."""
     compressor = loaded.compressor(case)
     if compressor is None or hasattr(compressor.module, "LOSSLESS") or compressor.error_bound < 1:
         return
     if getattr(compressor.module, "CLAIM", ""):
-        return  # who sends nothing does not contract, is biased, and has no direction
+        return  # no CLAIM is met by a compressor that sends nothing
     raise AssertionError(
-        f"{compressor.name}: an ERROR_BOUND of 1 is met by sending nothing: state LOSSLESS, the"
-        " knobs under which nothing is thrown away, a CLAIM, or a bound below 1"
+        f"{compressor.name}: a compressor that sends nothing meets an ERROR_BOUND of 1 or more;"
+        " state LOSSLESS (the knobs with which nothing is lost), a CLAIM, or a bound below 1"
     )
 
 
 def reference(
     loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module
 ) -> Reference | None:
-    """The reference that a case's losses are compared with; None for a case that is wrong on
-    purpose.
+    """Return the reference run that the case's losses are compared with.
+
+    Return None for a case without communication, whose training is incorrect on purpose.
     """
     cut = case_batching(loaded, case)
     supports = loaded.supports
@@ -238,7 +255,7 @@ def reference(
     mesh = supports.mesh(case)
     settings = [case.device, case.precision, case.optimizer, case.seed, case.checkpoint, case.data]
     settings += [case.phase] if case.phase is Passes.FORWARD else []
-    settings += [case.setup] if case.setup else []  # other software may round otherwise
+    settings += [case.setup] if case.setup else []  # other software may round differently
     compressor = loaded.compressor(case)
     encoding: list[Json] | None = None
     if compressor is not None:
@@ -257,7 +274,7 @@ def reference(
         doc.append(list(order(loaded.knobs(case), mesh.size(Dim.PP))))
     return Reference(
         key=digest(doc),
-        shards=1 if apart else cut.shards,  # all of them in one process
+        shards=1 if apart else cut.shards,  # one process simulates all ranks
         limit=loss_limit(case, mesh),
         memory_bytes=training_bytes(
             facts.num_params, element_bytes(model), facts, cut.largest * case.accumulate
@@ -266,7 +283,11 @@ def reference(
 
 
 def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) -> Expected:
-    """The strategy's expectation of itself; compressors are passed to those that take one."""
+    """Return the expectation that the strategy states of the case.
+
+    A strategy with a compressor receives it as another argument. Raise ValueError if the strategy
+    or the optimizer refuses the case.
+    """
     optimizers.check(case, loaded.supports.mesh(case), loaded.compressor(case))
     arguments = [case, model, case_batching(loaded, case), facts, loaded.knobs(case)]
     if (compressor := loaded.compressor(case)) is not None:
@@ -281,12 +302,12 @@ def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) 
 
 
 def _changing_buffers(model: nn.Module) -> bool:
-    """Whether a model has buffers that its forward passes may change."""
+    """Return whether a model has buffers that its forward passes may change."""
     return any(name not in constant(model) for name, _ in model.named_buffers())
 
 
 def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expected:
-    """Add the broadcast of rank 0's buffers before each step to what is expected."""
+    """Add the broadcast of rank 0's buffers before each step to the expectation."""
     ignored = constant(model)
     buffers = [buffer for name, buffer in model.named_buffers() if name not in ignored]
     size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
@@ -307,7 +328,7 @@ def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expec
 
 
 def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
-    """Closed-form facts, and the model on the meta device that they were read from."""
+    """Return the closed-form facts of a case's model, and the model on the meta device."""
     size = loaded.size(case)
     with torch.device("meta"):
         model = build_model(loaded, untuned(case), seed=case.seed)
@@ -335,7 +356,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         input_dtype=str(sample.inputs.dtype).removeprefix("torch."),
         loss_floor=None if floor is None else float(floor(size)),
         step_s=None if step_s is None else step_s(size),
-        # In fp32, whatever the outputs are: of log_softmax and of nll_loss backwards.
+        # The outputs of log_softmax and the gradients of nll_loss are fp32, whatever x is.
         loss_bytes_per_sample=0 if forward else 2 * 4 * x.numel(),
         copies=1 if forward else optimizers.copies(case),
         frozen_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),

@@ -1,4 +1,4 @@
-"""Samples and batches: which samples a shard trains on, and what an input returns."""
+"""The source of an input's samples, and the batches that an input returns."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torch import Tensor
 from harness.training.context import Loaded, RankContext, own_batch, placed
 from harness.training.data import Batch, Sampler
 
-#: The batch of a step, of this rank. May have ``helpers`` and ``took``, as ``helpers_of`` says.
+#: Returns this rank's batch of a step. It may have the attributes ``helpers`` and ``took``, which
+#: the functions ``helpers_of`` and ``took`` read.
 Feed: TypeAlias = Callable[[int], Batch]
 
-#: Steps whose samples are shuffled together: a longer window trains on the same ones at first, and
-#: no sample comes twice.
+#: Steps in an epoch, whose samples are shuffled together. The number is fixed, so a longer run
+#: begins with the same samples as a shorter one, and no sample comes twice.
 STEPS_PER_EPOCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Which samples a rank trains on in each of ``steps`` steps, and what they hold.
+    """The samples that a rank trains on in each of ``steps`` steps, and their content.
 
-    ``folder`` is where an input may keep files of this launch; of a node's ranks this is the
-    ``local_rank``-th of ``local_size``, ``meet`` waits for all ranks. ``pooled`` is told the inputs
-    that are made beforehand.
+    An input may keep files of this launch in ``folder``. ``local_rank`` and ``local_size`` are the
+    rank's index on its node and the number of ranks there. ``meet`` waits for all ranks. An input
+    calls ``pooled`` with the tensors of inputs that it makes before the first step.
     """
 
     loaded: Loaded
@@ -41,28 +42,29 @@ class Source:
     pooled: Callable[[Tensor], None] = lambda inputs: None
 
     def ids(self, step: int) -> Tensor:
-        """The numbers of this rank's samples, int64."""
+        """Return the int64 ids of this rank's samples in a step."""
         return self.sampler.ids(step, self.ctx.shard)
 
     def make(self, step: int) -> Batch:
-        """The batch of a step, made now."""
+        """Make the batch of a step and return it."""
         return own_batch(self.loaded, self.ctx, self.ids(step), self.sampler.of(step))
 
     def content(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these samples on the host, as the model's file makes them."""
+        """Return the inputs and targets of these samples on the host from the model's file."""
         inputs, targets = self.loaded.model.batch(ids, self.loaded.size(self.ctx.case))
         return inputs, targets
 
     def batch(self, step: int, ids: Tensor, inputs: Tensor, targets: Tensor) -> Batch:
-        """A batch of content that came from elsewhere, on the device."""
+        """Return a batch on the device from inputs and targets that the caller has read or made."""
         batch_made = Batch(ids=ids, inputs=inputs, targets=targets, of=self.sampler.of(step))
         return placed(self.loaded, self.ctx, batch_made)
 
 
 def whole_epochs(ctx: RankContext, data_seed: int = 0) -> Sampler:
-    """Samples without a short last batch, in epochs that have samples of their own.
+    """Return a sampler without a short last batch and with different samples in every epoch.
 
-    ``data_seed`` is drawn for each run: what is built of a case knows its seed, not this one.
+    ``data_seed`` is drawn for each run. The files of a case know the seed of the case, but not this
+    one, so they cannot know the samples of a run in advance.
     """
     whole = replace(ctx.batching, last=ctx.batching.global_batch)
     seed = ctx.case.seed + data_seed
@@ -70,15 +72,19 @@ def whole_epochs(ctx: RankContext, data_seed: int = 0) -> Sampler:
 
 
 def helpers_of(feed: Feed) -> Sequence[int]:
-    """Processes that make batches for this rank: their CPU time and their memory are its own.
+    """Return the ids of the processes that make batches for this rank.
 
-    Only its children: an input may name another rank, whose memory would then not be looked at.
+    Their CPU time and memory are added to those of the rank. Only child processes of the rank
+    count. An input could otherwise name another rank, whose memory would then escape the check.
     """
     children = {child.pid for child in multiprocessing.active_children()}
     return [pid for pid in getattr(feed, "helpers", ()) if pid in children]
 
 
 def took(feed: Feed) -> Mapping[str, float] | None:
-    """Time that making batches took in a median step, by what was done; s, and bytes from disk."""
+    """Return the seconds that each part of making a batch took in a median step.
+
+    The result also has the bytes that were read from disk. It is None if the input measures none.
+    """
     measured: Callable[[], Mapping[str, float]] | None = getattr(feed, "took", None)
     return None if measured is None else measured()

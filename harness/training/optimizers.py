@@ -18,10 +18,10 @@ from harness.training.tuning import kernels
 
 
 def refreshed(until: int, kappa: int) -> Iterator[tuple[int, int, int]]:
-    """The steps that bring a variance up to date, as ranges (start, stop, stride).
+    """Yield the steps in which a variance is updated, as ranges (start, stop, stride).
 
-    The j-th is followed by the next one 2^floor(j / kappa) steps later, up to ``until`` (Lu et al.,
-    2022, section 6.1). ``kappa`` = 0: all of them.
+    The update after the j-th one follows 2^floor(j / kappa) steps later, up to the step ``until``
+    (Lu et al., 2022, section 6.1). If ``kappa`` is 0, the variance is updated in every step.
     """
     if not kappa:
         yield 0, until, 1
@@ -34,15 +34,16 @@ def refreshed(until: int, kappa: int) -> Iterator[tuple[int, int, int]]:
 
 
 def is_in(step: int, ranges: Iterable[tuple[int, int, int]]) -> bool:
+    """Return whether one of the ranges (start, stop, stride) contains the step."""
     return any(step in range(*steps) for steps in ranges)
 
 
 class FrozenAdam(Optimizer):
-    """Adam for ``frozen_after`` steps; then its variance stays (Tang et al., 2021, Algorithm 1).
+    """Adam whose variance is frozen after ``frozen_after`` steps (Tang et al., 2021, Algorithm 1).
 
-    So that what is left is linear in the gradients, and momentum may be exchanged in their place:
-    the compressor ``onebit_adam`` does it. As in the paper nothing corrects for a bias of moments.
-    ``fresh`` are the steps that bring the variance up to date; a strategy may say which.
+    Updates are then linear in the gradients, so ranks may exchange momentum instead of gradients,
+    which the compressor ``onebit_adam`` does. As in the paper, moments are not bias-corrected.
+    ``fresh`` are the ranges of steps in which the variance is updated; a strategy may replace it.
     """
 
     def __init__(
@@ -57,12 +58,13 @@ class FrozenAdam(Optimizer):
         self.fresh = tuple(refreshed(frozen_after, 0))
 
     def divisor(self, parameter: nn.Parameter) -> Tensor:
-        """The divisor of a parameter's momentum in a step."""
+        """Return the tensor that divides the parameter's momentum in a step."""
         square: Tensor = self.state[parameter]["square"]
         return square.sqrt().add_(float(self.defaults["eps"]))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             first, second = group["betas"]
             for parameter in (p for p in group["params"] if p.grad is not None):
@@ -81,16 +83,16 @@ class FrozenAdam(Optimizer):
                 )
 
 
-#: The attribute of a parameter of the first or last layer: an embedding, or a head.
+#: Attribute of a parameter: whether it belongs to an embedding or to the last layer.
 OUTER = "is_of_an_outer_layer"
-#: Newton-Schulz coefficients of Jordan et al. (2024): steepest at zero.
+#: Newton-Schulz coefficients of Jordan et al. (2024), chosen for the steepest slope at zero.
 QUINTIC = (3.4445, -4.7750, 2.0315)
-#: Rows and columns of a block that Shampoo preconditions by itself (Shi et al., 2023).
+#: Most rows and columns of a block that Shampoo preconditions separately (Shi et al., 2023).
 BLOCK = 1024
 
 
 def note_outer(model: nn.Module) -> None:
-    """Say of every parameter whether it is of an embedding or of the last layer."""
+    """Mark for every parameter whether it belongs to an embedding or to the last layer."""
     embedding = (
         module
         for module in model.modules()
@@ -104,31 +106,38 @@ def note_outer(model: nn.Module) -> None:
 
 
 def carry_outer(before: Iterable[nn.Parameter], after: Iterable[nn.Parameter]) -> None:
-    """Say the same of the parameters that stand for these from now on."""
+    """Copy the marks of ``note_outer`` to the parameters that replace the marked ones."""
     for old, new in zip(before, after, strict=True):
-        if hasattr(old, OUTER):  # what is cut by width or by expert is no whole matrix any more
+        # Parameters that were split by width or by expert have no mark: they are no whole matrices.
+        if hasattr(old, OUTER):
             setattr(new, OUTER, is_outer(old))
 
 
 def is_outer(parameter: nn.Parameter) -> bool:
-    """Whether it is of an embedding or of the last layer; AssertionError if nobody has said so."""
+    """Return whether a parameter belongs to an embedding or to the last layer.
+
+    Raise AssertionError if the parameter has not been marked.
+    """
     noted: bool | None = getattr(parameter, OUTER, None)
-    assert noted is not None, "nobody said which layer a parameter is of"
+    assert noted is not None, "a parameter has no mark of note_outer or carry_outer"
     return noted
 
 
 def is_hidden(parameter: nn.Parameter) -> bool:
-    """Whether it is a matrix between the first layer and the last."""
+    """Return whether a parameter is a matrix between the embeddings and the last layer."""
     return parameter.ndim > 1 and not is_outer(parameter)
 
 
 def as_matrices(tensor: Tensor) -> Tensor:
-    """Views the tensor as a matrix, or a stack of them."""
+    """View a tensor of up to three dimensions as it is, and flatten a larger one to a matrix."""
     return tensor.flatten(1) if tensor.ndim > 3 else tensor
 
 
 def gathered(parameter: nn.Parameter, held: Tensor) -> Tensor:
-    """The whole of a tensor of which ranks hold such parts as of the parameter; a collective."""
+    """Return the whole tensor whose local part is ``held``. This is a collective.
+
+    The tensor is sharded as the parameter is; it is whole already if the parameter is no DTensor.
+    """
     if not isinstance(parameter, DTensor):
         return held
     like: DTensor = parameter
@@ -139,7 +148,7 @@ def gathered(parameter: nn.Parameter, held: Tensor) -> Tensor:
 
 
 def own_part(parameter: nn.Parameter, whole: Tensor) -> Tensor:
-    """The part that this rank holds of a tensor that is whole on all of them."""
+    """Return this rank's part of a tensor that all ranks hold whole, sharded as the parameter."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh
@@ -149,7 +158,7 @@ def own_part(parameter: nn.Parameter, whole: Tensor) -> Tensor:
 
 
 def gathers(hidden: Sequence[Size], size: int, ranks: int) -> traffic.Traffic:
-    """The bytes that a step of Muon sends where ranks hold parts of these matrices."""
+    """Return the traffic of a step of Muon if each rank holds a part of these matrices."""
     total = traffic.Traffic()
     for shape in hidden:
         total += traffic.all_gather(traffic.padded([shape], size, ranks), ranks)
@@ -157,12 +166,13 @@ def gathers(hidden: Sequence[Size], size: int, ranks: int) -> traffic.Traffic:
 
 
 class Muon(Optimizer):
-    """Momentum whose matrices are made orthogonal (Jordan et al., 2024); AdamW for all else.
+    """Momentum with orthogonalised updates (Jordan et al., 2024), and AdamW for other parameters.
 
-    All else: embeddings, the last layer, and what is no matrix, at ``other`` times the rate.
+    The other parameters are embeddings, the last layer, and all that are no matrices. Their
+    learning rate is ``other`` times ``lr``.
     """
 
-    def __init__(  # noqa: PLR0913  (settings of an optimizer)
+    def __init__(  # noqa: PLR0913  (all settings of the optimizer)
         self,
         params: Iterable[nn.Parameter],
         lr: float,
@@ -186,7 +196,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of all parameters. A collective of the ranks that hold them in parts."""
+        """Update all parameters. This is a collective of the ranks that hold parts of them."""
         for group in self.param_groups:
             for parameter in (p for p in group["params"] if p.grad is not None):
                 gradient = norms.gradient(parameter)
@@ -203,7 +213,7 @@ class Muon(Optimizer):
     def orthogonal(
         self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor, group: dict[str, Any]
     ) -> None:
-        """Step one matrix along Nesterov's momentum with all singular values near 1."""
+        """Update one matrix along its Nesterov momentum, with all singular values set near 1."""
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(gradient)
@@ -218,7 +228,10 @@ class Muon(Optimizer):
 
 
 def orthogonalised(matrices: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
-    """U V^T of U S V^T, roughly: five steps of Newton-Schulz, in ``dtype``."""
+    """Return approximately U V^T for matrices U S V^T.
+
+    The result is computed in ``dtype`` with ``steps`` Newton-Schulz iterations.
+    """
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.to(dtype)
@@ -232,11 +245,13 @@ def orthogonalised(matrices: Tensor, dtype: torch.dtype, steps: int = 5) -> Tens
 
 
 class Shampoo(Optimizer):
-    """Gradients between the roots of their two covariances (Gupta, Koren and Singer, 2018).
+    """Shampoo: gradients preconditioned on both sides (Gupta, Koren and Singer, 2018).
 
-    As Shi et al. (2023) train with it: blocks of matrices, running means, and steps as long as
-    Adam's (grafting). Ranks share out the work under ``zero1``. A root takes at least ``eps`` of
-    the largest eigenvalue for the smallest, as Anil et al. (2020) do. What is no matrix is Adam's.
+    The preconditioners are inverse fourth roots of the covariances of rows and columns. As in Shi
+    et al. (2023), matrices are split into blocks, covariances are running means, and each update
+    is as long as Adam's (grafting). Under ``zero1`` the ranks divide the work. Before a root is
+    taken, ``eps`` times the largest eigenvalue is added to all, as Anil et al. (2020) do.
+    Parameters that are no matrices are updated by Adam.
     """
 
     def __init__(
@@ -253,6 +268,7 @@ class Shampoo(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for parameter in (p for p in group["params"] if p.grad is not None):
                 gradient = parameter.grad
@@ -266,7 +282,7 @@ class Shampoo(Optimizer):
     def preconditioned(
         self, state: dict[str, Any], gradient: Tensor, adams: Tensor, group: dict[str, Any]
     ) -> Tensor:
-        """The direction of a matrix, block by block, each as long as that of Adam's."""
+        """Return the update of a matrix; each block is as long as the same block of Adam's."""
         first, second = group["betas"]
         updates = torch.empty_like(adams)
         whole = as_matrices(gradient)
@@ -292,7 +308,7 @@ class Shampoo(Optimizer):
 
 
 def covariances(block: Tensor) -> dict[str, Any]:
-    """Room for a block's two covariances, and for their roots."""
+    """Return the initial state of a block: two zero covariances and no roots."""
     rows, columns = block.shape[-2:]
     stack = block.shape[:-2]
     of_rows = block.new_zeros(*stack, rows, rows)
@@ -301,7 +317,7 @@ def covariances(block: Tensor) -> dict[str, Any]:
 
 
 def blocks(shape: Size) -> list[tuple[Any, ...]]:
-    """Where the blocks of a matrix are, or of each of a stack."""
+    """Return the index of each block of a matrix, or of each matrix of a stack."""
     rows, columns = shape[-2:]
     return [
         (..., slice(i, min(i + BLOCK, rows)), slice(j, min(j + BLOCK, columns)))
@@ -311,7 +327,10 @@ def blocks(shape: Size) -> list[tuple[Any, ...]]:
 
 
 def root(matrix: Tensor, eps: float) -> Tensor:
-    """The inverse fourth root of a symmetric matrix without negative eigenvalues."""
+    """Return the inverse fourth root of a positive semi-definite matrix.
+
+    ``eps`` times the largest eigenvalue is added to all eigenvalues first.
+    """
     values, vectors = torch.linalg.eigh(matrix.double())
     largest = values[..., -1:].clamp(min=1e-300)
     inverse = values.clamp(min=0).add(eps * largest).pow(-0.25)
@@ -320,7 +339,7 @@ def root(matrix: Tensor, eps: float) -> Tensor:
 
 
 def adam(state: dict[str, Any], gradient: Tensor, betas: tuple[float, float], eps: float) -> Tensor:
-    """Adam's direction of this gradient, whose moments are kept in ``state``."""
+    """Return Adam's direction for this gradient, and update the moments in ``state``."""
     if "step" not in state:
         state.update(step=0, mean=torch.zeros_like(gradient), square=torch.zeros_like(gradient))
     first, second = betas
@@ -333,33 +352,37 @@ def adam(state: dict[str, Any], gradient: Tensor, betas: tuple[float, float], ep
 
 
 class Coding(Protocol):
-    """Requests to a compressor: how many steps are dense."""
+    """The part of a compressor that optimizers need to know."""
 
     @property
-    def start(self) -> int: ...
+    def start(self) -> int:
+        """The number of dense steps before the compressor starts."""
+        ...
 
 
 class LayerWise(Optimizer):
-    """The length of each tensor's step follows from the norm of its weights."""
+    """The base of optimizers that scale each tensor's step by the norm of its weights."""
 
     def direction(self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor) -> Tensor:
-        """Where to, before its length is set; of this rank's part."""
+        """Return the direction of the step of this rank's part, before it is scaled."""
         raise NotImplementedError
 
     def compared(self, gradients: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
-        """The tensors whose norms those of the weights are compared with."""
+        """Return the tensors whose norms the norms of the weights are divided by."""
         return directions
 
     def trusted(self, weights: Tensor, others: Tensor, group: dict[str, Any]) -> Tensor:
-        """The factor of each tensor's direction, (tensors,), from the norms of its weights and of
-        what is ``compared`` with them; 1 where either is 0.
+        """Return the factor of each tensor's direction, shape (tensors,).
+
+        It is the ratio of the norms of the weights and of the ``compared`` tensors, or 1 if either
+        norm is 0.
         """
         ratio = weights / others
         return torch.where((weights > 0) & (others > 0), ratio, torch.ones_like(ratio))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of all tensors. A collective of the ranks that hold them in parts."""
+        """Update all parameters. This is a collective of the ranks that hold parts of them."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             weights = [norms.local(p.detach()) for p in parameters]
@@ -378,14 +401,14 @@ class LayerWise(Optimizer):
     def go(
         self, parameter: nn.Parameter, weight: Tensor, way: Tensor, group: dict[str, Any]
     ) -> None:
-        """Take the step."""
+        """Apply the scaled direction to the weights."""
         weight.sub_(way, alpha=group["lr"])
 
 
 class LARS(LayerWise):
-    """Layer-wise adaptive rates, with momentum (You, Gitman and Ginsburg, 2017, Algorithm 1).
+    """Layer-wise adaptive rates with momentum (You, Gitman and Ginsburg, 2017, Algorithm 1).
 
-    The direction g + b w is scaled by trust |w| / (|g| + b |w|), b being the weight decay.
+    The direction g + b w is scaled by trust |w| / (|g| + b |w|), where b is the weight decay.
     """
 
     def __init__(
@@ -421,7 +444,7 @@ class LARS(LayerWise):
 
 
 class LAMB(LayerWise):
-    """Adam's direction, each tensor's step as long as its weights (You et al., 2020)."""
+    """Adam with steps in proportion to the norm of each tensor's weights (You et al., 2020)."""
 
     def __init__(
         self,
@@ -461,38 +484,40 @@ KINDS: dict[Name, type[Optimizer]] = {
     Name.MUON: Muon,
     Name.SHAMPOO: Shampoo,
 }
-#: Steps after which a variance is frozen where no compressor says when it begins.
+#: Steps after which the variance is frozen if the strategy has no knob ``start``.
 FROZEN_AFTER = 16
-#: Those whose steps follow from whole tensors that no rank may hold a part of.
+#: Optimizers that need every tensor whole on each rank that steps it.
 _WHOLE = (Name.ADAFACTOR, Name.SHAMPOO)
-#: Copies of all weights at a step, gradients among them; four covariances and roots of square
-#: blocks are twice a matrix each.
+#: Memory at an optimizer step in multiples of the weights, gradients included. Shampoo adds two
+#: covariances and two roots of each block; each counts as two copies of a square block.
 _COPIES = {Name.SHAMPOO: 12}
 
 
 def copies(case: CaseSpec) -> int:
-    """How many times the bytes of its weights an optimizer's step needs."""
+    """Return the memory that an optimizer step needs, in multiples of the weights."""
     return _COPIES.get(case.optimizer, 4)
 
 
 def check(case: CaseSpec, mesh: Mesh, compressor: Coding | None) -> None:
-    """ValueError for an optimizer that cannot step what ranks hold, or how they hear of it."""
+    """Raise ValueError if the optimizer cannot be used on this mesh or with this compressor."""
     name = case.optimizer
     parts = [d for d in (Dim.FSDP, Dim.TP, Dim.EP) if mesh.size(d) > 1]
     cut = parts if name in _WHOLE else [part for part in parts if part is not Dim.FSDP]
     if cut and name in (*_WHOLE, Name.MUON):
-        raise ValueError(f"optimizer={name} needs whole matrices, of which {cut[0]} holds parts")
+        raise ValueError(
+            f"optimizer={name} needs whole matrices, but dimension {cut[0]} splits them"
+        )
     if name is Name.FROZEN_ADAM and compressor is not None and compressor.start < 1:
         raise ValueError(
-            f"optimizer={name} freezes Adam's variance after the first dense steps:"
-            f" --set {case.strategy}.start=16"
+            f"optimizer={name} freezes Adam's variance after the dense steps, of which there are"
+            f" none; expected at least 1, for example --set {case.strategy}.start=16"
         )
 
 
 def chosen(
     case: CaseSpec, global_batch: int, on_cpu: bool
 ) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class of a case's optimizer, and its settings."""
+    """Return the class of a case's optimizer and its keyword arguments."""
     kind = KINDS[case.optimizer]
     usual = case.lr or USUAL_LR[case.optimizer]
     settings: dict[str, Any] = dict(lr=usual * rate(case, global_batch))
@@ -508,9 +533,9 @@ def chosen(
 
 
 def alike(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Parameter groups, each of one kind: plain, or DTensors of one mesh.
+    """Return parameter groups that each hold plain tensors only, or DTensors of one mesh.
 
-    Fused and foreach kernels take no others together.
+    Fused and foreach kernels do not accept a mixture of them.
     """
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -520,9 +545,9 @@ def alike(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 
 
 def rate(case: CaseSpec, global_batch: int) -> float:
-    """How many times the base's learning rate is for this batch.
+    """Return the factor of the learning rate for a global batch relative to the base batch.
 
-    Linear: Goyal et al., 2017; square root: Krizhevsky, 2014.
+    Linear scaling is from Goyal et al., 2017; square root scaling is from Krizhevsky, 2014.
     """
     grown = global_batch / case.base_batch
     powers = {LearningRate.FIXED: 0.0, LearningRate.LINEAR: 1.0, LearningRate.SQRT: 0.5}
@@ -532,10 +557,14 @@ def rate(case: CaseSpec, global_batch: int) -> float:
 def prepared(
     optimizer: Optimizer, case: CaseSpec, stages: dist.ProcessGroup | None = None
 ) -> Optimizer:
-    """The optimizer, which clips and warms up as the case says before each of its steps."""
+    """Add the case's clipping and warm-up to the optimizer and return it.
+
+    A hook applies them before each step. ``stages`` is passed to ``norms.clip``.
+    """
     if case.warm_up:
         for group in optimizer.param_groups:
-            group.update(full_lr=group["lr"], begun=0)  # part of its state: a resumed run goes on
+            # Kept in the optimizer's state, so a resumed run continues its warm-up.
+            group.update(full_lr=group["lr"], begun=0)
 
     def before(given: Optimizer, *_: Any) -> None:
         if case.clip:
@@ -552,12 +581,17 @@ def prepared(
     return optimizer
 
 
-#: Those that look at a tensor as a whole.
+#: Optimizers that use norms or products of whole tensors.
 _WITH_NORMS = (Name.LARS, Name.LAMB, Name.MUON, *_WHOLE)
 
 
 def refuse(case: CaseSpec, why: str, *, clip: bool = True, warm_up: bool = False) -> None:
-    """ValueError for a strategy that cannot have whole norms, or one step for all parameters."""
+    """Raise ValueError if the case asks for settings that a strategy cannot offer.
+
+    These are optimizers that use whole tensors, ``clip`` if the strategy knows no norm of all
+    gradients, and ``warm_up`` if it has no single step of all parameters. ``why`` names the
+    property of the strategy that rules them out.
+    """
     asked: Sequence[tuple[bool, str]] = (
         (case.optimizer in _WITH_NORMS, f"optimizer={case.optimizer}"),
         (clip and case.clip > 0, "clip"),
@@ -565,4 +599,4 @@ def refuse(case: CaseSpec, why: str, *, clip: bool = True, warm_up: bool = False
     )
     for is_asked, name in asked:
         if is_asked:
-            raise ValueError(f"{name} does not go with {why}")
+            raise ValueError(f"{name} is not supported with {why}")

@@ -1,4 +1,4 @@
-"""The step that most strategies share: accumulate, backward, optimizer."""
+"""The training step that most strategies share: micro-batches, backward, optimizer."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -16,18 +16,19 @@ from harness.training.tuning.scaling import Scaled
 
 
 class LocalTrainer:
-    """Trains ``module`` on this rank's shard.
+    """A Trainer that trains ``module`` on this rank's shard.
 
-    ``synchronise(last)`` is called before each micro-batch and says whether its backward is the
-    one that communicates; ``average`` after the last one, where gradients are exchanged only then;
-    ``whole`` turns a sharded tensor into the full one. ``resumable``: module and optimizer are all
-    its state. ``weighted``: samples count alike, whatever a rank's share of them.
+    The step calls ``synchronise(last)`` before each micro-batch; ``last`` is True if the gradients
+    are exchanged in its backward pass. ``average`` is called after the last micro-batch by
+    strategies that exchange gradients only then. ``whole`` returns the full tensor of a sharded
+    one. ``resumable`` states that module and optimizer are the trainer's whole state. ``weighted``
+    states that every sample has the same weight, however many samples a rank has.
     """
 
     resumable = True
     weighted = True
 
-    def __init__(  # noqa: PLR0913  (what a trainer is built of)
+    def __init__(  # noqa: PLR0913  (all parts of a trainer)
         self,
         module: nn.Module,
         ctx: RankContext,
@@ -51,7 +52,10 @@ class LocalTrainer:
         self.compute_dtype = observe_dtype(module)
 
     def step(self, batch: Batch) -> Tensor | None:
-        """zero_grad, forward and backward of every micro-batch, optimizer step."""
+        """Run forward and backward of every micro-batch and step the optimizer; return the loss.
+
+        If the case runs the forward pass alone, this calls ``forward`` instead.
+        """
         if self.ctx.case.phase is Passes.FORWARD:
             return self.forward(batch)
         ctx = self.ctx
@@ -80,7 +84,7 @@ class LocalTrainer:
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of every micro-batch, and nothing that would be needed to go back."""
+        """Return the mean loss of the micro-batches, without any state for a backward pass."""
         micro = self.ctx.batching.micros[self.ctx.shard]
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
         total = torch.zeros((), device=self.ctx.device)
@@ -90,37 +94,40 @@ class LocalTrainer:
         return total
 
     def clear(self) -> None:
-        """Forget the gradients of the step before."""
+        """Drop the gradients of the previous step."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor) -> None:
-        """Add a micro-batch's gradients to those that are there."""
+        """Add the gradients of a micro-batch to the accumulated ones."""
         self.scaler.scale(loss).backward()
 
     def update(self) -> None:
-        """Step the optimizer, unless scaled gradients have overflown."""
+        """Step the optimizer, unless scaled gradients have overflowed."""
         self.scaler.step(self.optimizer)
 
     def own_state(self) -> Mapping[str, Any]:
-        """State that this rank alone remembers from step to step, beside module and optimizer."""
+        """Return the state of this rank other than that of its module and optimizer."""
         return {"scaler": self.scaler.state()} if self.scaler.enabled else {}
 
     def remember(self, state: Mapping[str, Any]) -> None:
-        """Go on with an ``own_state``."""
+        """Restore a state that ``own_state`` returned."""
         if self.scaler.enabled:
             self.scaler.remember(state["scaler"])
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the unsharded gradients of the last step with their parameter names."""
         for name, parameter in self.named():
-            if parameter.grad is not None:  # else it is frozen, or unused, or the gate says so
+            # Frozen and unused parameters have none; the check reports any other that is missing.
+            if parameter.grad is not None:
                 yield name, self.whole(parameter.grad.detach())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the unsharded parameters with their names."""
         for name, parameter in self.named():
             yield name, self.whole(parameter.detach())
 
     def ran(self) -> ExecutedModel:
-        """The trained module's class and the dtype that its layers returned."""
+        """Return the class of the trained module and the dtypes that its layers returned."""
         return ExecutedModel(
             module=type(self.module).__name__,
             placements=self.placements,
@@ -130,9 +137,10 @@ class LocalTrainer:
 
 
 def observe_dtype(module: nn.Module) -> set[str]:
-    """Collects the dtypes that linear and convolution layers return, in their first forward.
+    """Return a set that collects the output dtypes of linear and convolution layers.
 
-    Hooks would break a graph: of compiled blocks nothing is seen.
+    Hooks fill it in the first forward pass of each layer. Layers in compiled blocks have no hooks,
+    because a hook would break the compiled graph.
     """
     seen: set[str] = set()
     inside = {m for block in kernels.compiled_blocks(module) for m in block.modules()}
@@ -151,32 +159,34 @@ def observe_dtype(module: nn.Module) -> set[str]:
 
 
 def num_elements(model: nn.Module) -> int:
+    """Return the number of elements of all parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def constant(model: nn.Module) -> Collection[str]:
-    """The names of parameters and buffers that a model tells DDP to leave alone."""
+    """Return the names of the parameters and buffers that a model tells DDP to ignore."""
     names: Collection[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     return names
 
 
 def trained_bytes(model: nn.Module) -> int:
-    """The bytes of the parameters that are not frozen."""
+    """Return the bytes of the parameters that are not frozen."""
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
 def element_bytes(model: nn.Module) -> int:
+    """Return the bytes of one element of the model's first parameter."""
     return next(model.parameters()).element_size()
 
 
 def training_bytes(
     elements: float, size: int, facts: ModelFacts, samples: int, *, gradients: bool = False
 ) -> int:
-    """The most that a rank needs, in bytes: where its loss goes backwards, or where it steps.
+    """Return the peak memory of a rank in bytes: at the loss or at the optimizer step.
 
-    At the loss there are weights and two AdamW moments, all that forward has kept, and the loss'
-    own temporaries; ``gradients`` says whether theirs are there all the time, as DDP's buckets are.
-    At the step activations are gone, gradients are there.
+    At the loss a rank holds the weights, two AdamW moments, all saved activations and the
+    temporaries of the loss. ``gradients`` states that gradients are allocated all the time, as in
+    DDP's buckets. At the step the activations are freed and all gradients are allocated.
     """
     states = elements * size
     early = facts.copies - 1 if facts.copies > 1 and not gradients else facts.copies

@@ -1,4 +1,4 @@
-"""What compressors share: closed forms, error feedback and transports of encoded gradients."""
+"""Code that compressors share: closed forms, error feedback, transports of encoded gradients."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from harness.base.documents import Json
 from harness.training.context import RankContext
 from harness.training.observe.laps import lap
 
-#: A DDP communication hook without its state: a bucket in, the averaged flat gradient out.
+#: A DDP communication hook without its state argument: it takes a bucket and returns a future of
+#: the averaged flat gradient.
 Hook: TypeAlias = Callable[[dist.GradBucket], torch.futures.Future[Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """Per rank and step: input bytes of each collective, and bytes sent in closed form."""
+    """The bytes of one rank in one step: the input of each collective, and all bytes sent.
+
+    ``formula`` is the closed form of the bytes sent, for N ranks and n gradient elements.
+    """
 
     payload_bytes: Mapping[str, float]
     sent_bytes: float
@@ -30,16 +34,20 @@ class Promise:
 
 
 def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """A finished future: synchronous hooks keep the order of collectives equal on all ranks."""
+    """Return a finished future for a synchronous hook.
+
+    Synchronous hooks guarantee the same order of collectives on all ranks.
+    """
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(tensor)
     return future
 
 
 def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook]]:
-    """``promise`` and ``build`` of a compressor that all-reduces in ``dtype``.
+    """Return ``promise`` and ``build`` of a compressor that all-reduces in ``dtype``.
 
-    Divide, cast, all-reduce, cast back; overlaps with backward like DDP's own all-reduce.
+    Its hook divides, casts, all-reduces and casts back. It overlaps with backward as DDP's default
+    all-reduce does.
     """
 
     def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
@@ -53,7 +61,8 @@ def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook
     def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
         def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
             flat = bucket.buffer()
-            small = flat.div_(ctx.world_size).to(dtype)  # ``back`` writes over it anyway
+            # In-place division is safe because ``back`` overwrites the buffer.
+            small = flat.div_(ctx.world_size).to(dtype)
             future = dist.all_reduce(small, async_op=True).get_future()
 
             def back(f: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -68,17 +77,19 @@ def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook
 
 
 def all_gather(message: Tensor, world: int) -> Tensor:
-    """Every rank's message, shape (world, *message.shape)."""
+    """Return the messages of all ranks, shape (world, *message.shape). This is a collective."""
     gathered = message.new_empty((world, *message.shape))
-    # Its older name, all_gather_into_tensor, is deprecated from torch 2.13 on.
+    # torch 2.13 renames all_gather_into_tensor to all_gather_single and deprecates the old name.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered.flatten(0, 1) if message.dim() > 1 else gathered.flatten(), message)
     return gathered
 
 
 def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """The state that a hook keeps from step to step: tensors by parameter, generators, its
-    ``step``.
+    """Return the state that a hook keeps between steps, for a checkpoint.
+
+    It consists of tensors by parameter name, states of random generators, the counter ``step``, and
+    the same of an inner hook. ``names`` maps parameters to their names.
     """
     state: dict[str, Any] = {}
     for name, value in vars(hook).items():
@@ -97,7 +108,7 @@ def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
 
 
 def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """The inverse of ``state_of``, into a fresh hook."""
+    """Restore a state of ``state_of`` in a new hook; ``parameters`` maps names to parameters."""
     for name, value in state.items():
         current = getattr(hook, name)
         if isinstance(current, torch.Generator):
@@ -111,7 +122,7 @@ def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Ten
 
 
 class Late:
-    """A hook that all-reduces whole gradients until step ``start``, and then does as ``inner``."""
+    """A hook that all-reduces whole gradients until step ``start`` and then calls ``inner``."""
 
     def __init__(self, inner: Hook, start: int, world_size: int) -> None:
         self.inner = inner
@@ -126,7 +137,8 @@ class Late:
             return self.inner(bucket)
         flat = bucket.buffer().div_(self.world_size)
         reduced = dist.all_reduce(flat, async_op=True).get_future()
-        heard = getattr(self.inner, "heard", None)  # of whole gradients, by those that need them
+        # An inner hook may define ``heard`` to receive the averaged gradients of the dense steps.
+        heard = getattr(self.inner, "heard", None)
         parameters = bucket.parameters()
 
         def mean(f: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -139,48 +151,59 @@ class Late:
 
 
 class ErrorFeedback:
-    """The gradient that was not sent, per parameter (DDP rebuilds buckets after the first step)."""
+    """The part of the gradient that was not sent, which is added to the next gradient.
+
+    It is kept per parameter, because DDP rebuilds its buckets after the first step.
+    """
 
     def __init__(self) -> None:
         self.owed: dict[Tensor, Tensor] = {}
 
     def add(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient plus what is still owed, flat; a new tensor."""
+        """Return the gradient plus the part that is still owed, as a new flat tensor."""
         owed = self.owed.get(parameter)
         flat = gradient.flatten()
         return flat.clone() if owed is None else flat + owed
 
     def take(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Hands out the sum, in the memory of what was owed: whoever takes it says what is owed
-        next.
+        """Return the gradient plus the owed part in the memory of the latter.
+
+        The caller must then call ``keep`` or ``owe``, because the owed part is overwritten.
         """
         owed = self.owed.get(parameter)
         return gradient.flatten().clone() if owed is None else owed.add_(gradient.flatten())
 
     def keep(self, parameter: Tensor, wanted: Tensor, sent: Tensor) -> None:
-        """Remember the difference for the next step."""
+        """Store the difference of ``wanted`` and ``sent`` for the next step."""
         self.owed[parameter] = wanted - sent
 
     def owe(self, parameter: Tensor, difference: Tensor) -> None:
-        """Remember this for the next step."""
+        """Store this difference for the next step."""
         self.owed[parameter] = difference
 
 
-#: Indices of the entries to send of one flat parameter, at most so many; fewer where fewer are due.
+#: Takes one flat parameter and a number, and returns the indices of at most so many entries that
+#: are to be sent.
 Choose: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
 def kept(elements: int, rho: float) -> int:
-    """Entries sent of a parameter: fixed, so that no sizes need exchanging."""
+    """Return the number of entries of a parameter that are sent.
+
+    It is the same in every step, so ranks do not need to exchange sizes.
+    """
     return max(1, int(rho * elements))
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
-    """8 bytes a kept entry, to every other rank."""
+    """Return the bytes of a sparse exchange: 8 per sent entry, to each of the other ranks.
+
+    Raise ValueError if the share ``rho`` is not in (0, 1] or the model is too large.
+    """
     if sum(shape.numel() for shape in shapes) >= 2**31:
-        raise ValueError("int32 indices address 2^31 elements at most")
+        raise ValueError("the model has 2^31 or more elements; int32 indices cannot address them")
     if not 0 < knobs["rho"] <= 1:
-        raise ValueError(f"rho = {knobs['rho']}: a share above 0, at most 1")
+        raise ValueError(f"rho is {knobs['rho']}; expected a share above 0 and at most 1")
     message = 8.0 * sum(kept(shape.numel(), knobs["rho"]) for shape in shapes)
     return Promise(
         payload_bytes={"all_gather": message}, sent_bytes=(world - 1) * message, formula="(N-1) 8 k"
@@ -188,10 +211,11 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
 
 
 class Sparse:
-    """A hook: values and int32 indices of all parameters of a bucket travel in one message.
+    """A hook that sends the chosen entries of a bucket's parameters in one message.
 
-    Where fewer entries are chosen than there is room for, the rest is zeros. ``used`` is the share
-    of the room that was.
+    The message holds fp32 values and int32 indices and has a fixed size. If fewer entries are
+    chosen than it can hold, it is filled up with zeros. ``used`` is the share of the message that
+    the chosen entries of the last bucket filled.
     """
 
     def __init__(self, ctx: RankContext, rho: float, choose: Choose, feedback: bool) -> None:
@@ -202,13 +226,13 @@ class Sparse:
         self.used = 0.0
 
     def wanted(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """The values to send of a parameter, flat."""
+        """Return the flat gradient, plus the owed part if there is error feedback."""
         return (
             gradient.flatten() if self.feedback is None else self.feedback.add(parameter, gradient)
         )
 
     def sent(self, parameter: Tensor, wanted: Tensor, index: Tensor) -> None:
-        """Owe all that is not at these places."""
+        """Store all entries of ``wanted`` except those at ``index`` for the next step."""
         if self.feedback is not None:
             self.feedback.owe(parameter, wanted.index_fill(0, index, 0.0))
 
@@ -239,7 +263,7 @@ class Sparse:
         with lap("decode"):
             flat.zero_()
             for part in messages:
-                # Rank by rank, so that all have the same bits; what is spare adds nothing.
+                # Messages are added in rank order, so all ranks get the same bits. Padding is zero.
                 flat.index_add_(0, part[0].long(), part[1].view(torch.float32).to(flat.dtype))
             return done(flat.div_(self.world))
 
@@ -248,42 +272,49 @@ Knobs: TypeAlias = Mapping[str, Json]
 
 
 class Codec(Protocol):
-    """A lossy format. ``unit``: rows are of a multiple of so many elements."""
+    """A lossy format of gradients.
+
+    The number of elements of a row must be a multiple of ``unit``.
+    """
 
     unit: int
 
     def bytes(self, m: int) -> int:
-        """Bytes of an encoded row of m elements."""
+        """Return the bytes of an encoded row of m elements."""
 
     def encode(self, x: Tensor) -> Tensor:
-        """(rows, m) fp32 -> (rows, bytes(m)) uint8."""
+        """Encode fp32 of shape (rows, m) as uint8 of shape (rows, bytes(m))."""
 
     def decode(self, message: Tensor, m: int) -> Tensor:
-        """(rows, bytes(m)) uint8 -> (rows, m) fp32."""
+        """Decode uint8 of shape (rows, bytes(m)) to fp32 of shape (rows, m)."""
 
 
-#: Makes a codec of a case: its knobs, and a source of randomness of this rank alone.
+#: Makes the codec of a case from its knobs and this rank's random generator.
 Make: TypeAlias = Callable[[Knobs, torch.Generator], Codec]
 Built: TypeAlias = tuple[Callable[..., Promise], Callable[..., Hook]]
 
 
 def generator(ctx: RankContext) -> torch.Generator:
-    """Random numbers of this rank; torch's global ones, of which dropout draws, stay alone."""
+    """Return a random generator of this rank.
+
+    It leaves torch's global generator, from which dropout draws, untouched.
+    """
     drawing = torch.Generator(device=ctx.device)
     return drawing.manual_seed(ctx.case.seed * 1_000_003 + ctx.rank + 1)
 
 
 def padded(elements: int, unit: int) -> int:
-    """The next multiple of ``unit``."""
+    """Return ``elements``, rounded up to a multiple of ``unit``."""
     return -(-elements // unit) * unit
 
 
 def total(shapes: Sequence[torch.Size]) -> int:
+    """Return the number of elements of all shapes."""
     return sum(shape.numel() for shape in shapes)
 
 
 def mean(parts: Tensor) -> Tensor:
-    """The mean of rows, added in order: the same bits on every rank."""
+    """Return the mean of rows, which are added in order so that all ranks get the same bits."""
     total = parts[0].clone()
     for part in parts[1:]:
         total += part
@@ -293,9 +324,10 @@ def mean(parts: Tensor) -> Tensor:
 def gathered(
     make: Make, formula: str, finish: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Built:
-    """``promise`` and ``build``: everybody's message to everybody, decoded and averaged.
+    """Return ``promise`` and ``build`` of a compressor that all-gathers encoded gradients.
 
-    ``finish`` makes of the mean what is trained on.
+    Every rank decodes and averages all messages. ``finish`` maps the mean to the gradient that the
+    optimizer receives.
     """
 
     def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
@@ -312,7 +344,7 @@ def gathered(
 
 
 class Coded:
-    """A communication hook with a codec; what it owes is kept if there is ``feedback``."""
+    """The base of communication hooks with a codec, with error feedback if ``feedback`` is set."""
 
     def __init__(self, ctx: RankContext, codec: Codec, feedback: bool) -> None:
         self.ctx = ctx
@@ -320,28 +352,31 @@ class Coded:
         self.feedback = ErrorFeedback() if feedback else None
 
     def wanted(self, bucket: dist.GradBucket, unit: int) -> Tensor:
-        """The gradients of a bucket, and what is owed of them: fp32 (n padded to ``unit``,)."""
+        """Return the gradients of a bucket plus the owed part, if any.
+
+        The result is flat fp32, padded with zeros to a multiple of ``unit``.
+        """
         flat = bucket.buffer().float()
         if self.feedback is not None:
             pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
             parts = [self.feedback.add(p, g.float()) for p, g in pairs]
             flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         short = padded(flat.numel(), unit) - flat.numel()
-        return functional.pad(flat, (0, short)) if short else flat  # a pad of 0 copies all
+        return functional.pad(flat, (0, short)) if short else flat  # a pad of 0 would copy
 
     def keep(self, bucket: dist.GradBucket, wanted: Tensor, sent: Tensor) -> None:
-        """Owe what was wanted and not sent."""
+        """Store the difference of ``wanted`` and ``sent`` by parameter for the next step."""
         if self.feedback is None:
             return
         sizes = [tensor.numel() for tensor in bucket.parameters()]
-        sizes.append(len(wanted) - sum(sizes))  # the padding
+        sizes.append(len(wanted) - sum(sizes))  # the padding, which zip leaves out
         parts = zip(bucket.parameters(), wanted.split(sizes), sent.split(sizes), strict=False)
         for parameter, want, received in parts:
             self.feedback.keep(parameter, want, received)
 
 
 class Gathered(Coded):
-    """Everybody's message to everybody."""
+    """A hook that all-gathers the encoded gradients of all ranks and averages them."""
 
     def __init__(
         self, ctx: RankContext, codec: Codec, feedback: bool, finish: Callable[[Tensor], Tensor]
@@ -364,16 +399,17 @@ class Gathered(Coded):
         every = all_gather(message[0], world).view(world, 1, -1)
         with lap("decode"):
             summed = torch.zeros_like(wanted)
-            for rank, part in enumerate(every):  # one at a time: all of them need N times n
+            for rank, part in enumerate(every):  # decoding all at once would need N n elements
                 mine = decoded if rank == self.ctx.rank else None
                 summed += codec.decode(part, n)[0] if mine is None else mine
             return done(flat.copy_(self.finish(summed.div_(world))[: flat.numel()]))
 
 
 def two_phase(make: Make, formula: str, rows: Callable[[Tensor], Tensor] = mean) -> Built:
-    """``promise`` and ``build``: each rank adds one part of all gradients, and hands it on.
+    """Return ``promise`` and ``build`` of a compressor that sums in two phases.
 
-    ``rows`` makes one row of what all ranks sent of it.
+    Each rank receives one part of all ranks' gradients and sends their mean to all ranks. ``rows``
+    reduces the rows that the ranks sent for one part to one row.
     """
 
     def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
@@ -392,9 +428,10 @@ def two_phase(make: Make, formula: str, rows: Callable[[Tensor], Tensor] = mean)
 
 
 class TwoPhase(Coded):
-    """All-to-all of encoded parts, a sum in fp32, and an all-gather of the encoded sums.
+    """A hook with an all-to-all of encoded parts, a mean in fp32, and an all-gather of the means.
 
-    With feedback both errors are kept: this rank's, and that of the part that it adds.
+    Error feedback applies to both encodings: that of this rank's gradients, and that of the part
+    that this rank reduces.
     """
 
     def __init__(
@@ -402,7 +439,7 @@ class TwoPhase(Coded):
     ) -> None:
         super().__init__(ctx, codec, feedback)
         self.rows = rows
-        self.of_sums: dict[int, Tensor] = {}  # by the bucket's size: its part is this rank's
+        self.of_sums: dict[int, Tensor] = {}  # errors of this rank's part, by the bucket's size
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         flat = bucket.buffer()
@@ -428,8 +465,9 @@ class TwoPhase(Coded):
             return done(flat.copy_(codec.decode(every, m).flatten()[: flat.numel()]))
 
 
-#: By bits of a value: a word of as many bytes as values fill one byte, the factor that brings them
-#: together in its highest byte (no two terms meet in a bit), and how far up that is.
+#: How ``packed`` packs values of 1, 2 or 4 bits. The word type has one byte for each value that
+#: fits into a byte. The factor moves all values into the highest byte of the word without overlap.
+#: The last number is the shift of that byte.
 WORDS = {
     1: (torch.int64, 0x8040_2010_0804_0201 - (1 << 64), 56),
     2: (torch.int32, 0x4010_0401, 24),
@@ -438,22 +476,29 @@ WORDS = {
 
 
 def packed(values: Tensor, bits: int) -> Tensor:
-    """uint8 (rows, m), each below 2^bits -> uint8 (rows, m bits / 8), the first value highest.
+    """Pack uint8 values below 2^bits of shape (rows, m) into uint8 of shape (rows, m bits / 8).
 
-    One product a word instead of a shift a value; of little-endian hosts, as all of torch's are.
+    The first value is in the highest bits. One multiplication per word replaces one shift per
+    value. This needs a little-endian host, as torch does.
     """
     word, together, shift = WORDS[bits]
     return (values.view(word) * together).bitwise_right_shift_(shift).to(torch.uint8)
 
 
 def unpacked(message: Tensor, table: Tensor) -> Tensor:
-    """The inverse of ``packed``, looked up: uint8 (rows, b) -> (rows, b x values a byte)."""
+    """Return the values of packed bytes, uint8 (rows, b), as (rows, b times values per byte).
+
+    ``table`` is the result of ``lookup``.
+    """
     rows = table.to(message.device).index_select(0, message.flatten().int())
     return rows.view(len(message), -1)
 
 
 def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
-    """The values that each byte stands for, (256, values a byte), each value by its ``meaning``."""
+    """Return the decoded values of each byte, fp32 of shape (256, values per byte).
+
+    ``meaning`` holds the decoded number for each value below 2^bits.
+    """
     per_byte = 8 // bits
     shifts = [bits * (per_byte - 1 - i) for i in range(per_byte)]
     rows = [[meaning[(byte >> shift) & (2**bits - 1)] for shift in shifts] for byte in range(256)]
@@ -461,19 +506,20 @@ def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
 
 
 def largest(blocks: Tensor) -> Tensor:
-    """The largest magnitude of each block, (rows, blocks, unit) -> (rows, blocks), without a copy
-    of them all.
+    """Return the largest magnitude in each block of (rows, blocks, unit) as (rows, blocks).
+
+    Two reductions avoid the copy that ``abs`` would make.
     """
     return torch.maximum(blocks.amax(2), -blocks.amin(2))
 
 
 def with_scales(values: Tensor, scales: Tensor) -> Tensor:
-    """One message a row: uint8 (rows, a), and fp32 (rows, b) as bytes."""
+    """Append fp32 scales (rows, b) as bytes to uint8 values (rows, a): one message per row."""
     return torch.cat((values, scales.contiguous().view(torch.uint8)), 1)
 
 
 def scales_of(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The inverse of ``with_scales``."""
+    """Return the values and the ``count`` scales per row of messages from ``with_scales``."""
     split = message.shape[1] - 4 * count
-    scales = message[:, split:].flatten().clone()  # aligned
+    scales = message[:, split:].flatten().clone()  # a copy is aligned for the view as fp32
     return message[:, :split], scales.view(torch.float32).view(len(message), count)

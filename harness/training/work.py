@@ -1,4 +1,4 @@
-"""The work of a step: operators, saved tensors and FLOPs, counted on tensors without data."""
+"""The work of a step: operators, saved tensors and FLOPs, counted on fake tensors."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from harness.training.context import CAST, Loaded, alike, build_model, make_batc
 from harness.training.tuning.recompute import PRODUCTS
 from harness.training.tuning.tuned import untuned
 
-#: One for all counts: what a model caches in one is used in the next.
+#: All counts share one mode, because a tensor that a model caches in one count is used in the next.
 FAKE = FakeTensorMode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedTensorBytes:
-    """Bytes that a step holds besides weights, gradients and moments.
+    """The bytes that a step holds in addition to weights, gradients and moments.
 
-    ``blocks`` is what each block keeps of a sample, the last one with the loss; ``again`` what the
-    largest one needs while it is computed once more, where only what lies between them is kept.
+    ``per_sample`` grows with the number of samples, ``constant`` does not. ``blocks`` are the bytes
+    per sample that each block keeps; the last one includes the loss. ``again`` are the bytes per
+    sample that the largest block needs while backward recomputes it or fetches its activations; 0
+    if all of them are kept on the device.
     """
 
     per_sample: int
@@ -42,7 +44,7 @@ class SavedTensorBytes:
 
 
 class _Block(NamedTuple):
-    """Bytes that a block keeps, those of its output, and those of its matrix products."""
+    """The bytes that a block keeps, those of its output, and those of its matrix products."""
 
     num_bytes: int
     output: int
@@ -51,14 +53,17 @@ class _Block(NamedTuple):
 
 @dataclass
 class _Count:
-    """Bytes kept by the whole model, by each of its blocks, and by the loss."""
+    """The bytes that the whole model, each of its blocks, and the loss keep."""
 
     whole: int = 0
     loss: int = 0
     blocks: list[_Block] = field(default_factory=list)
 
     def deeper(self, more: int) -> _Count:
-        """With so many blocks more, each as the one before the last; that one is the head."""
+        """Return the count of a model with ``more`` additional blocks.
+
+        They are copies of the block before the last one, because the last block is the head.
+        """
         if not more:
             return self
         *before, head = self.blocks
@@ -67,11 +72,13 @@ class _Count:
 
 
 def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> SavedTensorBytes:
-    """Counted for one sample and for two; of a checkpointed block only the output is kept (of a
-    selective one its matrix products, too), and one block at a time is computed again, or fetched
-    from the host. With so many ``more`` blocks as the one before the last.
+    """Count the bytes that a step keeps, from a step of one sample and one of two samples.
 
-    To be called in a process that trains nothing: what a model caches stays without data.
+    A checkpointed block keeps only its output, and with selective checkpoints also its matrix
+    products. Backward recomputes one block at a time, or fetches it from the host. ``more`` is a
+    number of blocks to add, each like the block before the last one.
+
+    Call this only in a process that does not train: tensors that a model caches here have no data.
     """
     plain = loaded.at_once(replace(untuned(case), checkpoint=False, compressor=None))
     counts = [_count(loaded, plain, samples).deeper(more) for samples in (1, 2)]
@@ -98,11 +105,12 @@ def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> SavedTensorBytes:
 
 
 def _recomputed(place: int, case: CaseSpec) -> bool:
+    """Return whether the block at this index is checkpointed."""
     return case.checkpoint and place % case.checkpoint_every == 0
 
 
 def _held(place: int, block: _Block, case: CaseSpec) -> int:
-    """Bytes of a block that the device holds from forward to backward."""
+    """Return the bytes of a block that the device holds from forward to backward."""
     if case.offload:
         return 0
     if not _recomputed(place, case):
@@ -111,13 +119,13 @@ def _held(place: int, block: _Block, case: CaseSpec) -> int:
 
 
 def _again(place: int, block: _Block, case: CaseSpec) -> int:
-    """Bytes that a block needs besides, while it is computed again or fetched."""
+    """Return the bytes that a block needs temporarily while it is recomputed or fetched."""
     spared = block.products if case.selective and _recomputed(place, case) else 0
     return max(0, block.num_bytes - spared)
 
 
 class _Products(TorchDispatchMode):
-    """Sums the bytes of what matrix products give."""
+    """A dispatch mode that sums the bytes of the outputs of matrix products."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -133,6 +141,7 @@ class _Products(TorchDispatchMode):
 
 
 def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
+    """Count the bytes of the tensors that autograd saves in a forward pass, without weights."""
     count = _Count()
     by_storage = dict[int, Tensor]()
 
@@ -180,14 +189,20 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
     return count
 
 
-#: FLOPs of attention's backward over those of its forward, which a kernel computes again: five
-#: products against two (Dao, FlashAttention-2, 2023, section 4.1).
+#: Ratio of the FLOPs of attention's backward to those of its forward. Backward has five matrix
+#: products instead of two, because the kernel recomputes the scores (Dao, FlashAttention-2, 2023,
+#: section 4.1).
 BACKWARD = 2.5
 
 
 @dataclass(frozen=True)
 class _Operator:
-    """One call: its FLOPs and their dtype, and bytes by the storage that they lie in."""
+    """One call of an operator.
+
+    ``reads`` and ``writes`` map storages to bytes. ``fused`` states that the operator belongs to a
+    compiled block, where kernels fuse it with others. ``kind`` is ``product``, ``attention`` or
+    empty for other operators.
+    """
 
     kind: str
     flops: float
@@ -198,11 +213,15 @@ class _Operator:
 
     @property
     def moved_bytes(self) -> int:
+        """The bytes that the operator reads and writes."""
         return sum(self.reads.values()) + sum(self.writes.values())
 
 
 class _Watch(TorchDispatchMode):
-    """Notes every operator that computes something. Tensors are held, so that no id comes twice."""
+    """A dispatch mode that records every operator that computes something.
+
+    It keeps references to all outputs, because freed storages would otherwise reuse their ids.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -219,7 +238,7 @@ class _Watch(TorchDispatchMode):
         self._held += made
         reads, writes = _bytes(given), _bytes(made)
         if not writes or (not func._schema.is_mutable and writes.keys() <= reads.keys()):
-            return result  # a view
+            return result  # views move no bytes
         flops = flops_of(func, args, kwargs or {}, result)
         kind = "" if not flops else "attention" if "attention" in func.name() else "product"
         dtype = str(made[0].dtype).removeprefix("torch.")
@@ -228,9 +247,10 @@ class _Watch(TorchDispatchMode):
 
 
 def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
-    """A step of ``accumulate`` times so many samples on one rank, as if it had the whole model.
+    """Count the work of a step of ``accumulate`` times ``samples`` samples.
 
-    As ``kept``, to be called in a process that trains nothing.
+    One rank is assumed to hold the whole model. As with ``kept``, call this only in a process that
+    does not train.
     """
     watch = _Watch()
     usual = torch.get_default_dtype()
@@ -262,10 +282,10 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
 
 
 def again_flops(loaded: Loaded, case: CaseSpec) -> float:
-    """FLOPs of a sample that backward computes a second time, since forward has not kept them.
+    """Count the FLOPs of a sample that backward recomputes because of checkpoints.
 
-    Counted as torch runs it: a block is computed again until all that backward needs is there. As
-    ``work``, to be called in a process that trains nothing.
+    The count follows torch, which stops the recomputation of a block when all tensors that backward
+    needs exist. As with ``kept``, call this only in a process that does not train.
     """
     if not case.checkpoint:
         return 0.0
@@ -282,7 +302,10 @@ def again_flops(loaded: Loaded, case: CaseSpec) -> float:
 
 
 class _Again(TorchDispatchMode):
-    """Counts what a backward pass computes with gradients: forward passes, once more."""
+    """A dispatch mode that counts the FLOPs of recomputed forward passes.
+
+    These are the operators that run in a backward pass with gradients enabled.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -300,6 +323,7 @@ class _Again(TorchDispatchMode):
 
 
 def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weights: int) -> Work:
+    """Return the work of these operators and of an optimizer step of so many bytes of weights."""
     counted: Counter[Product] = Counter()
     for operator in operators:
         if operator.kind:
@@ -320,7 +344,10 @@ def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weight
 
 
 def _moved(operators: Sequence[_Operator]) -> int:
-    """Bytes of all that is neither a product nor attention."""
+    """Return the bytes that operators other than matrix products and attention move.
+
+    In a fused group, only inputs from outside and outputs that are used later count.
+    """
     groups = list(_groups(operators))
     last_read: dict[int, int] = {}
     for place, group in enumerate(groups):
@@ -348,8 +375,10 @@ def _moved(operators: Sequence[_Operator]) -> int:
 
 
 def _groups(operators: Iterable[_Operator]) -> Iterator[list[_Operator]]:
-    """The operators that one kernel may do: those between two products, all of compiled blocks or
-    none.
+    """Yield groups of consecutive operators that one kernel may compute.
+
+    Each matrix product or attention is a group. The operators between two of them form groups that
+    are either in compiled blocks or not.
     """
     group: list[_Operator] = []
     for operator in operators:
@@ -362,11 +391,12 @@ def _groups(operators: Iterable[_Operator]) -> Iterator[list[_Operator]]:
 
 
 def _tensors(values: object) -> list[Tensor]:
+    """Return all tensors in nested containers."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes by storage; of an expanded tensor only what is there."""
+    """Return bytes by storage; an expanded tensor counts with the bytes of its storage."""
     return {
         tensor.untyped_storage()._cdata: min(tensor.nbytes, tensor.untyped_storage().nbytes())
         for tensor in tensors
@@ -374,7 +404,10 @@ def _bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
-    """FLOPs of a matrix product, a convolution or attention; 0 for what memory bounds anyway."""
+    """Return the FLOPs of a matrix product, a convolution or attention.
+
+    Other operators count as 0, because memory bandwidth limits their speed.
+    """
     if "flash_attention" in func.name():
         backward = func.name().endswith("backward")
         query, key = args[1:3] if backward else args[:2]
@@ -385,29 +418,33 @@ def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
-#: Layers of the two models that are counted.
+#: Numbers of layers of the two shallow models from which the counts of a deep one follow.
 LESS = 1
 MORE = 2
 _Counted = TypeVar("_Counted")
 
 
 def kept_bytes(loaded: Loaded, case: CaseSpec) -> SavedTensorBytes:
-    """Bytes that a step keeps, as ``kept.kept`` counts them."""
+    """Return the bytes that a step keeps, as ``kept`` counts them.
+
+    A deep model of identical layers is counted with ``MORE`` layers and extended.
+    """
     if not (layers := _deep(loaded, case)):
         return kept(loaded, case)
     return kept(replace(loaded, layers=MORE), case, layers - MORE)
 
 
 def step_work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
-    """The work of a step, as ``work.work`` counts it."""
+    """Return the work of a step, as ``work`` counts it, from two shallow models if possible."""
     return _by_depth(loaded, case, partial(work, case=case, samples=samples), _deep_work)
 
 
 class WorkBySamples:
-    """The work of one model for any number of samples, counted for two numbers of them.
+    """The work of one model for any number of samples, interpolated from two counts.
 
-    A number of bytes or FLOPs is what the weights take and as much for each sample. One sample is
-    counted by itself: a dimension of one is laid out otherwise.
+    Bytes and FLOPs are linear in the number of samples: a constant for the weights plus a part per
+    sample. One sample is counted separately, because tensors with a dimension of size 1 have a
+    different layout.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -415,7 +452,7 @@ class WorkBySamples:
         self._counted: dict[int, Work] = {}
 
     def of(self, samples: int, count: Callable[[int], Work]) -> Work:
-        """The work of so many samples, which ``count`` counts where it does not follow."""
+        """Return the work of so many samples; call ``count`` if it cannot be interpolated."""
         if samples not in self._counted:
             known = [n for n in self._counted if n > 1]
             if not (self._grows and samples > 1 and len(known) > 1):
@@ -428,7 +465,10 @@ class WorkBySamples:
 
 
 def _between(less: Work, more: Work, samples: int) -> Work | None:
-    """The work of as many samples by the line through two others; None where there is no line."""
+    """Return the work of so many samples by linear interpolation between two counts.
+
+    Return None if the counts have different products or the result is no whole number of bytes.
+    """
     kinds = [[(p.kind, p.dtype, p.count) for p in step.products] for step in (less, more)]
     if kinds[0] != kinds[1]:
         return None
@@ -451,7 +491,7 @@ def _between(less: Work, more: Work, samples: int) -> Work | None:
 
 
 def flops(loaded: Loaded, case: CaseSpec, count: Callable[[Loaded], float]) -> float:
-    """The value that ``count`` gives of the whole model."""
+    """Return the value of ``count`` for the whole model, from two shallow ones if possible."""
     return _by_depth(loaded, case, count, _grown)
 
 
@@ -461,6 +501,11 @@ def _by_depth(
     count: Callable[[Loaded], _Counted],
     deep: Callable[[_Counted, _Counted, int], _Counted],
 ) -> _Counted:
+    """Return the count of the whole model.
+
+    If its layers are identical, ``deep`` extrapolates it from the counts with ``LESS`` and ``MORE``
+    layers.
+    """
     if not (layers := _deep(loaded, case)):
         return count(loaded)
     less, more = (count(replace(loaded, layers=n)) for n in (LESS, MORE))
@@ -468,17 +513,22 @@ def _by_depth(
 
 
 def _deep(loaded: Loaded, case: CaseSpec) -> int:
-    """How many layers a model has that two shallow ones tell all of; 0 of one that is counted."""
+    """Return the number of layers of a model whose counts follow from two shallow models.
+
+    Return 0 if the model must be counted itself.
+    """
     layers = int(loaded.size(case).get("layers", 0))
     unlike = case.checkpoint and case.checkpoint_every > 1
     return layers if alike(loaded.model) and layers > MORE and not unlike else 0
 
 
 def _grown(less: float, more: float, times: int) -> float:
+    """Return ``less`` plus ``times`` the difference to ``more``."""
     return less + (more - less) * times
 
 
 def _deep_work(less: Work, more: Work, times: int) -> Work:
+    """Return the work ``less`` plus ``times`` the difference to the work ``more``."""
     products = Counter[Product]()
     for counted, sign in ((less, 1 - times), (more, times)):
         for product in counted.products:

@@ -89,8 +89,8 @@ def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
         ("checkpoint=perhaps", "checkpoint"),
         ("colour=red", "no such field"),
         ("CLIP=1", "no such field"),
-        ("world_size=4", "another word"),
-        ("environment=NCCL_ALGO", "another word"),
+        ("world_size=4", "another option sets"),
+        ("environment=NCCL_ALGO", "another option sets"),
     ],
 )
 def test_what_no_field_takes_is_refused(words: str, message: str) -> None:

@@ -82,7 +82,7 @@ def test_streams_that_are_closed_or_full_change_no_status(doctored: Path, stream
         assert done.returncode == status, (run, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         if streams == ">/dev/full":
-            lost = "output is lost from here on: No space left on device" in done.stderr
+            lost = "further output is lost: No space left on device" in done.stderr
             assert lost is (status != 4), done.stderr
 
 

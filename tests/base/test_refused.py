@@ -33,4 +33,4 @@ def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 4, done.stderr
-    assert "is gone" in done.stderr and "Errno" not in done.stderr
+    assert "no longer exists" in done.stderr and "Errno" not in done.stderr

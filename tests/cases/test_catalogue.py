@@ -109,7 +109,7 @@ def test_computed_heads_are_left_out_and_bad_syntax_is_named(tmp_path: Path) -> 
         ("compressed/decoder-tiny", {}, "needs a compressor"),
         ("ddp:topk/decoder-tiny", {}, "takes no compressor"),
         ("compressed:topkk/decoder-tiny", {}, "did you mean 'topk'"),
-        ("single/decoder-tiny", {}, "runs one rank only"),
+        ("single/decoder-tiny", {}, "runs on one rank only"),
         ("ddp/decoder-tiny", {"knobs": {"ddp.bucket_mb": 1}}, "did you mean 'ddp.bucket_cap_mb'"),
         ("ddp/decoder-tiny", {"knobs": {"ddp.bucket_cap_mb": "x"}}, "knob ddp.bucket_cap_mb = 'x'"),
         ("ddp/decoder-tiny", {"nodes": (3,)}, "do not add up to 2"),

@@ -18,15 +18,18 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     ("fields", "message"),
     [
         (dict(checkpoint=True, checkpoint_every=0), "checkpoint_every = 0"),
-        (dict(checkpoint_every=2), "checkpoint_every says how to checkpoint"),
-        (dict(selective=True), "selective says how to checkpoint"),
+        (dict(checkpoint_every=2), "checkpoint_every applies only to checkpointing"),
+        (dict(selective=True), "selective applies only to checkpointing"),
         (dict(offload=True), "offload is a setting of CUDA devices"),
         (dict(tf32=True), "tf32 is a setting of CUDA devices"),
-        (dict(tf32=True, precision="bf16"), "tf32 with precision=bf16"),
+        (dict(tf32=True, precision="bf16"), "tf32 has no effect with precision=bf16"),
         (dict(cudnn_benchmark=True), "cudnn_benchmark is a setting of CUDA devices"),
         (dict(priority_stream=True), "priority_stream is a setting of CUDA devices"),
         (dict(attention="cudnn"), "attention=cudnn is a kernel of CUDA devices"),
-        (dict(stepping="fused", optimizer="lamb"), "stepping=fused with optimizer=lamb"),
+        (
+            dict(stepping="fused", optimizer="lamb"),
+            "stepping=fused is not available with optimizer=lamb",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(fields: dict[str, Any], message: str) -> None:
@@ -78,6 +81,6 @@ def test_what_gloo_would_corrupt_on_a_shared_gpu_is_refused(name: str) -> None:
 def test_a_framework_that_takes_a_gpu_by_its_ranks_number_shares_none(name: str) -> None:
     """On a GPU that two ranks shared they ended with "list index out of range"."""
     site = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
-    with pytest.raises(SpecError, match="it gives each rank a GPU of its own") as refused:
+    with pytest.raises(SpecError, match="it gives each rank a separate GPU") as refused:
         KNOWN.normalise(site.case(f"{name}/decoder-nano"))
     assert "--set strategy=ddp" in str(refused.value)

@@ -102,10 +102,10 @@ class Sly(dict[str, object]):
     [
         ({"SIZES": {"nano": {"d": 8}}}, ""),
         ({"SIZES": {"nano": {"d": 8}}, "SETTINGS": {}}, ""),  # a name of other files
-        ({"SIZES": {"nano": {"d": 8.0}}}, "when imported"),
-        ({"SIZES": {"nano": Sly(d=1)}}, "when imported"),
-        ({"SIZES": Sly()}, "when imported"),
-        ({}, "when imported"),
+        ({"SIZES": {"nano": {"d": 8.0}}}, "after import"),
+        ({"SIZES": {"nano": Sly(d=1)}}, "after import"),
+        ({"SIZES": Sly()}, "after import"),
+        ({}, "after import"),
         ({"SIZES": {"nano": {"d": 8}}, "KNOBS": {"a": 1}}, "KNOBS is computed"),
         ({"SIZES": {"nano": {"d": 8}}, "AT_ONCE": {}}, "waits instead of computing"),
         ({"SIZES": {"nano": {"d": 8}}, "period_s": len}, "waits instead of computing"),

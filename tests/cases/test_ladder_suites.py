@@ -102,7 +102,7 @@ def test_checkpoints_of_each_world_wait_and_do_not() -> None:
 def test_what_is_no_ladder_says_why() -> None:
     with pytest.raises(SpecError, match="do not divide 100"):
         ladders.lengths(case("ddp/decoder-nano"), (32, 64), tokens=100)
-    with pytest.raises(SpecError, match="a ladder of 1 sizes"):
+    with pytest.raises(SpecError, match="a sweep over 1 sizes"):
         ladders.sizes(case("ddp/decoder-nano"), ("nano",))
     with pytest.raises(SpecError, match="on the device already"):
         ladders.readers(case("ddp/mlp-nano"), (1, 2))

@@ -17,8 +17,8 @@ CASE = SITE.case("diloco/decoder-nano", knobs={"diloco.period": 4})
 def test_speed_alone_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         normalise(ladder(CASE, [1, 2]), KNOWN)
-    assert "says nothing of how it learns" in caught.value.what
-    assert "beside ddp" in caught.value.expected and "scaleproof run" in caught.value.fix
+    assert "does not show how well it learns" in caught.value.what
+    assert "compared with ddp" in caught.value.expected and "scaleproof run" in caught.value.fix
 
 
 def test_learning_is_held_beside_one_that_talks_always_and_one_that_never_does() -> None:

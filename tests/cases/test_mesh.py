@@ -67,7 +67,7 @@ def test_one_spelling_of_a_mesh() -> None:
     ("strategy", "mesh", "says", "fix"),
     [
         ("fsdp", "tp:4", "no dimension 'tp'", "mesh=fsdp:4"),
-        ("fsdp", "dp:2,fsdp:4", "of 8 ranks, the world of 4", "mesh=fsdp:4"),
+        ("fsdp", "dp:2,fsdp:4", "has 8 ranks, but the world has 4", "mesh=fsdp:4"),
         ("fsdp", "dp:2;fsdp:2", "'dp:2;fsdp:2' is not one of", "mesh=fsdp:4"),
         ("fsdp", "dp:0", "'dp:0' is not one of", "mesh=fsdp:4"),
         ("ddp", "dp:2,dp:2", "each once", "mesh=dp:4"),

@@ -68,7 +68,10 @@ def test_options_become_a_site(options: dict[str, object], nodes: tuple[int, ...
     ("options", "wrong"),
     [
         ({"gpus": "2", "cpus": 2}, "exclude each other"),
-        ({"cpus": 3, "nodes": "2", "engine": "emulated"}, "--cpus 3 over --nodes 2"),
+        (
+            {"cpus": 3, "nodes": "2", "engine": "emulated"},
+            "--cpus 3 does not divide over --nodes 2",
+        ),
         ({"cpus": 0}, "--cpus 0"),
         ({"cpus": 2, "engine": "slrm"}, "did you mean 'slurm'"),
         ({"cpus": 4, "nodes": "2"}, "can start one node only"),

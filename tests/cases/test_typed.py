@@ -154,7 +154,7 @@ def test_launchers_start_the_ranks_of_every_rung(
         ("bash launch.sh -c conf.yaml", "how many ranks", "-- bash launch.sh -c conf.yaml '{ranks}'"),
         ("train.ipynb", "is a notebook", "jupyter nbconvert --to script train.ipynb"),
         ("ls fit.py --lr 1", "how many ranks", "torchrun --nproc-per-node {ranks} fit.py --lr 1"),
-        ("ls train", "what ls starts is not seen", "-- ls train '{ranks}'"),
+        ("ls train", "the words do not show what ls starts", "-- ls train '{ranks}'"),
         ("nothing-here fit.py --lr 1", "neither a Python file", "-- fit.py --lr 1"),
         ("python -O train.py", "option -O", "-- train.py"),
         ("deepspeed train.py", "deepspeed is not installed here", "pip install deepspeed"),

@@ -498,7 +498,7 @@ def test_a_gate_at_other_settings_is_an_excuse(stand: Stand) -> None:
 def test_a_head_that_is_another_one_when_it_is_imported_is_refused(stand: Stand, name: str) -> None:
     _, described = stand.described(f"{name}/mlp-nano")
     assert f"{name}.py: SUPPORTS is {{'worlds': 'any'" in described.error
-    assert "by its text, and when imported" in described.error
+    assert "in the file, but" in described.error
 
 
 def test_a_shipped_strategy_states_facts(stand: Stand) -> None:

@@ -28,7 +28,7 @@ def test_gradients_are_scattered_encoded(launch: Any, world: int, codec: str) ->
 
 @pytest.mark.parametrize(
     ("codec", "message"),
-    [("topk", "serves without error feedback"), ("int9", "no compressor is called 'int9'")],
+    [("topk", "needs no error feedback"), ("int9", "there is no compressor 'int9'")],
 )
 def test_what_cannot_encode_a_reduce_scatter_is_refused(codec: str, message: str) -> None:
     known = Catalogue()

@@ -49,5 +49,5 @@ def test_a_wrong_forward_is_caught(launch: Any, bug: str, check: str) -> None:
 
 def test_who_does_not_go_forward_alone_says_so() -> None:
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
-    with pytest.raises(SpecError, match="does not go forward alone"):
+    with pytest.raises(SpecError, match="cannot run the forward pass alone"):
         Catalogue().normalise(site.case("zero1/mlp-nano", phase=Passes.FORWARD))

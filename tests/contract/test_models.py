@@ -103,7 +103,7 @@ def test_the_language_is_what_its_rule_says() -> None:
 @pytest.mark.parametrize(
     ("knobs", "fault"),
     [
-        ({"plant": "2:0.9"}, "keeps to no plant"),
+        ({"plant": "2:0.9"}, "has no effect in mode wait"),
         ({"mode": "schedul"}, "wait or schedule"),
         ({"mode": "schedule", "plant": "2=0.9"}, "ranks:efficiency"),
     ],

@@ -30,7 +30,7 @@ ENGINES = Catalogue().entries["engines"]
         ({"error": "RuntimeError: driver too old"}, {}, "cannot use the GPUs: RuntimeError"),
         ({"names": EIGHT.names[:1]}, {}, "NVML sees 8 GPUs, torch 1, but 8 are needed"),
         ({}, {"mig": True}, "MIG slices"),
-        ({"as_nvml": False}, {}, "torch numbers the GPUs unlike NVML"),
+        ({"as_nvml": False}, {}, "torch and NVML number the GPUs in different orders"),
         ({"foreign": ("NVIDIA B200 (sm_100)",)}, {}, "no kernels for NVIDIA B200 (sm_100)"),
     ],
 )
@@ -113,6 +113,6 @@ def gpus_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_torch_for_cpus_leaves_gpus_alone_and_says_so() -> None:
     assert resolve(known_engines=ENGINES).device is Device.CPU
     finding = next(f for f in doctor.examine() if f.check == "gpus")
-    assert finding.level is Level.WARN and "left alone: torch" in finding.text
+    assert finding.level is Level.WARN and "not used: torch" in finding.text
     with pytest.raises(SpecError, match="--gpus 8: torch .* is built without CUDA"):
         resolve(gpus="8", known_engines=ENGINES)

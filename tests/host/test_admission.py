@@ -94,7 +94,7 @@ def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, Level.OK, "1x NVIDIA H200"),
         ({"pids": (1 << 22, 1 << 23)}, Level.BAD, "used by pids 4194304, 8388608"),
-        ({"used_bytes": 30 << 30}, Level.BAD, "holds 30.0 GiB"),
+        ({"used_bytes": 30 << 30}, Level.BAD, "has 30.0 GiB"),
         ({"power_limit_w": 500}, Level.WARN, "capped at 500 of 700 W"),
     ],
 )

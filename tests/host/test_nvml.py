@@ -135,13 +135,13 @@ def test_a_cap_is_held_and_taken_back_whatever_happens(fake: Fake) -> None:
 
 def test_why_no_cap_can_be_set_is_said(fake: Fake) -> None:
     assert nvml.refused_power_cap(400) == ""
-    assert "takes 200 to 700 W, not 900" in nvml.refused_power_cap(900)
+    assert "accepts 200 to 700 W, not 900" in nvml.refused_power_cap(900)
     fake.root = False
     assert "run as root" in nvml.refused_power_cap(400)
     with nvml.capped_power([0], 400):
         assert fake.devices[0]["limit"] == 700_000  # not held: the gate's check says so
     fake.missing = {"driver"}
-    assert nvml.refused_power_cap(400) == "no NVIDIA driver answers here"
+    assert nvml.refused_power_cap(400) == "no NVIDIA driver answers on this machine"
 
 
 def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:

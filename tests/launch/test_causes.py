@@ -80,7 +80,7 @@ def test_fewer_updates_than_those_that_are_through_are_told_by_their_count() -> 
     short = end(1, phase="steady", step=27, stack=WAITS, order=1, **KILLED)
     cause = attribute([through, short])
     assert cause is not None and (cause.rank, cause.kind, cause.sure) == (1, "collective", True)
-    assert "has made 27 updates where rank 0 made 30" in cause.message
+    assert "has made 27 updates, rank 0 has made 30" in cause.message
 
 
 @pytest.mark.parametrize("short", [dict(stack=WORKS), dict(stack=WAITS, step=30)])
@@ -201,4 +201,4 @@ def test_of_two_ranks_whose_collectives_differ_neither_is_named_wrong() -> None:
     )
     assert cause is not None and not cause.sure
     assert "rank 1 runs" in cause.message or "rank 0 runs" in cause.message
-    assert cause.message.endswith("of two, neither can be told to be wrong")
+    assert cause.message.endswith("with two ranks it is unknown which one is wrong")

@@ -141,7 +141,7 @@ def test_a_fleet_that_is_closed_while_a_world_runs_ends_it(token: Path) -> None:
     listener, job = Listener(token), Stub()
     fleet = Fleet(lambda: (job, listener), Where(settings={"one_machine": True}))
     threads = joining(listener, token, [node(0)])
-    with pytest.raises(LaunchError, match="let go while a world ran"):
+    with pytest.raises(LaunchError, match="released while a world was running"):
         fleet.launch(_world(), lambda step: fleet.close())
     assert job.stopped
     for thread in threads:

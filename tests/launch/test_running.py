@@ -65,7 +65,7 @@ def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None
     assert running.over and running.failing
     cause = causes.attribute(running.ends())
     assert cause is not None and cause.kind == "node"
-    assert "reports 1 ranks, expected 2" in cause.message
+    assert "reported 1 ranks, expected 2" in cause.message
 
 
 def test_a_file_that_comes_in_pieces_is_whole_and_replaces_an_older_one(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_which_layers_are_outer() -> None:
     optimizers.note_outer(model)
     hidden = [name for name, p in model.named_parameters() if optimizers.is_hidden(p)]
     assert hidden == ["1.weight"]
-    with pytest.raises(AssertionError, match="which layer"):
+    with pytest.raises(AssertionError, match="no mark of note_outer"):
         optimizers.is_hidden(nn.Parameter(torch.zeros(2, 2)))
 
 

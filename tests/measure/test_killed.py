@@ -207,11 +207,14 @@ def test_results_are_their_owners_alone(sample_run: RunRecord, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda doc: doc.update(run="../../../../escaped"), "is no name of a run or launch"),
-        (lambda doc: doc["launches"][0].update(launch="../x-1"), "is no name of a run or launch"),
+        (lambda doc: doc.update(run="../../../../escaped"), "is not the name of a run or launch"),
+        (
+            lambda doc: doc["launches"][0].update(launch="../x-1"),
+            "is not the name of a run or launch",
+        ),
         (lambda doc: doc["launches"][0].update(launch="mine"), "has no number at its end"),
-        (lambda doc: doc["launches"][0].update(wall_s=float("nan")), "a time of nan s"),
-        (lambda doc: doc.update(elapsed_s=float("inf")), "a time of inf s"),
+        (lambda doc: doc["launches"][0].update(wall_s=float("nan")), "a time is nan s"),
+        (lambda doc: doc.update(elapsed_s=float("inf")), "a time is inf s"),
     ],
 )
 def test_names_and_times_of_a_hostile_record_are_refused(

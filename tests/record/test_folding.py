@@ -82,5 +82,5 @@ def test_a_whole_record_is_left_as_it_is(sample: Path, sample_run: RunRecord) ->
 
 def test_a_chain_without_a_beginning_is_one_clear_error(sample: Path) -> None:
     for links in ((), chain.read(sample)[1:]):
-        with pytest.raises(RecordError, match="does not begin a run"):
+        with pytest.raises(RecordError, match="does not begin with a run"):
             begun(links, str(sample))

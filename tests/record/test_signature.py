@@ -105,7 +105,7 @@ def test_a_signature_of_a_forger_under_the_sites_name_is_told(
     (run / "chain.sig").write_text(json.dumps({**forged, "key": named}))
     capsys.readouterr()
     code, out = verified(capsys, run, "--key", keys / "site.pub")
-    assert code == Exit.FAILED and "not by the key that it names" in out
+    assert code == Exit.FAILED and "does not match the public key" in out
 
 
 def test_an_unsigned_run_does_not_pass_for_a_signed_one(

@@ -43,5 +43,5 @@ def test_each_rank_has_its_part_of_the_sequence() -> None:
     "parts", [[[0, 1, 2, 3], [3, 4, 5, 6]], [[0, 1], [2, 3]], [[0, 1, 2, 3], [4, 5, 6, 6]]]
 )
 def test_tokens_that_are_left_out_or_trained_on_twice_are_refused(parts: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="mine.py: positions\\(8, 2\\) are not each position once"):
+    with pytest.raises(ValueError, match="mine.py: positions\\(8, 2\\) do not contain each"):
         handed(parts, 0)

@@ -56,9 +56,9 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("old", "new", "says"),
     [
         ("def build(size): return Net(size[\"d\"])", "", ["net.py has no build(size)"]),
-        ("def batch(ids, size)", "def batch(ids)", ["net.py:14", "batch(ids) is called as batch(ids, size)"]),
+        ("def batch(ids, size)", "def batch(ids)", ["net.py:14", "batch(ids) cannot be called as batch(ids, size)"]),
         ("def build(size): return Net(size[\"d\"])", "def build(size): Net(size[\"d\"])", ["returned NoneType, not an nn.Module"]),
-        ("def loss(output, targets): return", "def loss(output): return", ["loss(output) is called as"]),
+        ("def loss(output, targets): return", "def loss(output): return", ["loss(output) cannot be called as"]),
         ("return self.head(self.body(x) + x)", "return self.head(self.tail(x))", ["no attribute 'tail'", "net.py:12"]),
         ("from harness import labels, uniform", "import nothing_like_this", ["nothing_like_this", "net.py:5"]),
     ],
@@ -83,7 +83,7 @@ def test_everything_that_is_wrong_is_told_at_once(asked: Any) -> None:
 def test_a_pipeline_says_that_it_needs_a_sequence(asked: Any) -> None:
     described, _ = asked(GOOD, "pipeline")
     assert (
-        "a pipeline cuts an nn.Sequential" in described.unsupported
+        "a pipeline expects an nn.Sequential" in described.unsupported
         and "Net" in described.unsupported
     )
 

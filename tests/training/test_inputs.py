@@ -131,7 +131,9 @@ def test_a_bad_value_is_one_clear_error(knobs: dict[str, Any], message: str) -> 
 def test_samples_of_unlike_length_are_refused_by_name() -> None:
     case = KNOWN.normalise(SITE.case("ddp/ragged-nano", data="files"))
     description = describe(load(KNOWN.files(case)), case)
-    assert description.unsupported == "data=files holds samples of one length"
+    assert (
+        description.unsupported == "data=files needs samples of one length, but the model's differ"
+    )
 
 
 CAUGHT_BY = {"same_shard": "input.content", "no_set_epoch": "input.content"}

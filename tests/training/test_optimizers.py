@@ -109,6 +109,6 @@ def test_warm_up_reaches_the_whole_rate_and_is_in_the_state() -> None:
 
 def test_what_cannot_have_whole_norms_says_so() -> None:
     case = dataclasses.replace(CASE, clip=1.0)
-    with pytest.raises(ValueError, match="clip does not go with flat parameters"):
+    with pytest.raises(ValueError, match="clip is not supported with flat parameters"):
         optimizers.refuse(case, "flat parameters")
     optimizers.refuse(CASE, "flat parameters", warm_up=True)

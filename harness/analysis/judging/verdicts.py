@@ -18,7 +18,6 @@ from harness.analysis.judging.points import mfu, roofline_mfu
 from harness.analysis.judging.promise import more_pairs
 from harness.analysis.judging.question import Caveat, Conclusion, Question, Severity, blocker
 from harness.analysis.judging.series import series
-from harness.analysis.judging.tally import of_stand_in
 from harness.cases import (
     BoundSource,
     CaseSpec,
@@ -26,6 +25,7 @@ from harness.cases import (
     Device,
     Form,
     Plan,
+    StandIn,
     Statistic,
     Threshold,
     metrics,
@@ -260,7 +260,25 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
 def _is_aside(run: RunRecord, verdict: Verdict) -> bool:
     """Whether a verdict is on simulated hardware, in a run that asked for devices."""
     asks_for_devices = run.settings.device is not Device.CPU
-    return run.schema >= ASIDE_SINCE and asks_for_devices and of_stand_in(run, verdict)
+    return run.schema >= ASIDE_SINCE and asks_for_devices and is_stand_in(run, verdict)
+
+
+def is_stand_in(run: RunRecord, verdict: Verdict) -> bool:
+    """Return whether simulated or shared hardware took part on either side of a verdict."""
+    if run.settings.engine == StandIn.EMULATED or run.settings.shared_gpu:
+        return True
+    return any(run.stand_ins(case) for case in _compared(run, verdict))
+
+
+def _compared(run: RunRecord, verdict: Verdict) -> list[CaseSpec]:
+    """Return the cases that a verdict rests on: the judged one and those of its baselines."""
+    cases = [*run.cases_by_hash.get(verdict.case_hash, ())]
+    plan = run.plan_of.get(verdict.plan)
+    if plan is not None:
+        for contrast in plan.contrasts:
+            if contrast.name == verdict.contrast:
+                cases += [plan.arm(name).case for name in contrast.baseline]
+    return cases
 
 
 def _closed(open_: Conclusion, rule: Threshold, run: RunRecord) -> Conclusion:

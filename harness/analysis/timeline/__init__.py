@@ -1,1 +1,1 @@
-"""From traces to a budget: reader, lanes, matching, terms that sum to the step, their causes."""
+"""Turn profiler traces into a budget of the step: read, sort into lanes, match, divide."""

@@ -13,16 +13,16 @@ from harness.cases import CaseSpec, Catalogue, Data, Mode, Settings
 from harness.record import Budget, Expected, Term
 from harness.record.budget import EXPOSED
 
-#: How much smaller and larger buckets are tried.
+#: Factors by which smaller and larger gradient buckets are tried.
 BUCKETS = (0.25, 4.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One change of a case: ``change`` names what of it becomes what.
+    """One change of a case. ``change`` maps names of fields and knobs to their new values.
 
-    ``alike`` is whether the training still computes the same: a codec loses something, and a larger
-    batch trains otherwise.
+    ``alike`` is whether the training still computes the same result. A compressor loses
+    information, and a larger batch changes the training.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Remedy:
     alike: bool = True
 
     def of(self, case: CaseSpec) -> CaseSpec:
-        """The case with its change."""
+        """Return the case with the change applied."""
         fields: dict[str, Any] = {
             key: value for key, value in self.change.items() if "." not in key
         }
@@ -42,7 +42,7 @@ class Remedy:
 def remedies(
     term: Term, case: CaseSpec, expected: Expected, catalogue: Catalogue
 ) -> Iterator[Remedy]:
-    """The remedies that may be tried against a term, the mildest first."""
+    """Yield the remedies that may reduce a term, the mildest first."""
     settings = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
     if term in settings or (term is Term.WAIT and Term.BUBBLE in settings):
         name, _, value = settings.get(term) or settings[Term.BUBBLE]
@@ -56,7 +56,7 @@ def remedies(
 
 
 def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
-    """Twice the workers, then inputs that cost a step less."""
+    """Yield twice the loader workers, then inputs that cost less time per step."""
     entry = catalogue.get("inputs", case.data)
     facts = entry.head["INPUT"]
     if "more" in facts:
@@ -68,7 +68,10 @@ def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
 
 
 def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
-    """Other buckets, then codecs that make it less and are not wrong on purpose."""
+    """Yield other bucket sizes, then compressors that send fewer bytes.
+
+    Compressors that are controls (wrong by design) are left out.
+    """
     knob = "bucket_cap_mb"
     defaults = catalogue.get("strategies", case.strategy).knobs
     if knob in defaults:
@@ -78,7 +81,7 @@ def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
             yield Remedy(name=f"{name}={now * factor:g}", change={name: now * factor})
     hooked = catalogue.get("strategies", case.strategy).head.get("HOOKED")
     if not hooked or any(key.startswith(f"{case.strategy}.") for key in case.knobs):
-        return  # the strategy that compresses has no such knob
+        return  # the strategy that compresses does not have this knob
     for other in catalogue.entries["strategies"].values():
         if not other.head["SUPPORTS"].get("compressor"):
             continue
@@ -89,7 +92,7 @@ def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
 
 
 def _twice(case: CaseSpec, expected: Expected) -> Remedy:
-    """Twice the work for each exchange of gradients."""
+    """Return the remedy that doubles the work for each exchange of gradients."""
     strong = case.mode is Mode.STRONG
     batch = expected.global_batch if strong else expected.global_batch // case.world_size
     field = "global_batch" if strong else "micro_batch"
@@ -103,12 +106,12 @@ def _number(value: str) -> Json:
         return value
 
 
-#: Terms below this share of the step are not worth a sentence.
+#: Share of the step below which a term is not reported.
 LARGE = 0.03
-#: Blocks are worth moving where the longest stage becomes so much shorter.
+#: Share by which the longest stage must become shorter before moving blocks is advised.
 MOVED = 0.05
 
-#: What to try in a script of the user's, where there is no setting to change.
+#: Advice for a script of the user, which has no settings that could be changed.
 _LARGER = "a larger batch on each rank, or to accumulate gradients over several"
 _OF_SCRIPTS = {
     Term.TRANSFER: _LARGER,
@@ -117,7 +120,7 @@ _OF_SCRIPTS = {
     Term.DATA: "more workers in the DataLoader, and to log and evaluate less often",
     Term.MOVE: "pinned memory and non_blocking copies",
 }
-#: What to try for a term: a setting of the case, more work for each rank, or another command.
+#: Terms that more work per rank may reduce, and terms that data on the device may reduce.
 _MORE = (Term.TRANSFER, Term.UNDIVIDED, Term.LAUNCH, Term.IDLE, Term.OTHER)
 _RESIDENT = (Term.MOVE, Term.DATA)
 _WHAT = {
@@ -134,8 +137,11 @@ _WHAT = {
 
 
 class TermAdvice(NamedTuple):
-    """One thing to try: which term, its share of the step, what it is, the efficiency that its
-    removal would give back at most (None: not known), and what to do.
+    """A piece of advice against one term of the budget.
+
+    ``share`` is the term's share of the step and ``what`` describes the term. ``gain`` is the most
+    that removing the term can add to the efficiency, or None if this is unknown. ``remedy`` is the
+    command or the change to try.
     """
 
     term: str
@@ -161,10 +167,10 @@ def advice(
     settings: Settings,
     fed: Mapping[str, float] | None = None,
 ) -> Iterator[TermAdvice]:
-    """One for each large term, the largest first; none where nothing was lost.
+    """Yield one piece of advice for each large term, the largest first; none if nothing was lost.
 
-    ``fed`` is what an input's workers took for a step, as ``LaunchRecord.fed`` has it.
-    A stand-in computes as long as it was told to, so its compute is nothing to improve.
+    ``fed`` holds the times that the workers of an input took per step (``LaunchRecord.fed``).
+    Simulated compute always takes the configured time, so it is left out.
     """
     if losses.step_ns <= losses.ideal_ns:
         return
@@ -189,7 +195,10 @@ def advice(
 def _moved(
     case: CaseSpec, expected: Expected, budget: Budget, settings: Settings
 ) -> TermAdvice | None:
-    """Which blocks to move from the stage that computes longest; None where that gains nothing."""
+    """Return advice on which blocks to move away from the stage that computes longest.
+
+    Return None if a move would gain less than ``MOVED``.
+    """
     if not expected.blocks or len(expected.blocks) != len(budget.ranks):
         return None
     if not budget.total_ns(Term.COMPUTE):
@@ -207,7 +216,7 @@ def _moved(
     what = "layers" if count > 1 else "layer"
     setting = {f"{case.strategy}.split": ",".join(map(str, split))}
     what_to_do = (
-        f"the longest computes {max(busy) / 1e6:.1f} ms a step, the mean"
+        f"the longest stage computes {max(busy) / 1e6:.1f} ms per step, the mean"
         f" {sum(busy) / len(busy) / 1e6:.1f} ms: move {count} {what} from stage {giver} to stage"
         f" {taker}"
     )
@@ -216,7 +225,7 @@ def _moved(
 
 
 def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) -> str:
-    """A command that fits the term, and runs as it stands."""
+    """Return a complete command that may reduce the term."""
     stated = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
     if term in stated or (term is Term.WAIT and Term.BUBBLE in stated):
         name, _, value = stated.get(term) or stated[Term.BUBBLE]
@@ -234,9 +243,10 @@ def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) 
 
 
 def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> str:
-    """That steps wait for data at any size, and what its workers are at; empty where they do not.
+    """Return a sentence that steps wait for data, and what the loader's workers do meanwhile.
 
-    A ladder loses nothing to a disk that is as slow for one rank.
+    Return an empty string if they do not wait. A scaling sweep does not show this loss, because a
+    slow disk delays one rank as much as many.
     """
     stall = budget.mean_ns(Term.DATA)
     if stall < LARGE * budget.step_ns:
@@ -247,7 +257,7 @@ def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> 
 
 
 def _of_workers(fed: Mapping[str, float]) -> str:
-    """The activity that its workers spend the longest on."""
+    """Return the time that the workers take for a batch, and what takes most of it."""
     read, decode = fed["read_s"], fed["decode_s"]
     what, of_it = ("reading", read) if read > decode else ("decoding", decode)
     whole = read + decode
@@ -255,7 +265,7 @@ def _of_workers(fed: Mapping[str, float]) -> str:
 
 
 def _waited_for(budget: Budget) -> str:
-    """The rank that the others waited for, and what it was at."""
+    """Return a sentence about the rank that the others waited for, and its longest term."""
     blame = budget.blame
     if blame is None:
         return "ranks come to a collective at different times"

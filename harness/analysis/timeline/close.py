@@ -1,4 +1,4 @@
-"""Close the budget of a step: match communications of all ranks, and split it into terms."""
+"""Close the budget of a step: match the communications of all ranks, and divide it into terms."""
 
 import multiprocessing
 import os
@@ -26,44 +26,52 @@ from harness.base.errors import ScaleproofError
 from harness.cases import PROFILED, CaseSpec
 from harness.record import Blame, Budget, Expected, RankBudget, RankRecord, Term
 
-#: Some ranks may leave these before the others have come.
+#: Collectives that some ranks may leave before the last rank has entered.
 _ONE_WAY = frozenset({"broadcast", "gather", "scatter", "reduce"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveMatch:
-    """One communication seen from all its ranks: rank -> operation."""
+    """One communication as all of its ranks recorded it. ``ops`` maps a rank to its operation."""
 
     ops: Mapping[int, Op]
 
     @property
     def last(self) -> int:
+        """Return the rank that entered last."""
         return max(self.ops, key=lambda r: (self.ops[r].start, r))
 
     @property
     def last_start(self) -> int:
-        """When the last rank came, ns."""
+        """Return when the last rank entered, in ns."""
         return max(operation.start for operation in self.ops.values())
 
     @property
     def shortest(self) -> int:
-        """The shortest duration over ranks, ns: nobody waited in that one, whatever the clocks."""
+        """Return the shortest duration over the ranks, in ns.
+
+        That rank waited for nobody, whatever the offsets of the clocks are.
+        """
         return min(operation.end - operation.start for operation in self.ops.values())
 
     @property
     def p2p(self) -> bool:
-        """Whether it is a send with its recv."""
+        """Return whether it is a send with its recv."""
         return next(iter(self.ops.values())).p2p
 
     @property
     def symmetric(self) -> bool:
-        """Whether no rank can leave before the last has come."""
+        """Return whether no rank can leave before the last one has entered."""
         return not self.p2p and next(iter(self.ops.values())).kind not in _ONE_WAY
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """All meetings, or why there are none; ``lone`` counts those that some of their ranks miss."""
+    """The matched communications (meetings) of all ranks.
+
+    ``refused`` is the reason why they could not be matched. ``lone`` counts the collectives that
+    are missing in the traces of some of their ranks.
+    """
 
     meetings: tuple[CollectiveMatch, ...] = ()
     refused: str = ""
@@ -71,7 +79,7 @@ class Matched:
 
 
 def match(ranks: Sequence[Lanes]) -> Matched:
-    """Every collective with all ranks' parts of it, every message with its two ends."""
+    """Match the operations of all ranks that belong to the same collective or message."""
     size = max(rank.world_size for rank in ranks)
     if not any(rank.ops for rank in ranks):
         return Matched()
@@ -88,7 +96,7 @@ def match(ranks: Sequence[Lanes]) -> Matched:
     for key, by_rank in by_key.items():
         first = next(iter(by_rank.values()))[0]
         if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
-            lone += 1  # at the edge of a capture
+            lone += 1  # the capture of some ranks began later or ended earlier
             continue
         if refused := _unmatched(key, by_rank, len(ranks)):
             return Matched(refused=refused)
@@ -98,25 +106,27 @@ def match(ranks: Sequence[Lanes]) -> Matched:
 
 
 def _unmatched(key: tuple[object, ...], by_rank: Mapping[int, Sequence[Op]], num_ranks: int) -> str:
-    """Why the operations of one key are no meetings; empty if they are."""
+    """Return why the operations of one key do not match each other, or an empty string
+    if they do.
+    """
     collective = key[0] == "collective"
     kind = str(key[1])
     if not collective and len(by_rank) != 2:
         return f"a {kind} has no matching peer operation in these traces"
     counts = {r: len(ops) for r, ops in by_rank.items()}
     if len(set(counts.values())) > 1:
-        return f"{kind}: the ranks' counts differ, {counts}"
+        return f"{kind}: its counts differ between ranks: {counts}"
     if collective and len(by_rank) != num_ranks and not key[2]:
         return f"{kind}: only ranks {sorted(by_rank)} issued it"
     for together in zip(*by_rank.values(), strict=True):
         sizes = {op.payload for op in together if op.payload >= 0}
         if collective and len(sizes) > 1:
-            return f"{kind}: ranks disagree on its size, {sorted(sizes)}"
+            return f"{kind}: the ranks disagree on its size: {sorted(sizes)}"
     return ""
 
 
 def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]]) -> bool:
-    """Whether all of every group's ranks are there, though not all of the world's."""
+    """Return whether each group is complete although ranks of the world are missing."""
     return all(
         len(by_rank) == (2 if key[0] == "p2p" else next(iter(by_rank.values()))[0].size)
         for key, by_rank in by_key.items()
@@ -124,7 +134,7 @@ def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]
 
 
 def _key(rank: int, op: Op) -> tuple[object, ...]:
-    """The key that operations share if they belong together."""
+    """Return the key that operations of different ranks share if they belong together."""
     if op.p2p and op.peer >= 0:
         ends = (rank, op.peer) if op.kind == "send" else (op.peer, rank)
         return ("p2p", "send", op.group, *ends)
@@ -132,10 +142,10 @@ def _key(rank: int, op: Op) -> tuple[object, ...]:
 
 
 def clock_bounds(matched: Matched, reference: int, rank: int) -> tuple[int, int] | None:
-    """The offset (ns) of a rank's clock to the reference's lies within, by what was possible.
+    """Return bounds of the offset (ns) to add to a rank's times; None if nothing bounds it.
 
-    No rank leaves a synchronising collective before the last one has come, so
-    theta in [max(start_i - end_j), min(end_i - start_j)]: what is to be added to rank j's times.
+    No rank leaves a synchronising collective before the last one has entered it. For rank j and the
+    reference i this implies theta in [max(start_i - end_j), min(end_i - start_j)].
     """
     low, high = None, None
     for meeting in matched.meetings:
@@ -149,9 +159,10 @@ def clock_bounds(matched: Matched, reference: int, rank: int) -> tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ReconciledBudget:
-    """A budget and what it was cut from: ``tracks`` maps a rank to its terms' instants.
+    """A budget with the data from which it was computed.
 
-    ``offsets_ns`` was added to each rank's times.
+    ``tracks`` maps each rank to the instants of its terms. ``offsets_ns`` holds what was added to
+    the times of each rank.
     """
 
     budget: Budget
@@ -162,10 +173,11 @@ class ReconciledBudget:
 def close(
     ranks: Sequence[Lanes], offsets_ns: Mapping[int, int] | None = None, clock_ns: int | None = None
 ) -> ReconciledBudget:
-    """Close the budget of a window.
+    """Close the budget of a window, which is a sequence of profiled steps of all ranks.
 
-    ``offsets_ns`` is added to a rank's times to put them on one clock, known to ``clock_ns``;
-    without a measured one, what the collectives themselves allow is used.
+    ``offsets_ns`` is added to each rank's times to put them on one clock, and ``clock_ns`` is the
+    uncertainty of these offsets. Without measured offsets, the bounds that the collectives impose
+    are used.
     """
     unsure = [f"rank {lanes.rank}: {u}" for lanes in ranks for u in lanes.unsure]
     matched = match(ranks)
@@ -177,10 +189,14 @@ def close(
     if matched.refused:
         unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
     if matched.lone:
-        unsure.append(f"{matched.lone} collectives are missing in some ranks' traces: undivided")
+        unsure.append(
+            f"{matched.lone} collectives are missing in the traces of some ranks: not divided"
+        )
     steps = min(len(lanes.edges) for lanes in common)
     if any(len(lanes.edges) != steps for lanes in common):
-        unsure.append("ranks recorded different numbers of steps: only the common ones count")
+        unsure.append(
+            "the ranks recorded different numbers of steps: only the steps that all have count"
+        )
     by_rank: dict[int, list[_Seen]] = {lanes.rank: [] for lanes in common}
     for meeting in matched.meetings:
         for rank, op in meeting.ops.items():
@@ -208,9 +224,10 @@ def close(
 
 
 class _Seen(NamedTuple):
-    """A rank's operation, when the last rank came, and how long it takes if nobody waits in it.
+    """An operation of one rank, with what the other ranks say about it.
 
-    The latter is its own duration where ranks need not meet in it.
+    ``last_start`` is when the last rank entered. ``shortest`` is how long the operation takes if
+    nobody waits in it. If ranks need not wait for each other in it, this is its own duration.
     """
 
     op: Op
@@ -221,7 +238,7 @@ class _Seen(NamedTuple):
 def _tracks(
     lane: Lanes, num_edges: int, operations: Sequence[_Seen], divided: bool
 ) -> dict[Term, Intervals]:
-    """When each term has the step: each takes what those before it left."""
+    """Return the instants of each term. Each term takes only what the terms before it left."""
     remaining = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
     exposed = subtract(lane.awaited, merge(lane.compute, lane.move))
     late = intervals.of(
@@ -258,15 +275,17 @@ def _rank(
     tracks: Mapping[Term, Intervals],
     divided: bool,
 ) -> RankBudget:
-    """One rank's terms, counted for every step."""
+    """Return the terms of one rank for every step, and check that they sum to the step."""
     edges = lane.edges[:num_edges]
     terms = {str(term): tuple(per_window(track, edges).tolist()) for term, track in tracks.items()}
     step_ns = tuple(np.diff(edges).tolist())
     for step, whole in enumerate(step_ns):
         if (
             sum(term[step] for term in terms.values()) != whole
-        ):  # no assert: it must hold under -O, too
-            raise AssertionError(f"rank {lane.rank} step {step} is not closed")
+        ):  # not an assert statement, because the check must also run under -O
+            raise AssertionError(
+                f"rank {lane.rank} step {step} is not closed: its terms do not sum to the step"
+            )
     free = None
     if divided and operations:
         busy = merge(lane.compute, lane.move)
@@ -288,7 +307,10 @@ def _rank(
 def _offsets(
     ranks: Sequence[Lanes], matched: Matched, unsure: list[str]
 ) -> tuple[dict[int, int], int | None]:
-    """Clock offsets that the collectives allow: none where that is possible."""
+    """Return clock offsets within the bounds of the collectives, and the largest half-width (ns).
+
+    A rank whose bounds include 0 keeps its clock. Each correction is appended to ``unsure``.
+    """
     offsets: dict[int, int] = {}
     widest: int | None = None
     for lane in ranks[1:]:
@@ -307,7 +329,11 @@ def _offsets(
 
 
 def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
-    """Where the two estimates of waiting differ by more than the clocks and 5 % of the step."""
+    """Describe each rank whose two estimates of waiting differ.
+
+    They count as different if they differ by more than the uncertainty of the clocks plus 5 % of
+    the step.
+    """
     sentences = []
     for rank in ranks:
         if rank.wait_free_ns is None:
@@ -317,8 +343,8 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
         step_ns = sum(rank.step_ns) / len(rank.step_ns)
         if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
             sentences.append(
-                f"rank {rank.rank}: waits {by_clock / 1e6:.2f} ms a step by the clocks,"
-                f" {free / 1e6:.2f} ms by durations alone"
+                f"rank {rank.rank}: waits {by_clock / 1e6:.2f} ms per step according to the clocks,"
+                f" but {free / 1e6:.2f} ms by durations alone"
             )
     return sentences
 
@@ -326,7 +352,10 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
 def _blame(
     lanes: Sequence[Lanes], closed: Sequence[RankBudget], matched: Matched, num_edges: int
 ) -> Blame | None:
-    """The rank that the others' exposed waits were for, and its excess over the median rank."""
+    """Return the rank that caused most exposed waiting of other ranks; None if no rank did.
+
+    The result includes the term by which that rank exceeds the median of the other ranks most.
+    """
     if len(closed) < 2:
         return None
     busy = {lane.rank: merge(lane.compute, lane.move) for lane in lanes}
@@ -336,7 +365,7 @@ def _blame(
     for m in matched.meetings:
         for rank, op in m.ops.items():
             low, high = int(edges[rank][0]), int(edges[rank][-1])
-            if m is opening:  # that a capture begins later on one rank is nobody's waiting
+            if m is opening:  # a capture that begins later on one rank makes no rank wait
                 low = max(low, op.start + max(0, int(edges[m.last][0]) - low))
             start = max(op.start, op.waited, low)
             end = min(op.end, m.last_start, high)
@@ -373,19 +402,20 @@ def _blame(
     )
 
 
-#: Traces that are worth the processes which read them at once.
+#: Number of traces from which on reading them in parallel processes is worthwhile.
 MANY = 4
 
 
 def trace_path(folder: Path, launch: str, rank: int) -> Path:
-    """Where a rank's trace lies in a run's folder."""
+    """Return the path of a rank's trace in the folder of a run."""
     return folder / "launches" / launch / f"rank{rank}.trace.json.gz"
 
 
 def read_all(paths: Sequence[Path]) -> list[Trace]:
-    """Traces of all ranks; of many on all cores, while no rank needs one.
+    """Read the traces of all ranks, in parallel on all cores if there are many.
 
-    They are read before the next launch, not beside it: that one would be timed on fewer cores.
+    The traces are read before the next launch starts. A launch that ran at the same time would be
+    timed on fewer cores.
     """
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if len(paths) < MANY or workers < 2:
@@ -397,7 +427,7 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
 def close_launch(
     folder: Path, launch: str, ranks: Sequence[RankRecord]
 ) -> tuple[list[Trace], list[Lanes], ReconciledBudget]:
-    """Read every rank's trace and close the budget, on rank 0's clock."""
+    """Read the traces of all ranks and close the budget on the clock of rank 0."""
     traces = read_all([trace_path(folder, launch, rank.rank) for rank in ranks])
     rank_lanes = [sorted_lanes(trace, rank.rank) for trace, rank in zip(traces, ranks, strict=True)]
     offsets = {rank.rank: -rank.clock_offset_ns for rank in ranks}
@@ -408,16 +438,17 @@ def close_launch(
 def budget_of(
     folder: Path, launch: str, ranks: Sequence[RankRecord], steps: int, talks: bool
 ) -> Budget:
-    """The budget of a launch with the operators that took longest.
+    """Return the budget of a launch with the operators that took longest.
 
-    ``steps`` were profiled, and in ``talks`` worlds every rank communicates. ScaleproofError where
-    the traces do not show that: shares of what was not seen would be 0, and pass.
+    ``steps`` is the number of profiled steps. ``talks`` states that every rank communicates. Raise
+    ScaleproofError if the traces do not show these steps, the device or this communication. Without
+    this check the shares of what was not recorded would be 0, and would pass every threshold.
     """
     traces, rank_lanes, closed = close_launch(folder, launch, ranks)
     budget = closed.budget
     if budget.device == "cpu" and any(rank.device != "cpu" for rank in ranks):
         raise ScaleproofError(
-            "its traces have no device activity: CUPTI is missing, or another tool holds it",
+            "the traces have no device activity: CUPTI is missing, or another tool uses it",
             where=launch,
             expected="kernels in the traces",
             fix="end nsys and DCGM profiling, or use --no-timeline",
@@ -425,7 +456,7 @@ def budget_of(
     for trace, rank in zip(traces, budget.ranks, strict=True):
         num_steps = len(rank.step_ns) + (
             budget.device == "cuda"
-        )  # a device's first step is the anchor
+        )  # the first step on a device is only the anchor
         problem = trace.partial
         if num_steps != steps:
             problem = problem or f"has {num_steps} steps, expected {steps}"
@@ -437,7 +468,10 @@ def budget_of(
 
 
 def talks(case: CaseSpec, expected: Expected | None) -> bool:
-    """Whether every rank of a case communicates in its steps; a script's may."""
+    """Return whether every rank of a case communicates in its profiled steps.
+
+    Return False for the user's script, because it may not communicate.
+    """
     if expected is None:
         return False
     often = expected.period <= PROFILED

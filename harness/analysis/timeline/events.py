@@ -1,9 +1,8 @@
-"""Events of a trace: decoded by msgspec into the few fields that are used.
+"""Decode the events of a trace into the few fields that are used.
 
-An event's arguments stay text until someone wants them: of most events nobody does.
-
-What msgspec refuses (ids of odd types, broken text) goes through the standard library, event by
-event; what even that cannot read is counted, never passed over in silence.
+msgspec decodes whole blocks. The arguments of an event stay text until they are needed, because
+those of most events never are. If msgspec refuses a block (ids of odd types, broken text), the
+standard library decodes it event by event. Events that cannot be decoded even then are counted.
 """
 
 import contextlib
@@ -17,9 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 INT64 = (1 << 63) - 1
-#: The border between two events: where the first closes, and where the second begins.
+#: Matches the border between two events: the end of the first, and the beginning of the second.
 BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
-#: Kinds of events that are understood, or are known to take no time of a device.
+#: Kinds of events that the reader understands, or that are known to take no time of a device.
 Kind = Literal[
     "cpu_op",
     "user_annotation",
@@ -48,7 +47,8 @@ Kind = Literal[
     "async_cpu_to_gpu",
     "ac2g",
 ]
-#: Python frames and graph nodes: up to nine tenths of a trace with stacks, none of it timed here.
+#: Kinds that are dropped: Python frames and graph nodes. They make up as much as nine tenths of a
+#: trace with stacks, and no analysis uses them.
 DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)
 
@@ -59,9 +59,9 @@ class Ties(
     gc=False,
     rename={"collective": "Collective name", "npu_stream": "Stream Id"},
 ):
-    """Fields that tie an event to others: read of every event on a device or that launches one.
+    """The fields that tie an event to others, read of every event on a device or that launches one.
 
-    ``npu_stream`` is where torch_npu writes the stream of an Ascend device.
+    ``npu_stream`` is the field in which torch_npu writes the stream of an Ascend device.
     """
 
     correlation: int = -1
@@ -89,9 +89,10 @@ class Args(
         "inputs": "Concrete Inputs",
     },
 ):
-    """The fields that an event may carry beside its times; everything optional.
+    """The arguments of an event; all are optional.
 
-    Nothing here is a view of the text: a trace keeps some of these, and would keep its blocks.
+    No value is a view of the text. A trace keeps some of these objects, and a view would keep the
+    whole block in memory.
     """
 
     collective: str = ""
@@ -117,7 +118,7 @@ class MemoryEvents(
         "kind": "Device Type",
     },
 ):
-    """The memory that is allocated after each allocation, on one kind of device."""
+    """The memory that is allocated in total after an allocation, on one kind of device."""
 
     allocated: int = -1
     kind: int = -1
@@ -128,7 +129,7 @@ _T = TypeVar("_T", Ties, Args, MemoryEvents)
 
 
 class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """One timed event as written; ``ts`` and ``dur`` in us, ``args`` as text."""
+    """One timed event as the file states it; ``ts`` and ``dur`` are in us, ``args`` is text."""
 
     cat: str = ""
     name: str = ""
@@ -140,19 +141,19 @@ class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 
 
 class _Usual(Event, gc=False, tag_field="ph", tag="X"):
-    """One of a known kind: it needs no string of its own."""
+    """An event of a known kind, which needs no separate string for its kind."""
 
     cat: Kind = ""
 
 
 class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
-    """An allocation, mostly."""
+    """An instant event, which usually is an allocation of memory."""
 
     ts: float = 0.0
     args: msgspec.Raw = NO_ARGS
 
 
-#: Flows, metadata and whatever else the format knows: nothing of it is kept, not even for a moment.
+#: Types for flows, metadata and all other phases of the format. Nothing of them is stored.
 _OTHERS = tuple(
     msgspec.defstruct(f"_Other{ord(ph)}", (), gc=False, tag_field="ph", tag=ph)
     for ph in "sftMBEIbneCPNODVvRc()"
@@ -170,7 +171,7 @@ _of = {of: _decoder(of) for of in (Ties, Args, MemoryEvents)}
 
 
 class Found(NamedTuple):
-    """A block's timed events, its instants, and how many events could not be read."""
+    """The timed events and the instants of a block, and how many events could not be read."""
 
     timed: list[Event]
     instants: list[Instant]
@@ -178,6 +179,7 @@ class Found(NamedTuple):
 
 
 def decode(block: bytes) -> Found:
+    """Decode a block with the fastest decoder that accepts it."""
     for attempt, kind in ((_usual, _Usual), (_any, Event)):
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
             return _found(attempt(block), kind)
@@ -194,7 +196,7 @@ def _found(events: list[Any], kind: type[Event], lost: int = 0) -> Found:
 
 
 def arguments(texts: Sequence[msgspec.Raw], of: type[_T]) -> list[_T]:
-    """The arguments of some events, decoded at once."""
+    """Return the decoded arguments of several events."""
     try:
         decoded: list[_T] = _of[of](b"[" + b",".join(texts) + b"]")
         return decoded
@@ -203,7 +205,7 @@ def arguments(texts: Sequence[msgspec.Raw], of: type[_T]) -> list[_T]:
 
 
 def _salvage(block: bytes) -> list[Any]:
-    """The events of a block, one by one; None for those that could not be read."""
+    """Decode the events of a block one by one; None stands for each that could not be read."""
     events: list[Any] = []
     begin = 1
     borders = [m.start() + 1 for m in BORDER.finditer(block)]
@@ -216,7 +218,7 @@ def _salvage(block: bytes) -> list[Any]:
 
 
 def _event(text: str) -> Any:
-    """One event, its name's unescaped quotes put right; None if that does not help."""
+    """Decode one event, with unescaped quotes in its name corrected; None if that fails."""
     for attempt in (text, _NAME.sub(_quoted, text)):
         with contextlib.suppress(ValueError):
             doc = json.loads(attempt, strict=False)
@@ -239,7 +241,7 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 def _lenient(text: bytes, of: type[_T]) -> _T:
-    """The arguments that have a type that can be used; the others keep their defaults."""
+    """Decode the arguments of a usable type; the others keep their defaults."""
     doc = json.loads(text.decode("utf-8", "replace"), strict=False)
     usable: dict[str, Any] = {}
     if not isinstance(doc, dict):

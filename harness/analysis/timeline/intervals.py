@@ -1,6 +1,7 @@
-"""Sets of instants as sorted, disjoint, half-open intervals: (n, 2) arrays of int64 nanoseconds.
+"""Set operations on instants, which are stored as sorted, disjoint, half-open intervals.
 
-Exact integer arithmetic throughout, so that what is cut out of a step adds up to it again.
+A set is an (n, 2) array of int64 nanoseconds. All arithmetic is on exact integers, so that the
+parts into which a step is divided add up to the step.
 """
 
 from collections.abc import Iterable
@@ -9,14 +10,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: (n, 2) starts and ends in ns, ascending, disjoint, none empty.
+#: Starts and ends in ns, of shape (n, 2): ascending, disjoint, none empty.
 Intervals: TypeAlias = NDArray[np.int64]
 
 EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
 
 
 def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
-    """The instants that any of these intervals covers; they may overlap and be empty."""
+    """Return the instants that any of these intervals covers. They may overlap or be empty."""
     full = ends > starts
     starts = starts[full]
     ends = ends[full]
@@ -31,17 +32,19 @@ def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
 
 
 def of(pairs: Iterable[tuple[int, int]]) -> Intervals:
-    """The union of (start, end) pairs; those that end before they start are empty."""
+    """Return the union of (start, end) pairs. Pairs that end before they start count as empty."""
     edges = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
     return union(edges[:, 0], edges[:, 1])
 
 
 def merge(*sets: Intervals) -> Intervals:
+    """Return the union of several sets."""
     edges = np.concatenate([EMPTY, *sets])
     return union(edges[:, 0], edges[:, 1])
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """Return the instants that are in both sets."""
     if not len(a) or not len(b):
         return EMPTY
     low = np.searchsorted(b[:, 1], a[:, 0], side="right")  # the first of b that ends after a starts
@@ -56,7 +59,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """The instants of ``a`` that are not in ``b``."""
+    """Return the instants of ``a`` that are not in ``b``."""
     if not len(a) or not len(b):
         return a
     low = min(a[0, 0], b[0, 0])
@@ -67,20 +70,28 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def total(a: Intervals) -> int:
+    """Return the length of a set in ns."""
     return int((a[:, 1] - a[:, 0]).sum())
 
 
 def covered(a: Intervals, instants: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Nanoseconds of ``a`` before each instant: piecewise linear, so no interval has to be cut."""
+    """Return how many nanoseconds of ``a`` lie before each instant.
+
+    This is a piecewise linear function of the instant, so no interval has to be cut.
+    """
     if not len(a):
         return np.zeros(len(instants), dtype=np.int64)
     before = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
-    index = np.searchsorted(a[:, 0], instants, side="right")  # intervals that began by then
+    # number of intervals that began by then
+    index = np.searchsorted(a[:, 0], instants, side="right")
     last = np.maximum(index - 1, 0)
     over = np.where(index > 0, np.minimum(instants, a[last, 1]) - a[last, 0], 0)
     return np.asarray(np.where(index > 0, before[last] + over, 0), dtype=np.int64)
 
 
 def per_window(a: Intervals, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Nanoseconds of ``a`` in each window [edges[k], edges[k+1]): len(edges) - 1 values."""
+    """Return the nanoseconds of ``a`` in each window [edges[k], edges[k+1]).
+
+    The result has len(edges) - 1 values.
+    """
     return np.diff(covered(a, edges))

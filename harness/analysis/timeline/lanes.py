@@ -1,4 +1,4 @@
-"""The lanes of one rank: what was computed, communicated and done by the host, and when."""
+"""The lanes of one rank: when it computed, communicated and did other work on the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.record.spans import category_of
 
 STEP = re.compile(r"ProfilerStep#\d+$")
 _DATA = re.compile(r"enumerate\(DataLoader\)#.*__next__")
-#: Bytes of an element, by the names that torch writes for tensors and for collectives.
+#: Bytes of an element, by the type names that torch writes for tensors and for collectives.
 _ITEM_BYTES = {
     "double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "bfloat16": 2, "half": 2,
     "short": 2, "short int": 2, "byte": 1, "char": 1, "bool": 1, "unsigned char": 1,
@@ -29,22 +29,23 @@ _ITEM_BYTES = {
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of an element of this type; -1 for an unknown one."""
+    """Return the bytes of an element of this type, or -1 if the type is unknown."""
     name = dtype.lower().removeprefix("c10::")
     return 1 if name.startswith("float8") else _ITEM_BYTES.get(name, -1)
 
 
 def rows_of(trace: Trace, mask: NDArray[np.bool_]) -> Intervals:
+    """Return the instants that the selected rows cover."""
     return union(trace.start[mask], trace.end[mask])
 
 
 def host_steps(
     trace: Trace, step_name: str | None = None
 ) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
-    """Edges of the steps on the host, the thread that makes them, and what had to be assumed.
+    """Return the edges of the steps on the host, the thread that makes the steps, and notes.
 
-    Of several threads that make steps the one that spends most time in them counts. Steps without
-    a length are left out.
+    If several threads make steps, the one that spends most time in them is used. Steps of zero
+    length are left out. The notes state what had to be assumed.
     """
     pattern = STEP if step_name is None else re.compile(fnmatch.translate(step_name))
     marked = trace.of_cat("user_annotation", "cpu_op") & trace.named(pattern)
@@ -55,34 +56,39 @@ def host_steps(
         of_main = rows[trace.thread[rows] == main]
         more = len(set(trace.thread[rows].tolist())) - 1
         edges = np.unique(np.append(trace.start[of_main], trace.end[of_main[-1]]))
-        notes = [f"{more} more threads make steps: left out"] if more else []
+        notes = [f"{more} other threads also make steps: left out"] if more else []
         if step_name is None and (gone := _missing(trace, of_main)):
-            notes.append(f"{gone} steps are missing between others: these are longer by that")
+            notes.append(
+                f"{gone} steps are missing: their time counts as part of the steps before them"
+            )
         return edges, main, tuple(notes)
     repeated = ", ".join(f"{name} ({times}x)" for name, times in _repeated(trace))
     if step_name is not None:
         raise ScaleproofError(
             f"no annotation is named {step_name!r}",
             where=trace.path,
-            expected=f"one of those that repeat: {repeated or 'there are none'}",
+            expected=f"an annotation that repeats, of these: {repeated or 'none'}",
             fix="scaleproof report timeline PATH --ranges",
         )
     busiest = int(np.bincount(trace.thread).argmax())
     edges = np.array([trace.start.min(), trace.end.max()], dtype=np.int64)
     reason = "no ProfilerStep in the trace: the whole trace counts as one step"
     if repeated:
-        reason += f"; --step-name takes an annotation that is one, of {repeated}"
+        reason += f"; to count an annotation as a step, give --step-name one of {repeated}"
     return edges, busiest, (reason,)
 
 
 def _missing(trace: Trace, rows: NDArray[np.int64]) -> int:
-    """How many numbers of the profiler's steps are left out between the first and the last."""
+    """Return how many step numbers of the profiler are missing between the first and the last."""
     numbers = {int(trace.names[n].partition("#")[2]) for n in trace.name[rows].tolist()}
     return max(numbers) - min(numbers) + 1 - len(numbers)
 
 
 def _repeated(trace: Trace) -> list[tuple[str, int]]:
-    """Annotations that repeat, those that cover most time first: one of them may be the step."""
+    """Return the three repeated annotations that cover most time, with their counts.
+
+    One of them may be the training step.
+    """
     rows = np.flatnonzero(trace.of_cat("user_annotation"))
     count = np.bincount(trace.name[rows], minlength=len(trace.names))
     spent = np.bincount(trace.name[rows], weights=trace.end[rows] - trace.start[rows])
@@ -91,17 +97,18 @@ def _repeated(trace: Trace) -> list[tuple[str, int]]:
 
 
 def marked(trace: Trace, *categories: Category) -> NDArray[np.bool_]:
-    """Rows that are our own spans of these categories."""
+    """Return a mask of the rows that are the harness's spans of these categories."""
     wanted = [i for i, name in enumerate(trace.names) if category_of(name) in categories]
     return np.isin(trace.name, wanted)
 
 
 def data(trace: Trace) -> NDArray[np.bool_]:
+    """Return a mask of the rows in which a rank fetches data."""
     return trace.named(_DATA) | marked(trace, Category.DATA)
 
 
 def self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Duration less that of the direct children, for rows of nesting ranges."""
+    """Return each row's duration (ns) less that of its direct children, for nested ranges."""
     remaining_ns = trace.end - trace.start
     for thread in np.unique(trace.thread[mask]):
         above = np.empty(0, dtype=np.int64)
@@ -117,7 +124,7 @@ def self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 def innermost(
     trace: Trace, rows: NDArray[np.int64], thread: int, instants: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each instant the innermost of ``rows`` that is open on the thread then; -1 for none."""
+    """Return the innermost of ``rows`` that is open on a thread at each instant; -1 for none."""
     places = np.full(len(instants), -1, dtype=np.int64)
     for here in levels(trace, rows[trace.thread[rows] == thread]):
         at = np.searchsorted(trace.start[here], instants, side="right") - 1
@@ -127,7 +134,7 @@ def innermost(
 
 
 def levels(trace: Trace, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Rows of one thread by their depth, the outermost first: those of one depth are disjoint."""
+    """Yield the rows of one thread by depth, outermost first. Rows of one depth are disjoint."""
     ends = np.sort(trace.end[rows])
     depth = np.arange(len(rows)) - np.searchsorted(ends, trace.start[rows], side="right")
     for level in range(int(depth.max(initial=-1)) + 1):
@@ -135,20 +142,19 @@ def levels(trace: Trace, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]
 
 
 _P2P = ("send", "recv")
-#: The group of a communication that says nothing of other ranks, as our own spans.
+#: Group of a communication that does not identify other ranks, such as one of the harness's spans.
 ALONE = "alone"
 _SETS = ("compute", "move", "data", "launch", "queued")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """One communication of one rank; ns on its own clock.
+    """A communication of one rank, in ns of the rank's clock.
 
-    ``payload`` is its input in elements of ``item_bytes`` each.
-
-    ``size`` is the group's number of ranks, ``seq`` its number within the group, ``peer`` the other
-    end of a send or recv. -1 where the trace does not say. ``waited`` is when the rank had nothing
-    left to do but to wait for it; before that it cannot have been in anyone's way.
+    ``payload`` is its input in elements of ``item_bytes`` each. ``size`` is the number of ranks in
+    the group, ``seq`` the sequence number within the group, and ``peer`` the other end of a send or
+    recv. Each is -1 if the trace does not state it. ``waited`` is the time from which the rank had
+    nothing else to do than wait for it. Before that time it cannot have delayed the rank.
     """
 
     start: int
@@ -164,16 +170,17 @@ class Op:
 
     @property
     def p2p(self) -> bool:
-        """Whether it has one other end, not a group."""
+        """Return whether it is a send or recv, not a collective of a group."""
         return self.kind in _P2P
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """One rank. ``edges`` bound its steps: step k is [edges[k], edges[k + 1]).
+    """The lanes of one rank.
 
-    ``queued`` are instants at which the device idles although its next kernel is already queued.
-    ``unsure`` says what this trace does not tell, ``capture`` what was looked at.
+    ``edges`` bound its steps: step k is [edges[k], edges[k + 1]). ``queued`` are instants at which
+    the device idles although its next kernel is already queued. ``unsure`` lists what the trace
+    does not show, and ``capture`` states what was recorded.
     """
 
     rank: int
@@ -191,17 +198,18 @@ class Lanes:
 
     @property
     def communication(self) -> Intervals:
-        """When any communication was under way."""
+        """Return the instants at which any communication was in progress."""
         return intervals.of((operation.start, operation.end) for operation in self.ops)
 
     @property
     def awaited(self) -> Intervals:
-        """When any communication could keep the rank from going on."""
+        """Return the instants at which any communication could delay the rank."""
         return intervals.of(
             (max(operation.start, operation.waited), operation.end) for operation in self.ops
         )
 
     def shifted(self, offset_ns: int) -> Lanes:
+        """Return the lanes with ``offset_ns`` added to all times."""
         if not offset_ns:
             return self
         moved = {name: getattr(self, name) + offset_ns for name in ("edges", *_SETS)}

@@ -1,11 +1,12 @@
-"""Where a rung's speedup went: its budget against its baseline's, term by term, exactly.
+"""Attribute the lost speedup of a run at N ranks to the terms of its budget, exactly.
 
-With T the mean step, N ranks for each rank of the baseline and w the work of a rank relative to
-the baseline's (1 in weak, 1/N in strong scaling), speedup = N w T_1 / T_N and so
+Let T be the mean step, N the number of ranks for each rank of the baseline, and w the work of a
+rank relative to the baseline's (1 in weak scaling, 1/N in strong scaling). Then speedup = N w T_1 /
+T_N and therefore
 
     N - speedup = N (T_N - w T_1) / T_N = sum over terms of N (term_N - w term_1) / T_N
 
-Both budgets sum to their steps in integers, so this holds as an identity of fractions.
+The terms of both budgets sum to their steps in integers, so this is an identity of fractions.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from fractions import Fraction
 from harness.record import Budget, Term
 from harness.record.budget import EXPOSED
 
-#: A term's words for people; compute has another one when it is a difference.
+#: Displayed name of each term. Compute is called inflation because it is a difference here.
 WORDS = {
     Term.COMPUTE: "compute inflation",
     Term.MOVE: "exposed copies",
@@ -32,11 +33,12 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """The time that a rung lost against linear scaling, by term.
+    """The time that a run at N ranks lost against linear scaling, by term.
 
-    ``step_ns`` and ``ideal_ns`` are the measured mean step and w T_1; ``excess_ns`` maps every term
-    to its share of their difference. ``speedup`` and ``lost`` add up to ``ranks``.
-    ``compute_scaling`` is POP's: the baseline's compute for as much work over the rung's.
+    ``step_ns`` and ``ideal_ns`` are the measured mean step and w T_1. ``excess_ns`` maps each term
+    to its part of their difference. ``speedup`` and ``lost`` add up to ``ranks``.
+    ``compute_scaling`` follows POP (Performance Optimisation and Productivity): the compute of the
+    baseline for the same work, divided by the compute at N ranks.
     """
 
     ranks: int
@@ -55,24 +57,24 @@ class Losses:
 
     @property
     def lost(self) -> Mapping[Term, Fraction]:
-        """Units of speedup that each term cost; their sum is ``ranks - speedup``, exactly."""
+        """Return the speedup that each term cost; the sum is ``ranks - speedup`` exactly."""
         return {term: self.ranks * value / self.step_ns for term, value in self.excess_ns.items()}
 
     def gain(self, term: Term) -> float:
-        """The efficiency that removing a term's excess would give back: the budget is a bound."""
+        """Return the most that removing a term's excess can add to the efficiency."""
         step_without_ns = self.step_ns - max(self.excess_ns[term], Fraction(0))
         return float(self.ideal_ns / step_without_ns - self.efficiency) if step_without_ns else 0.0
 
 
 def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
-    """Difference two budgets; ``ranks`` and ``work`` are N and w above."""
+    """Return the difference of two budgets; ``ranks`` and ``work`` are N and w of the module."""
     known = [
         term
         for term in Term
         if any(term in rank.terms for budget in (base, rung) for rank in budget.ranks)
     ]
     divided = not any(budget.total_ns(Term.UNDIVIDED) for budget in (base, rung))
-    if not divided:  # one of them could not be divided: then neither is
+    if not divided:  # if one budget could not be divided into terms of communication, neither is
         known = [term for term in known if term not in EXPOSED] + [Term.UNDIVIDED]
     busy = _term(rung, Term.COMPUTE, divided)
     difference = Losses(

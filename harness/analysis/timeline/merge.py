@@ -1,7 +1,7 @@
-"""One Chrome trace of all ranks on one clock, the budget's terms as a track above each rank's.
+"""Write one Chrome trace of all ranks on one clock, with the terms of the budget above each rank.
 
-Of a run it has every profiled case, by name; each begins at zero, as if all had been profiled at
-once, so that steps can be looked at side by side. Opens in Perfetto (https://ui.perfetto.dev) and
+The trace of a run holds every profiled case. Each case begins at time zero, so that the steps of
+several cases can be compared side by side. The file opens in Perfetto (https://ui.perfetto.dev) and
 in chrome://tracing.
 """
 
@@ -35,25 +35,28 @@ _COLORS = {
 }
 
 
-#: What opens the window of a case; one at a time is held in memory.
+#: Case name -> function that reads its window. Only one window is held in memory at a time.
 Windows = Mapping[str, Callable[[], ShownBudget]]
 
 
 def write(path: Path, windows: Windows) -> None:
-    """Write the merged trace of these cases, gzipped."""
+    """Write the merged trace of these cases, compressed with gzip."""
     with files.writing_to(path.parent), files.whole(path) as file:
         _pack(file, windows)
 
 
 def packed(windows: Windows) -> bytes:
-    """Packs the document in memory; the same windows give the same bytes."""
+    """Return the merged trace as bytes. The same windows give the same bytes."""
     buffer = io.BytesIO()
     _pack(buffer, windows)
     return buffer.getvalue()
 
 
 def _pack(file: IO[bytes], windows: Windows) -> None:
-    """A process is a rank of a case. The time of day is told of one case alone."""
+    """Write the merged trace, in which each process is one rank of one case.
+
+    The absolute time is recorded only for a single case, because several cases all begin at zero.
+    """
     numbers = itertools.count()
     several = len(windows) > 1
     comma = b""
@@ -72,7 +75,7 @@ def _pack(file: IO[bytes], windows: Windows) -> None:
 
 
 def _base(window: ShownBudget) -> int:
-    """When the first rank of a window begins, on the clock of all."""
+    """Return when the first rank of a window begins, in ns on the common clock."""
     offsets = window.closed.offsets_ns
     return min(
         int(trace.start[0]) + offsets.get(lane.rank, 0)
@@ -81,7 +84,7 @@ def _base(window: ShownBudget) -> int:
 
 
 def _window(about: str, window: ShownBudget, base: int, numbers: Iterator[int]) -> Iterator[Json]:
-    """All of a window; ``about`` is put before what its processes are called."""
+    """Yield all events of a window. ``about`` is the prefix of the process names."""
     for trace, lane in zip(window.traces, window.lanes, strict=True):
         number = next(numbers) if about else lane.rank
         yield from _events(trace, lane, window.closed, base, (number, f"{about}rank {lane.rank}"))
@@ -89,7 +92,7 @@ def _window(about: str, window: ShownBudget, base: int, numbers: Iterator[int]) 
 
 
 def _counters(readings: Sequence[Json], base: int, process: str) -> Iterator[Json]:
-    """Clock, power and the like of each device, as counters beside the ranks."""
+    """Yield clock, power and other readings of each device as counters."""
     for reading in readings:
         for name, value in reading.items():
             if name not in ("time_ns", "index", "name") and value is not None:
@@ -106,7 +109,7 @@ def _counters(readings: Sequence[Json], base: int, process: str) -> Iterator[Jso
 def _events(
     trace: Trace, lane: Lanes, closed: ReconciledBudget, base: int, process: tuple[int, str]
 ) -> Iterator[Json]:
-    """One rank, as the process of this number and name."""
+    """Yield the events of one rank, as the process with this number and name."""
     number, name = process
     shift = closed.offsets_ns.get(lane.rank, 0) - base
     head = {"ph": "M", "pid": number, "ts": 0}

@@ -33,16 +33,20 @@ from harness.base.errors import ScaleproofError
 from harness.base.packs import opened
 
 BLOCK_BYTES = 1 << 20
-#: What is held back at the end of what was read: a trace's tail may look like events.
+#: Bytes at the end of a block that are not split into events yet, because the tail of a trace may
+#: look like events.
 HELD_BYTES = 1 << 16
-#: Longer than any event of a profiler; a file that claims one would be held whole.
+#: Largest size of an event in bytes, above that of any profiler. A damaged file that seems to have
+#: a larger event would otherwise be held in memory as a whole.
 EVENT_BYTES = 64 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
 
 
 class Blocks:
-    """A file's blocks. Once they are read, ``meta`` has the trace's header and tail, and ``broken``
-    says what is wrong with the file.
+    """The blocks of a file, each a JSON list of whole events.
+
+    After iteration, ``meta`` holds the header and the tail of the trace, and ``broken`` states what
+    is wrong with the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +67,9 @@ class Blocks:
             ) from None
 
     def _chunks(self, handle: IO[bytes]) -> Iterator[bytes]:
-        """The file's text, decompressed if it is gzipped; as much of a broken one as there is."""
+        """Yield the text of the file, decompressed if necessary; of a damaged file, what is
+        readable.
+        """
         magic = handle.read(2)
         handle.seek(0)
         if magic != b"\x1f\x8b":
@@ -75,7 +81,8 @@ class Blocks:
         while chunk := handle.read(max(1, BLOCK_BYTES // 8)):
             while chunk:
                 try:
-                    text = member.decompress(chunk, BLOCK_BYTES)  # zeros grow a thousandfold
+                    # limits memory: zeros grow a thousandfold
+                    text = member.decompress(chunk, BLOCK_BYTES)
                 except zlib.error as error:
                     self.broken = f"the compressed file is damaged ({error})"
                     return
@@ -89,6 +96,7 @@ class Blocks:
             self.broken = "the compressed file is cut short"
 
     def _cut(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield blocks that end between two events; read the header and the tail into ``meta``."""
         rest = next(chunks, b"")
         start = _START.search(rest)
         while start is None and rest.lstrip()[:1] == b"{" and (more := next(chunks, b"")):
@@ -97,29 +105,30 @@ class Blocks:
         if start is not None:
             self._header(rest[: start.start()])
             rest = rest[start.end() :]
-        elif rest.lstrip()[:1] == b"[":  # the other form of the format: a bare list
+        elif rest.lstrip()[:1] == b"[":  # the other form of the format is a bare list
             rest = rest.lstrip()[1:]
         else:
             return
         for more in chunks:
             border = _last_border(more)
-            if border is None:  # a small chunk, or a large event
+            if border is None:  # the chunk is small, or the event is large
                 if len(rest) > EVENT_BYTES:
                     self.broken = f"it has an event of more than {EVENT_BYTES >> 20} MB"
                     return
                 rest, more = b"", rest + more
                 border = _last_border(more)
-            if border is not None:  # joined once: each copy costs as much as reading does
+            if border is not None:  # joined once, because each copy takes as long as the reading
                 yield b"".join((b"[", rest, memoryview(more)[: border.start() + 1], b"]"))
                 more = more[border.end() :]
             rest = more
         yield from self._last(rest)
 
     def _last(self, rest: bytes) -> Iterator[bytes]:
-        """Reads the end of a file: the last events and the tail, or a broken end.
+        """Yield the last events of a file, and read its tail or report a broken end.
 
-        The tail may hold lists of its own (the devices): the events end where both parts are whole,
-        or else, as some event can be damaged, where they may end.
+        The tail may contain further lists, such as the devices. The events therefore end at the
+        last bracket for which both the events and the tail are valid JSON. If an event is damaged,
+        they end at the last bracket that can follow an event.
         """
         ends = [m.start() for m in re.finditer(rb"\]", rest)][::-1]
         for whole in (_is_whole, _may_end):
@@ -147,7 +156,9 @@ class Blocks:
 
 
 def _last_border(chunk: bytes) -> re.Match[bytes] | None:
-    """The last border in sight; the event after it may not be whole yet."""
+    """Return the last border between events that is certain; the event after it may be
+    incomplete.
+    """
     last = max(0, len(chunk) - HELD_BYTES)
     for sight in (HELD_BYTES // 16, HELD_BYTES, last):
         borders = list(BORDER.finditer(chunk, max(0, last - sight), last))
@@ -157,7 +168,7 @@ def _last_border(chunk: bytes) -> re.Match[bytes] | None:
 
 
 def _is_whole(events: bytes) -> bool:
-    """Whether these are events, separated by commas."""
+    """Return whether this is a sequence of valid JSON values, separated by commas."""
     try:
         msgspec.json.decode(b"[" + events + b"]", type=list[msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -166,24 +177,26 @@ def _is_whole(events: bytes) -> bool:
 
 
 def _may_end(events: bytes) -> bool:
+    """Return whether a list of events can end after this text."""
     return not events or events.endswith((b"}", b"["))
 
 
-#: Kinds that are understood, or are known to take no time of a device.
+#: Kinds of events that the reader understands, or that are known to take no time of a device.
 KNOWN = frozenset(get_args(Kind))
-#: What kinds were called before 2022.
+#: Names of kinds before 2022, with the names of today.
 _RENAMED = {
     "Kernel": "kernel", "Operator": "cpu_op", "Runtime": "cuda_runtime", "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }  # fmt: skip
-#: Kinds of devices that nobody has taught this reader.
+#: Kinds of events of devices that this reader does not support.
 _OTHER_DEVICES = re.compile(r"mtia|hpu|glow|collective_comm|privateuse")
-#: Coarser timestamps than this are told, in us.
+#: Resolution of timestamps in us; a note reports coarser ones.
 COARSE_US = 0.01
-#: Later than any clock: float64 holds whole microseconds, and a sum of both fits into int64 ns.
+#: Largest valid time in us, later than that of any clock. Up to this value float64 represents whole
+#: microseconds exactly, and the sum with the base fits into int64 ns.
 LATEST_US = float(1 << 52)
 LATEST_BASE_NS = 1 << 62
-#: Kinds of events that nothing on a device is tied to.
+#: Kinds of events that have no arguments which tie them to a device.
 _BARE = frozenset({"cpu_op", "Operator", "user_annotation"})
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
 _GROWN = {
@@ -194,20 +207,21 @@ _GROWN = {
     "correlation": np.int64,
     "stream": np.int64,
 }
-#: Names of what communicates: its arguments matter.
+#: Prefixes of the names of communications, whose arguments are kept.
 _TALKS = ("c10d::", "gloo:")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One rank's events, ascending by start: columns of equal length, names and kinds as indices.
+    """The events of one rank in columns of equal length, ascending by start time.
 
-    ``meta`` holds the trace's own header and tail, ``rank`` and ``world_size`` what it says of
-    itself (-1 without). ``extra`` maps an event's row to its arguments where it has any that
-    matter: collectives, sends and their operands. ``partial`` says what could not be read,
-    ``notes`` what else one should know of it.
-    ``allocated`` are (ns, bytes) of allocations, of a device if there are any (``device_memory``),
-    where memory was profiled.
+    Times are in ns. ``name``, ``cat`` and ``thread`` are indices into ``names``, ``cats`` and
+    ``threads``. ``meta`` holds the header and the tail of the trace. ``rank`` and ``world_size``
+    are those that the trace states, or -1. ``extra`` maps a row to its arguments if they matter, as
+    for collectives, sends and receives. ``partial`` states what could not be read, and ``notes``
+    hold further caveats. ``allocated`` are (ns, bytes) of allocated memory if memory was profiled.
+    ``device_memory`` is whether this is the memory of a device; the memory of the host is used only
+    if there is none of a device.
     """
 
     path: str
@@ -231,16 +245,18 @@ class Trace:
     notes: tuple[str, ...] = ()
 
     def of_cat(self, *cats: str) -> NDArray[np.bool_]:
-        """Which rows are of one of these kinds."""
+        """Return a mask of the rows of these kinds."""
         return np.array([c in cats for c in self.cats], dtype=bool)[self.cat]
 
     def named(self, matches: re.Pattern[str]) -> NDArray[np.bool_]:
-        """Which rows have a name that matches from its beginning."""
+        """Return a mask of the rows with a name that the pattern matches from its beginning."""
         return np.array([bool(matches.match(name)) for name in self.names], dtype=bool)[self.name]
 
 
 def split(trace: Trace) -> list[Trace]:
-    """One trace for each process that makes steps: a file may hold all ranks of a world."""
+    """Split a trace into one for each process that makes steps, because a file may hold
+    all ranks.
+    """
     steps = trace.named(re.compile(r"ProfilerStep#\d+$")) & trace.of_cat("user_annotation")
     process = np.array([thread.partition("/")[0] for thread in trace.threads])[trace.thread]
     ids = sorted(set(process[steps].tolist()), key=lambda p: (len(p), p))
@@ -270,7 +286,7 @@ def split(trace: Trace) -> list[Trace]:
 
 
 class _Ids(dict[Any, int]):
-    """Values numbered in the order they are first seen."""
+    """Values numbered in the order in which they are first looked up."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -278,7 +294,7 @@ class _Ids(dict[Any, int]):
 
 
 class _Names(_Ids):
-    """Names, and which of them talk."""
+    """Numbered names, with the numbers of those that communicate in ``talking``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,10 +309,11 @@ class _Names(_Ids):
 
 @dataclass
 class _Growing:
-    """Grows block by block, each column of ``_GROWN`` in place: pieces would leave holes behind.
+    """The columns of a trace while it is read, block by block.
 
-    Times are ns since the trace's own base. A place is what many events have in common: their kind,
-    their process and its thread.
+    Each column of ``_GROWN`` grows in place, because a list of pieces would fragment the memory.
+    Times are in ns since the base of the trace. A place is the triple that many events share: their
+    kind, their process and their thread.
     """
 
     names: _Names = field(default_factory=_Names)
@@ -311,6 +328,7 @@ class _Growing:
     untimely: int = 0
 
     def add(self, parsed: Found) -> None:
+        """Append the events of a block; count the events with impossible times."""
         if instants := [instant for instant in parsed.instants if abs(instant.ts) < LATEST_US]:
             memory = arguments([instant.args for instant in instants], MemoryEvents)
             at = _ns(np.array([instant.ts for instant in instants]))
@@ -347,9 +365,10 @@ class _Growing:
     def _ties(
         self, events: list[Event], name: NDArray[np.int32], place: NDArray[np.int32]
     ) -> Iterator[NDArray[Any]]:
-        """Correlations and streams; the arguments of what communicates go to ``extra``.
+        """Yield the correlation ids and the streams of the events, and store arguments in
+        ``extra``.
 
-        Only of events that may have some of these the arguments are read.
+        Only arguments of events that may have one of these are decoded, because decoding is slow.
         """
         bare = np.array([cat in _BARE for cat, _, _ in self.places])
         rows = np.flatnonzero(~bare[place])
@@ -365,19 +384,24 @@ class _Growing:
         self.extra.update(zip((self.rows + i for i in telling), args, strict=True))
 
     def whole(self, column: str) -> NDArray[Any]:
-        """A column, given away: a large trace is never held twice."""
+        """Return a column and release it, so that a large trace is never held twice."""
         return np.frombuffer(self.grown.pop(column), dtype=_GROWN[column])
 
 
 def _ns(us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Microseconds as whole nanoseconds: times of day in ns are larger than floats are exact."""
+    """Return microseconds as whole nanoseconds.
+
+    Whole and fractional microseconds are converted separately, because float64 cannot represent a
+    time of day in ns exactly.
+    """
     whole = np.floor(us)
     return whole.astype(np.int64) * 1000 + np.round((us - whole) * 1000).astype(np.int64)
 
 
 def _integers(values: list[int]) -> NDArray[np.int64]:
-    """The numbers that tie a kernel to its launch, or its stream; -1 for none. Some have unsigned
-    64 bits.
+    """Return the values as int64, limited to the largest int64.
+
+    Some profilers write correlation ids and streams as unsigned 64-bit integers.
     """
     with contextlib.suppress(OverflowError):
         return np.array(values, dtype=np.int64)
@@ -385,17 +409,17 @@ def _integers(values: list[int]) -> NDArray[np.int64]:
 
 
 def _narrow(values: NDArray[np.int64]) -> NDArray[np.int32] | NDArray[np.int64]:
-    """The values in 32 bits where that is enough."""
+    """Return the values in 32 bits if these are enough."""
     return values.astype(np.int32) if values.max() < 1 << 31 and values.min() >= -1 else values
 
 
 def read(path: Path) -> Trace:
-    """Read one trace, plain or gzipped; ScaleproofError if it is none."""
+    """Read one trace, plain or gzipped. Raise ScaleproofError if the file is no trace."""
     columns = _Growing()
     skipped = 0
     blocks = Blocks(path)
     enabled = gc.isenabled()
-    gc.disable()  # else half of the time goes into looking for cycles that cannot be there
+    gc.disable()  # half of the time would go into a search for cycles, which cannot exist here
     try:
         for block in blocks:
             decoded = decode(block)
@@ -416,15 +440,18 @@ def read(path: Path) -> Trace:
     if skipped:
         broken.append(f"{skipped} events could not be read")
     if columns.untimely:
-        broken.append(f"{columns.untimely} events have times of no clock")
+        broken.append(f"{columns.untimely} events have impossible times")
     notes = _unknown(path, columns)
     if columns.coarsest_us > COARSE_US:
-        notes.append(f"its timestamps are {1000 * columns.coarsest_us:.0f} ns apart at least")
+        notes.append(f"its timestamps have a resolution of {1000 * columns.coarsest_us:.0f} ns")
     return _trace(path, columns, blocks.meta, "; ".join(broken), tuple(notes))
 
 
 def _unknown(path: Path, columns: _Growing) -> list[str]:
-    """Names the kinds of events that nobody knows; ScaleproofError where they are a device's."""
+    """Return a note for each unknown kind of event.
+
+    Raise ScaleproofError if events of such a kind ran on a device.
+    """
     sentences = []
     for name in dict.fromkeys(category for category, _, _ in columns.places):
         kind = _RENAMED.get(name, name)
@@ -448,7 +475,7 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
 
 
 def _whole(value: object) -> int:
-    """A number that a header states; -1 for anything else."""
+    """Return a number that a header states, or -1 for anything else."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return int(value)  # type: ignore[call-overload,no-any-return]
     return -1
@@ -457,18 +484,20 @@ def _whole(value: object) -> int:
 def _trace(
     path: Path, columns: _Growing, meta: dict[str, Any], partial: str, notes: tuple[str, ...]
 ) -> Trace:
+    """Return the trace of the columns, sorted by start, with its base time added."""
     base = max(0, _whole(meta.get("baseTimeNanoseconds")))
     if base > LATEST_BASE_NS:
         raise ScaleproofError(
-            f"baseTimeNanoseconds is {base}, which is no time",
+            f"baseTimeNanoseconds is {base}, which is not a valid time",
             where=str(path),
             expected="nanoseconds since 1970",
             fix="correct the header, or remove the field",
         )
     start = columns.whole("start")
     end = columns.whole("end")
-    np.negative(end, out=end)  # in place: here a large trace is at its largest
-    order = np.lexsort((end, start))  # of two that start together, the one around comes first
+    np.negative(end, out=end)  # in place, because the memory of a large trace peaks here
+    # if two events start together, the longer one, which encloses the other, comes first
+    order = np.lexsort((end, start))
     start = start[order]
     start += base
     end = end[order]

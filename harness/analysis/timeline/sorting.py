@@ -1,4 +1,4 @@
-"""Sort the trace of one rank into lanes, for ranks that compute on the host and on a device."""
+"""Sort the trace of one rank into lanes, whether the rank computes on the host or on a device."""
 
 import math
 import re
@@ -19,25 +19,28 @@ from harness.record.budget import OUTLINE
 from harness.record.spans import GROUPS
 
 _ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
-#: The engine's bookkeeping around an operator and its hooks, where a hook may wait: never compute.
+#: Bookkeeping of the autograd engine around an operator and its hooks. A hook may wait inside it,
+#: so it never counts as compute.
 _AROUND = re.compile(r"autograd::engine::evaluate_function|RegisterPostBackwardFunction")
-#: Threads that train: the one of the steps, and the engine's.
+#: Operator names that identify a thread of the autograd engine. Such threads train, in addition to
+#: the thread that makes the steps.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 GLOO = re.compile(r"gloo:")
-#: Spans in which a trainer works; ``step`` is around all of them.
+#: Spans in which a trainer works. The span ``step`` is left out because it encloses all of them.
 _WORK = re.compile(r"scaleproof\.\w+\.(forward|backward|optimizer)$")
 _PEER = re.compile(r"scaleproof\.peer\.(send|recv)\.(\d+)$")
 
 
 def outlined(trace: Trace) -> bool:
-    """Whether a trace has our own spans and no operators: a profile that is an outline."""
+    """Return whether a trace is an outline: it has the harness's spans, but no operators."""
     return bool(marks.marked(trace, Category.STEP).any() and not trace.of_cat("cpu_op").any())
 
 
 def outline_lanes(trace: Trace, rank: int) -> Lanes:
-    """Lanes of an outline: what a rank neither waits for nor loads is its own work, Python's too.
+    """Return the lanes of an outline, which records spans but no operators.
 
-    Work is what the spans of a training cover, or the whole of a step that has none.
+    Compute is all time inside the spans of the training in which the rank neither waits nor loads
+    data, including the time that Python takes. If a step has no such spans, the whole step counts.
     """
     edges, _, unsure = marks.host_steps(trace)
     work = trace.named(_WORK) & marks.marked(trace, Category.STEP, Category.OPTIMIZER)
@@ -77,10 +80,12 @@ def _begins(op: Op) -> tuple[int, int]:
 
 
 def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
-    """Operators are compute, gloo's ranges are communication, holes are the host's.
+    """Return the lanes of a rank that computes on the host.
 
-    What a thread does at an instant is what the innermost range there says: an operator computes,
-    an annotation does not (a wait leaves no range of its own, only a hole in one of those).
+    Operators count as compute, gloo's ranges as communication, and gaps as idle time of the host.
+    At each instant the innermost range of a thread decides what the thread does. An operator
+    computes, but an annotation does not, because a wait leaves no range, only a gap inside an
+    annotation.
     """
     edges, main, unsure = marks.host_steps(trace, step_name)
     gloo = trace.named(GLOO)
@@ -96,7 +101,7 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     beside = 0
     for thread in np.unique(trace.thread[trace.of_cat("cpu_op")]):
         if thread != main and (thread in loops or thread not in engines):
-            beside += thread not in loops  # gloo's own threads are known
+            beside += thread not in loops  # threads of gloo are expected
             continue
         of_thread = (trace.thread == thread) & ~gloo & ~trace.named(marks.STEP)
         mine, calls = _innermost(trace, of_thread, operators, issue)
@@ -117,16 +122,18 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
         data=loading,
         launch=issued,
         queued=EMPTY,
-        unsure=unsure + ((f"{beside} threads work beside the step: left out",) if beside else ()),
+        unsure=unsure
+        + ((f"{beside} threads outside the step also run operators: left out",) if beside else ()),
     )
 
 
 def _innermost(
     trace: Trace, here: NDArray[np.bool_], *wanted: NDArray[np.bool_]
 ) -> list[Intervals]:
-    """When the innermost range of one thread (rows ``here``) is a wanted one, for each of these.
+    """Return for each mask in ``wanted`` when the innermost range of one thread belongs to it.
 
-    Ranges of a thread nest, so those of one depth are disjoint, and deeper ones paint over them.
+    ``here`` selects the rows of the thread. Ranges of a thread nest, so ranges of one depth are
+    disjoint, and deeper ranges take precedence over those around them.
     """
     lanes = [EMPTY] * len(wanted)
     deeper = EMPTY
@@ -140,10 +147,12 @@ def _innermost(
 
 
 def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
-    """The ranges of gloo, and our own spans around what no backend records.
+    """Yield the communications of the host: gloo's ranges, and the harness's spans around backends
+    that record none.
 
-    A gloo range has no group, but its thread has. It has no peer: the k-th ``c10d::send`` is the
-    k-th ``gloo:send``, and so is the k-th peer that an outline notes.
+    A gloo range does not name its group, but its thread determines the group. It does not name its
+    peer either. The k-th ``gloo:send`` belongs to the k-th ``c10d::send``, or to the k-th peer that
+    an outline notes.
     """
     peers: dict[str, list[int]] = {}
     for kind, operator in (("send", "c10d::send"), ("recv", "c10d::recv_")):
@@ -171,7 +180,7 @@ def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) ->
 
 
 def _groups(trace: Trace) -> dict[int, str]:
-    """Thread -> the ranks that it communicates between, where these are not all."""
+    """Return the group of ranks of each thread that communicates within a subgroup of the world."""
     named = trace.meta.get(GROUPS)
     known = named if isinstance(named, dict) else {}
     of = {i: str(known.get(t.rpartition("/")[2], "")) for i, t in enumerate(trace.threads)}
@@ -179,13 +188,17 @@ def _groups(trace: Trace) -> dict[int, str]:
 
 
 def _from_its_wait(op: Op, busy: Intervals) -> Op:
-    """A send or recv of gloo's is under way until it is waited for: only the wait ends with it."""
+    """Return a send or recv of gloo with the time at which the rank began to wait for it.
+
+    A range of gloo lasts from the call to the end of the transfer. The wait begins after the last
+    work of the rank (``busy``) before that end.
+    """
     before = int(np.searchsorted(busy[:, 0], op.end, side="left"))
     return replace(op, waited=int(busy[before - 1, 1]) if before else op.start)
 
 
 def _peer(args: Args | None) -> int:
-    """The destination or source in the operands of a send or recv."""
+    """Return the destination or source rank in the operands of a send or recv; -1 if unknown."""
     if args is None or not args.inputs:
         return -1
     numbers = [v for v in args.inputs if re.fullmatch(r"-?\d+", v)]
@@ -193,13 +206,16 @@ def _peer(args: Args | None) -> int:
 
 
 def _item_bytes(args: Args | None) -> int:
-    """Bytes of an element of the first input; all inputs of a communication are alike."""
+    """Return the bytes of an element of the first input, or -1 if unknown.
+
+    All inputs of one communication have the same type.
+    """
     types = args.types if args and args.types else []
     return marks.item_bytes(types[0]) if types and isinstance(types[0], str) else -1
 
 
 def _elements(args: Args | None) -> int:
-    """Elements of all inputs, from their shapes."""
+    """Return the number of elements of all inputs, from their shapes, or -1 if unknown."""
     if args is None or not args.dims:
         return -1
 
@@ -213,7 +229,7 @@ def _elements(args: Args | None) -> int:
     return count(args.dims)
 
 
-#: Names of communication kernels, in whatever namespaces.
+#: Names of communication kernels, in any C++ namespace.
 _DEVICE_COMM = re.compile(
     r"(void )?((\w+|\(anonymous namespace\))::)*"
     r"(nccl|rccl|msccl|cross_device_reduce|one_?shot_|two_?shot_|multimem_|symm_mem"
@@ -222,14 +238,19 @@ _DEVICE_COMM = re.compile(
     re.I,
 )
 _ACROSS = re.compile(r"Memcpy (HtoD|DtoH|PtoP)")
-#: After a call that launches has returned, its kernel may begin so much later at once, ns.
+#: Nanoseconds within which a kernel on an idle device begins after its launching call has returned.
+#: A kernel that begins later waited for something else.
 _BEGINS_NS = 10_000
-#: For what no call launched. A trace's own times may be negative.
+#: Marks a row that no call launched. It cannot be -1 because times in a trace may be negative.
 _NONE = np.iinfo(np.int64).min
 
 
 def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
-    """Kernels are compute or communication; gaps belong to whatever kept the next kernel away."""
+    """Return the lanes of a rank that computes on a device.
+
+    Kernels are compute or communication. A gap between kernels is attributed to what delayed the
+    next kernel.
+    """
     host_edges, _, unsure = lanes.host_steps(trace, step_name)
     kernels = trace.of_cat("kernel")
     copies = trace.of_cat("gpu_memcpy")
@@ -246,7 +267,7 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
     queued, launch = _gaps(trace, rows, launched, returned, busy, edges)
     ops = list(_device_ops(trace, talk))
     if nameless := sum(op.group == ALONE for op in ops):
-        more += (f"{nameless} kernels send or receive and name no peer: they are not divided",)
+        more += (f"{nameless} kernels send or receive, but name no peer: they are not divided",)
     host_talk = host_ops(trace, trace.named(GLOO), lanes.marked(trace, Category.COMMUNICATION))
     return Lanes(
         rank=rank,
@@ -266,7 +287,10 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
 
 
 def _launches(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each of the device's rows when the host's call that launched it began and returned."""
+    """Return when the host call that launched each row of the device began and returned, in ns.
+
+    Rows without such a call get ``_NONE``.
+    """
     calls = trace.of_cat("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
     launching = np.flatnonzero(calls & (trace.correlation >= 0))
     launching = launching[np.argsort(trace.correlation[launching], kind="stable")]
@@ -287,14 +311,18 @@ def _device_steps(
     launched: NDArray[np.int64],
     host_edges: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Step k ends on the device with the last kernel that the host launched in it or before.
+    """Return the edges of the steps on the device, and notes about them.
 
-    The first step of a trace has no predecessor in it and is the anchor that the next starts from;
-    one that is alone begins where the host's does. Steps that launch nothing are left out.
+    Step k ends with the last kernel that the host launched during step k or earlier. The first step
+    of a trace has no predecessor that would mark its beginning, so it only serves as the anchor at
+    which the second step starts. If the trace has a single step, that step begins where the host's
+    step begins. Steps that launch nothing are left out.
     """
     known = launched != _NONE
     if not known.any():
-        return host_edges, ("its device steps cannot be located, so the host's windows are used",)
+        return host_edges, (
+            "the steps cannot be located on the device, so the steps of the host are used",
+        )
     step = np.searchsorted(host_edges, launched, side="right") - 1
     count = len(host_edges) - 1
     ends = np.full(count, _NONE, dtype=np.int64)
@@ -302,7 +330,9 @@ def _device_steps(
     np.maximum.at(ends, np.maximum(step[inside], 0), trace.end[rows[inside]])
     if count == 1:
         edges = np.array([host_edges[0], max(ends[0], host_edges[1])], dtype=np.int64)
-        return edges, ("a single step, from where the host's begins to where its device work ends",)
+        return edges, (
+            "a single step, from its begin on the host to the end of its work on the device",
+        )
     reached = np.maximum.accumulate(ends)
     edges = np.unique(reached[reached != _NONE])
     empty = count - len(edges)
@@ -317,10 +347,10 @@ def _gaps(
     busy: Intervals,
     edges: NDArray[np.int64],
 ) -> tuple[Intervals, Intervals]:
-    """Idle instants of the device: those with the next kernel queued, those of its launch.
+    """Return the idle instants of the device with the next kernel queued, and those of its launch.
 
-    A launch takes as long as its call, and the moment that a kernel needs to begin. A kernel that
-    begins later waited in its queue for something else.
+    The launch of a kernel lasts for the launching call plus ``_BEGINS_NS``. A kernel that begins
+    later than that was queued and waited for something else.
     """
     span = np.array([[edges[0], edges[-1]]], dtype=np.int64)
     idle = subtract(span, busy)
@@ -339,7 +369,7 @@ def _gaps(
 
 
 def _device_ops(trace: Trace, talk: NDArray[np.bool_]) -> Iterator[Op]:
-    """Communication kernels with what they say of themselves."""
+    """Yield the communication kernels with the arguments that the trace records for them."""
     for row in np.flatnonzero(talk).tolist():
         args = trace.extra.get(row)
         kind = (args.collective if args else "") or trace.names[trace.name[row]].split("(")[0]
@@ -358,28 +388,31 @@ def _device_ops(trace: Trace, talk: NDArray[np.bool_]) -> Iterator[Op]:
         )
 
 
-#: Trace categories of calls to a device's runtime; ``_LAUNCH`` matches calls that start a kernel.
+#: Trace categories of calls to a device's runtime. ``_LAUNCH`` matches those calls that start a
+#: kernel.
 _RUNTIME = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver",
     "privateuse1_runtime", "privateuse1_driver",
 )  # fmt: skip
 _LAUNCH = re.compile(r"\w*launch", re.IGNORECASE)
-#: The profiler itself makes up to this many runtime calls if nothing runs on the device.
+#: Number of runtime calls that the profiler itself may make if nothing runs on the device.
 _OF_PROFILER = 2
-#: Rows of a device beside its kernels.
+#: Categories of device rows other than kernels.
 _ON_DEVICE = ("gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
-#: Operators that run on a device only; whether cuDNN could be used is asked on cores, too.
+#: Operators that run on a device only. ``cudnn_is_acceptable`` is excluded because it also runs on
+#: hosts.
 _DEVICE_OPERATOR = re.compile(r".*(cudnn_(?!is_acceptable)|cublas|miopen|nccl:)")
-#: The share of launches that have their kernel in a trace that is whole: the profiler may stop
-#: before the last ones run.
+#: Smallest share of launches with a kernel in a complete trace. The profiler may stop before the
+#: last kernels run.
 _WHOLE = 0.9
 
 
 def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = None) -> Lanes:
-    """Sort a trace. ``rank`` where the file does not say it itself.
+    """Sort a trace into lanes.
 
-    ``step_name`` is the annotation that is a step; without, it is the profiler's own.
-    ScaleproofError if the trace is of no training, or lacks what its device did.
+    ``rank`` is used if the file does not state its rank. ``step_name`` is the name (or glob) of the
+    annotation that counts as a step; the default is the profiler's ``ProfilerStep``. Raise
+    ScaleproofError if the trace shows no training, or lacks the activity of its device.
     """
     known = trace.rank if trace.rank >= 0 else (rank or 0)
     on_device = bool(trace.of_cat("kernel").any())
@@ -387,7 +420,7 @@ def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = 
         raise ScaleproofError(
             f"device activity is missing: {missing}",
             where=trace.path,
-            expected="a whole trace with the kernels of its device",
+            expected="a complete trace that includes the kernels of the device",
             fix="profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]), with no other"
             " tool on the device, then export the trace again",
         )
@@ -399,10 +432,12 @@ def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = 
     elif trace.of_cat("cpu_op").any():
         lane = host_lanes(trace, known, step_name)
         if device := _named_device(trace):
-            notes += (f"{device} is in its header and no row is of it: is this all that ran?",)
+            notes += (
+                f"the header names {device}, but no event ran on it: the trace may be incomplete",
+            )
     else:
         raise ScaleproofError(
-            "no operator and no kernel in this trace: it is not of a training",
+            "no operator and no kernel in this trace, so it shows no training",
             where=trace.path,
             expected="a Chrome trace of torch.profiler",
             fix="export_chrome_trace('t.json.gz'), then scaleproof report timeline t.json.gz",
@@ -412,14 +447,17 @@ def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = 
             "no step in this trace has a length",
             where=trace.path,
             expected="steps that run something",
-            fix="profile 3 steps and more, then try again",
+            fix="profile at least 3 steps, then try again",
         )
     unsure = lane.unsure + ((trace.partial,) if trace.partial else ()) + notes
     return replace(lane, unsure=unsure)
 
 
 def _missing(trace: Trace, *, on_device: bool) -> str:
-    """Say what a trace lacks of its device's rows; empty if it lacks nothing, or has no device."""
+    """Describe the rows of the device that a trace lacks.
+
+    Return an empty string if none are missing, or if the trace is of a host only.
+    """
     launches = trace.of_cat(*_RUNTIME) & trace.named(_LAUNCH)
     count = int(launches.sum())
     cut = f"{trace.partial}, and " if trace.partial else ""
@@ -430,14 +468,14 @@ def _missing(trace: Trace, *, on_device: bool) -> str:
     if count:
         return f"{cut}{count:,} kernel launch{'es have' if count > 1 else ' has'} no kernel"
     if trace.of_cat(*_ON_DEVICE).any() or trace.device_memory:
-        return f"{cut}it has rows of a device, and no kernel"
+        return f"{cut}the trace has rows of a device, but no kernel"
     if (calls := int(trace.of_cat(*_RUNTIME).sum())) > _OF_PROFILER:
-        return f"{cut}{calls:,} calls of a device's runtime have no kernel"
+        return f"{cut}{calls:,} calls to the runtime of a device have no kernel"
     if trace.named(_DEVICE_OPERATOR).any():
         names = [name for name in trace.names if _DEVICE_OPERATOR.match(name)]
-        return f"{cut}{names[0]} ran on a device, and has no kernel"
+        return f"{cut}{names[0]} ran on a device, but has no kernel"
     if cut and (device := _named_device(trace)):
-        return f"{cut}no row is of {device}, which its header names"
+        return f"{cut}no row is of {device}, which the header names"
     return ""
 
 
@@ -447,7 +485,7 @@ def _correlated(trace: Trace) -> NDArray[np.integer]:
 
 
 def _named_device(trace: Trace) -> str:
-    """The name of the first device that the header lists; empty if it lists none."""
+    """Return the name of the first device that the header lists, or an empty string."""
     listed = trace.meta.get("deviceProperties")
     first = listed[0] if isinstance(listed, list) and listed else {}
     return str(first.get("name") or "a device") if isinstance(first, dict) and first else ""

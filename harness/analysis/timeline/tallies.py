@@ -1,4 +1,4 @@
-"""Totals by name: operators by their self time, and ranges by how long they were open."""
+"""Totals by name: operators by their self time, and ranges by the time that they were open."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from harness.record.spans import category_of
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """All ranges of one name over all ranks; ns."""
+    """All ranges of one name over all ranks; times are in ns."""
 
     name: str
     category: str
@@ -27,10 +27,10 @@ class Range:
 def operators(
     traces: Sequence[Trace], ranks: Sequence[Lanes], steps: int, most: int | None = 8
 ) -> tuple[Operator, ...]:
-    """The operators that took longest by themselves in the steps: kernels where a device computed,
-    operators else.
+    """Return the operators with the largest self time in the steps, longest first.
 
-    ``ranks`` are the lanes of ``traces``.
+    These are kernels if a device computed, and host operators otherwise. ``ranks`` are the lanes of
+    ``traces``. Times and counts are per mean step of a mean rank.
     """
     totals: dict[str, list[int]] = {}
     for trace, lane in zip(traces, ranks, strict=True):
@@ -58,12 +58,13 @@ def operators(
 
 
 def ranges(traces: Sequence[Trace]) -> list[Range]:
-    """Every named range: our spans and everybody's annotations, the longest first."""
+    """Return the totals of all named ranges (spans and annotations of any tool), longest first."""
     by_name: dict[str, list[NDArray[np.int64]]] = {}
     for trace in traces:
         ours = [i for i, n in enumerate(trace.names) if category_of(n) is not None]
         mask = trace.of_cat("user_annotation") | np.isin(trace.name, ours)
-        alone = ~np.isin(trace.name, np.unique(trace.name[mask]))  # else its host range is there
+        # otherwise the range on the host is already counted
+        alone = ~np.isin(trace.name, np.unique(trace.name[mask]))
         mask |= trace.of_cat("gpu_user_annotation") & alone
         for name in np.unique(trace.name[mask]).tolist():
             rows = mask & (trace.name == name)
@@ -88,5 +89,5 @@ def ranges(traces: Sequence[Trace]) -> list[Range]:
 
 
 def _plain(name: str) -> str:
-    """All steps of a profiler are one range."""
+    """Return the name of a range without the step number of the profiler."""
     return name.partition("#")[0] if name.startswith("ProfilerStep#") else name

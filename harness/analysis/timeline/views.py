@@ -21,14 +21,14 @@ from harness.base.documents import Json
 from harness.record import Budget, LaunchRecord, Operator, Term
 from harness.record.fabric import OPERATIONS, factor
 
-#: Kinds of calls of the host to a device's driver.
+#: Kinds of host calls to the driver of a device.
 CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver")
-#: Kinds of what a device does.
+#: Kinds of activity of a device.
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Part(NamedTuple):
-    """One rank of a window; ``terms`` are on its own clock, as its trace is."""
+    """One rank of a window. ``terms`` are in ns of the rank's clock, like its trace."""
 
     trace: Trace
     lanes: Lanes
@@ -37,7 +37,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ShownBudget:
-    """``traces`` and ``lanes`` have the same order; ``readings`` are those of the devices."""
+    """A profiled window with its budget.
+
+    ``traces`` and ``lanes`` have the same order. ``readings`` are measurements of the devices, such
+    as clocks and power.
+    """
 
     traces: Sequence[Trace]
     lanes: Sequence[Lanes]
@@ -46,10 +50,11 @@ class ShownBudget:
 
     @property
     def rank_steps(self) -> int:
-        """Steps of all ranks together: what totals are divided by."""
+        """Return the number of steps of all ranks together, by which totals are divided."""
         return len(self.traces) * self.closed.budget.steps
 
     def parts(self) -> Iterator[Part]:
+        """Yield each rank with its terms on the rank's clock."""
         for trace, lane in zip(self.traces, self.lanes, strict=True):
             offset = self.closed.offsets_ns.get(lane.rank, 0)
             tracks = self.closed.tracks[lane.rank]
@@ -57,23 +62,26 @@ class ShownBudget:
 
 
 def shown(folder: Path, launch: LaunchRecord) -> ShownBudget:
-    """The window of a profiled launch of a run; ScaleproofError where its traces cannot be read."""
+    """Return the window of a profiled launch. Raise ScaleproofError if its traces are
+    unreadable.
+    """
     traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     devices = folder / "launches" / launch.launch / "gpus.json"
     readings = json.loads(devices.read_text(encoding="utf-8")) if devices.is_file() else ()
     return ShownBudget(traces=traces, lanes=rank_lanes, closed=closed, readings=readings)
 
 
-#: Terms in which a device is at work.
+#: Terms in which a device works.
 BUSY = (Term.COMPUTE, Term.MOVE, Term.TRANSFER, Term.WAIT, Term.BUBBLE, Term.UNDIVIDED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Kernels of one name that one operator launched: ns and number in a mean step of a mean rank.
+    """Kernels of one name that one operator launched, per mean step of a mean rank.
 
-    ``ns`` are the instants of the term during which it ran. Kernels that run at once count the same
-    instant each, so they may add up to more than the term. ``by`` is empty where nothing is known.
+    ``ns`` is the time of the term during which they ran. Kernels that run concurrently all count
+    the same instant, so their sum may exceed the term. ``by`` is the operator, or an empty string
+    if it is unknown.
     """
 
     term: Term
@@ -84,7 +92,10 @@ class Kernel:
 
 
 def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
-    """The longest of every term, in the order of the terms; none for a trace of a host."""
+    """Return the ``most`` longest kernels of each term, in the order of the terms.
+
+    The trace of a host has none.
+    """
     spent: Counter[tuple[Term, str, str]] = Counter()
     count: Counter[tuple[Term, str, str]] = Counter()
     for trace, _, terms in window.parts():
@@ -117,7 +128,7 @@ def _longest(some: Sequence[Kernel], most: int) -> list[Kernel]:
 
 
 def launched_by(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row of a device the innermost operator around the call that launched it, or -1."""
+    """Return for each device row the innermost operator around the call that launched it, or -1."""
     calls = np.flatnonzero(trace.of_cat(*CALLS) & (trace.correlation >= 0))
     calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
     launcher = np.full(len(rows), -1, dtype=np.int64)
@@ -135,7 +146,7 @@ def launched_by(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 #: Terms in which a device waits for its host.
 LAZY = (Term.IDLE, Term.LAUNCH, Term.OTHER)
-#: What calls of a driver do, by their names; the first that is found counts.
+#: Descriptions of driver calls by patterns of their names; the first match counts.
 _DOES = (
     ("waits for the device", re.compile(r"Synchronize|EventQuery|StreamQuery|WaitEvent")),
     ("copies, and may wait", re.compile(r"Memcpy|Memset")),
@@ -151,7 +162,9 @@ PYTHON = "Python, between operators"
 
 @dataclass(frozen=True, kw_only=True)
 class Idleness:
-    """One cause: ns in a mean step of a mean rank, in what call or operator of the host."""
+    """One cause of idle time: ns per mean step of a mean rank, in a call or operator of
+    the host.
+    """
 
     term: Term
     cause: str
@@ -160,7 +173,10 @@ class Idleness:
 
 
 def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
-    """The longest causes of every term; none for a trace of a host, whose holes are Python's."""
+    """Return the ``most`` longest causes of idle time of each term.
+
+    A trace of a host has none, because its gaps are time in Python.
+    """
     spent: Counter[tuple[Term, str, str]] = Counter()
     for trace, lane, terms in window.parts():
         if lane.device == "cpu":
@@ -177,7 +193,10 @@ def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
 
 
 def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Term, str, str]]:
-    """Every instant goes to the call, or else the operator, that a training thread is in then."""
+    """Attribute each instant to the host call or operator that is open on a training thread then.
+
+    If several threads have one open, the one that started last counts.
+    """
     rows = np.flatnonzero(trace.of_cat("cpu_op", *CALLS))
     is_call = trace.of_cat(*CALLS)
     edges = np.unique(np.concatenate([trace.start[rows], trace.end[rows], instants.ravel()]))
@@ -205,7 +224,7 @@ def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Ter
 
 
 def _threads(trace: Trace) -> list[int]:
-    """Threads that talk to the device, and the one that makes the steps."""
+    """Return the threads that call the driver of the device, and the one that makes the steps."""
     _, main, _ = lanes.host_steps(trace)
     calling: NDArray[np.int32] = np.unique(trace.thread[trace.of_cat(*CALLS)])
     return sorted({main, *calling.tolist()})
@@ -215,7 +234,7 @@ def _cause(call: str) -> str:
     return next((does for does, name in _DOES if name.search(call)), "calls the driver")
 
 
-#: The operations of the field by the names that backends write into traces.
+#: Standard names of collectives, by the names that backends write into traces.
 _OPERATIONS = {
     "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather",
     "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
@@ -226,12 +245,13 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """All communications of one kind, size and set of ranks; ns in a mean one of them.
+    """All communications of one kind, size and set of ranks; times are in ns per communication.
 
-    ``shortest_ns`` is the shortest duration among its ranks: nobody waits in that one.
-    ``waited_ns`` is how long a mean rank was there before the last one. ``late`` is the rank that
-    came last most often, in ``late_share`` of them. ``bytes`` are one rank's input, -1 where the
-    trace does not say. ``bus_bps`` is what the busiest link carries, as in a sweep of the fabric.
+    ``shortest_ns`` is the shortest duration among the ranks, in which that rank did not wait.
+    ``waited_ns`` is the mean time between a rank's entry and that of the last rank. ``late`` is the
+    rank that most often entered last, and ``late_share`` how often it did. ``bytes`` is the input
+    of one rank, or -1 if the trace does not state it. ``bus_bps`` is the rate of the busiest link,
+    as in a bandwidth sweep of the fabric.
     """
 
     kind: str
@@ -246,7 +266,10 @@ class Communication:
 
 
 def communications(window: ShownBudget) -> tuple[Communication, ...]:
-    """The longest first; none where the ranks' operations could not be matched."""
+    """Return the communications of a window, those that take longest in total first.
+
+    Return none if the operations of the ranks could not be matched.
+    """
     steps = window.closed.budget.steps
     offsets = window.closed.offsets_ns
     lanes = [lane.shifted(offsets.get(lane.rank, 0)) for lane in window.lanes]
@@ -281,7 +304,7 @@ def _communication(
     late, times = Counter(meeting.last for meeting in meetings).most_common(1)[0]
     rate = None
     if kind in OPERATIONS and size > 0 and shortest > 0:
-        payload = size * (len(ranks) if kind == "all_gather" else 1)  # of all ranks together
+        payload = size * (len(ranks) if kind == "all_gather" else 1)  # bytes of all ranks together
         rate = 1e9 * payload * factor(kind, len(ranks)) / shortest
     return Communication(
         kind=kind,
@@ -298,7 +321,7 @@ def _communication(
 
 @dataclass(frozen=True, kw_only=True)
 class TermChange:
-    """One entry in both windows; ns in a mean step of a mean rank, 0 where it is not there."""
+    """A term or name in two windows, in ns per mean step of a mean rank; 0 if it is absent."""
 
     name: str
     before_ns: float
@@ -306,11 +329,12 @@ class TermChange:
 
     @property
     def more_ns(self) -> float:
+        """Return the increase in ns."""
         return self.after_ns - self.before_ns
 
 
 def terms(before: Budget, after: Budget) -> tuple[TermChange, ...]:
-    """Every term of either; the changes add up to that of the step."""
+    """Return the change of every term of either budget; they add up to the change of the step."""
     both = ((term, before.mean_ns(term), after.mean_ns(term)) for term in Term)
     return tuple(TermChange(name=term, before_ns=a, after_ns=b) for term, a, b in both if a or b)
 
@@ -318,9 +342,10 @@ def terms(before: Budget, after: Budget) -> tuple[TermChange, ...]:
 def names(
     before: Sequence[Operator], after: Sequence[Operator], whole: bool, most: int = 8
 ) -> tuple[TermChange, ...]:
-    """Kernels or operators by name, those that changed most first.
+    """Return the changes of kernels or operators by name, the largest first.
 
-    Unless both lists are ``whole``, a name that one of them lacks is left out: it may be short.
+    Unless both lists are complete (``whole``), names that one list lacks are left out, because they
+    may only be too short for that list.
     """
     was, now = (
         {operator.name: operator.self_ns for operator in operators} for operators in (before, after)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.judging.series import series
-from harness.analysis.judging.tally import of_stand_in
+from harness.analysis.judging.verdicts import is_stand_in
+from harness.analysis.results import Result, result_of
 from harness.analysis.verify import rejudge
 from harness.base.errors import SpecError
 from harness.base.formatting import si
@@ -42,7 +43,7 @@ class ClauseEvidence:
 
     run: str
     unit: str
-    verdict: Verdict
+    result: Result
     inside: float | None
     apart: bool
 
@@ -170,7 +171,7 @@ def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> Cl
     return ClauseEvidence(
         run=run.run,
         unit=unit,
-        verdict=verdict,
+        result=result_of(run, verdict),
         inside=margin(rule, verdict),
         apart=of_no_system(run, verdict),
     )
@@ -178,14 +179,14 @@ def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> Cl
 
 def _severity(shown: ClauseEvidence) -> tuple[int, float]:
     inside = -math.inf if shown.inside is None else shown.inside
-    return SEVERITY.index(shown.verdict.status), inside
+    return SEVERITY.index(shown.result.status), inside
 
 
 def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
     """Whether a verdict says nothing of the hardware: something stood in for it, or a training was
     wrong on purpose to see that this is noticed.
     """
-    if verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT) or of_stand_in(run, verdict):
+    if verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT) or is_stand_in(run, verdict):
         return True
     return not verdict.case_hash and _series_stands_in(run, verdict.case)
 
@@ -234,10 +235,10 @@ def requirement(
     """
     measured = {evidence.unit for evidence in shown}
     unmeasured = (*(unit for unit in units if unit not in measured), *lacking)
-    worst = shown[0].verdict.status if shown else None
+    worst = shown[0].result.status if shown else None
     if unmeasured and worst in (Status.PASS, Status.RECORDED):
         worst = Status.INCONCLUSIVE
-    met = any(evidence.verdict.reason is Reason.UNEXPECTED_PASS for evidence in shown)
+    met = any(evidence.result.reason is Reason.UNEXPECTED_PASS for evidence in shown)
     return Requirement(
         rule=clause.rule,
         clause=clause,

@@ -17,6 +17,7 @@ from harness.analysis.audit import twice
 from harness.analysis.judging import biases
 from harness.analysis.nodes import Drift, Examined
 from harness.analysis.reached import reached
+from harness.analysis.results import results
 from harness.analysis.verify import verify
 from harness.base.documents import fields_of
 from harness.cases import Reach, Threshold
@@ -185,7 +186,7 @@ def _lacking(
     """The accepted figures that were not measured again."""
     if clause.of_accepted is None:
         return []
-    measured = {evidence.verdict.case for evidence in shown}
+    measured = {evidence.result.case for evidence in shown}
     return [f"{case}, as accepted" for case in reference(clause, accepted) if case not in measured]
 
 
@@ -251,7 +252,7 @@ def overall(
         if status in asked:
             return status
     if not asked:
-        broken = any(verdict.counts is Status.ERROR for run in runs for verdict in run.verdicts)
+        broken = any(result.counts is Status.ERROR for run in runs for result in results(run))
         return Status.ERROR if broken else Status.RECORDED
     open_ = {None, Status.INCONCLUSIVE, Status.RECORDED, Status.SKIP}
     return Status.INCONCLUSIVE if asked & open_ else Status.PASS

@@ -13,22 +13,21 @@ from typing import NamedTuple, TypeVar
 
 from markupsafe import Markup
 
+from harness.analysis.results import results
 from harness.base.documents import to_doc
 from harness.base.formatting import si
-from harness.cases import Form, metrics
 from harness.features.acceptance.clauses import ClauseEvidence, Requirement
 from harness.features.acceptance.contract import Terms, due
 from harness.features.acceptance.handover import CoveredNode, Handover
 from harness.features.acceptance.others import OthersResult
-from harness.interface.report import fabric, sections, tables, text
+from harness.interface.report import fabric, figures, sections, tables, text
 from harness.interface.report.page import scaling
 from harness.interface.report.page.spent import spent
-from harness.interface.report.scaling import judged_interval
 from harness.interface.report.tabled import Table
 from harness.interface.report.tables import coverage
 from harness.interface.report.templates import templates
 from harness.interface.report.text import Column
-from harness.record import RunRecord, Status, Verdict
+from harness.record import RunRecord, Status
 from harness.record.archive import Manifest
 
 HERE = Path(__file__).parent
@@ -260,12 +259,12 @@ def _open(handover: Handover) -> Iterator[tuple[str, str]]:
             )
         elif requirement.status not in DECIDED:
             waiting = [
-                evidence.verdict
+                evidence.result
                 for evidence in requirement.evidence
-                if evidence.verdict.status is Status.INCONCLUSIVE
+                if evidence.result.status is Status.INCONCLUSIVE
             ]
-            reasons = dict.fromkeys(verdict.detail for verdict in waiting)
-            more = max((verdict.more for verdict in waiting if verdict.more), default=0)
+            reasons = dict.fromkeys(result.detail for result in waiting)
+            more = max((result.more for result in waiting if result.more), default=0)
             pairs = f"; about {more} more pairs would decide" if more else ""
             units = (
                 f"; not measured: {', '.join(requirement.unmeasured)}"
@@ -323,7 +322,7 @@ def sentence(handover: Handover) -> str:
     """
     total = len(handover.requirements)
     judged = [
-        evidence.verdict.counts
+        evidence.result.counts
         for requirement in handover.requirements
         for evidence in requirement.evidence
     ]
@@ -352,7 +351,7 @@ def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
             Column("asks", 97, lambda r: r.clause.asks, left=True),
             Column("measured [95%]", 98, _measured, left=True),
             Column("at", 50, _where, left=True),
-            Column("pairs", 30, lambda r: str(r.evidence[0].verdict.n) if r.evidence else ""),
+            Column("pairs", 30, lambda r: str(r.evidence[0].result.n) if r.evidence else ""),
             Column("units", 60, _units, left=True),
         ],
         rows=requirements,
@@ -389,21 +388,21 @@ def evidence(requirements: Sequence[Requirement]) -> Table[Shown]:
     """A row for each case of each requirement: every world and unit, not only the worst."""
     return Table(
         columns=[
-            Column[Shown]("verdict", 100, lambda s: str(s.evidence.verdict.status), left=True),
+            Column[Shown]("verdict", 100, lambda s: str(s.evidence.result.status), left=True),
             Column("clause", 96, lambda s: s.requirement.rule.name, left=True),
             Column("unit", 95, lambda s: s.evidence.unit, left=True),
-            Column("case", 99, lambda s: s.evidence.verdict.case, left=True),
-            Column("bound", 97, lambda s: s.evidence.verdict.bound, left=True),
+            Column("case", 99, lambda s: s.evidence.result.case, left=True),
+            Column("bound", 97, lambda s: s.evidence.result.bound, left=True),
             Column("measured [95%]", 98, _figure_or_why, left=True),
-            Column("pairs", 30, lambda s: str(s.evidence.verdict.n)),
-            Column("why", 20, lambda s: s.evidence.verdict.detail, left=True),
+            Column("pairs", 30, lambda s: str(s.evidence.result.n)),
+            Column("why", 20, lambda s: s.evidence.result.detail, left=True),
         ],
         rows=[Shown(requirement, e) for requirement in requirements for e in requirement.evidence],
     )
 
 
 def _figure_or_why(shown: Shown) -> str:
-    return _figure(shown.evidence.verdict) or "none"
+    return figures.figure(shown.evidence.result) or "none"
 
 
 def _word(r: Requirement) -> str:
@@ -416,8 +415,8 @@ def _measured(r: Requirement) -> str:
     """The worst evidence's figure, or why there is none."""
     if not r.evidence:
         return f"{r.skipped}; {_how(r)}".strip("; ")
-    verdict = r.evidence[0].verdict
-    return _figure(verdict) or verdict.detail
+    result = r.evidence[0].result
+    return figures.figure(result) or result.detail
 
 
 def _how(r: Requirement) -> str:
@@ -428,7 +427,7 @@ def _how(r: Requirement) -> str:
 def _needs(r: Requirement) -> str:
     """The bound that an accepted record gave."""
     from_record = r.clause.of_accepted is not None and r.evidence
-    return f"needs {r.evidence[0].verdict.bound}" if from_record else ""
+    return f"needs {r.evidence[0].result.bound}" if from_record else ""
 
 
 def _where(r: Requirement) -> str:
@@ -436,7 +435,7 @@ def _where(r: Requirement) -> str:
     if not r.evidence:
         return ""
     unit = r.evidence[0].unit
-    return f"{r.evidence[0].verdict.case}{f' of {unit}' if unit else ''}"
+    return f"{r.evidence[0].result.case}{f' of {unit}' if unit else ''}"
 
 
 def _units(r: Requirement) -> str:
@@ -444,19 +443,9 @@ def _units(r: Requirement) -> str:
     named = [unit for unit in r.units if unit]
     if not named:
         return ""
-    bad = {evidence.unit for evidence in r.evidence if evidence.verdict.status is not Status.PASS}
+    bad = {evidence.unit for evidence in r.evidence if evidence.result.status is not Status.PASS}
     held = sum(u not in bad and u not in r.unmeasured for u in named)
     return f"{held} of {len(named)} hold"
-
-
-def _figure(v: Verdict) -> str:
-    metric = metrics.metric(v.metric)
-
-    def show(value: float) -> str:
-        plain = metric.form is not Form.ABSOLUTE or metric.unit == "1"
-        return f"{value:.3f}" if plain else si(value, metric.unit)
-
-    return "" if v.value is None else f"{show(v.value)} {judged_interval(v, show)}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,9 +476,7 @@ def _run(run: RunRecord) -> _Run:
         )
     if run.launch_sd:
         noise.append(("launch to launch", f"{run.launch_sd:.2%} between like launches"))
-    detectable = [
-        verdict.mde for verdict in run.verdicts if verdict.mde is not None and verdict.rule
-    ]
+    detectable = [result.mde for result in results(run) if result.mde is not None and result.rule]
     if detectable:
         noise.append(("smallest change seen", f"{min(detectable):.1%} to {max(detectable):.1%}"))
     links = [

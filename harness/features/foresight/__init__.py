@@ -1,6 +1,6 @@
-"""Foretells what a larger world will reach, from a few small ones: offline, without torch.
+"""Predict the scaling efficiency of a large world from a few small ones, offline and without torch.
 
-    table -> Shape, measured rate -> terms of a step -> posterior -> efficiency with an interval
+table -> Shape, measured rate -> terms of a step -> posterior -> efficiency with an interval
 
-``docs/foresight.md`` says what is assumed and where it errs.
+``docs/foresight.md`` states the assumptions and the known errors.
 """

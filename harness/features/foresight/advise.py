@@ -1,5 +1,7 @@
-"""Which size to measure next: the one that narrows a target's interval most for what it costs, and
-the one that would show a knee which no term knows.
+"""Choose the size to measure next.
+
+One proposal narrows the interval of a target most for its cost. Another one would show a knee of
+the scaling curve that no term of the model describes.
 """
 
 from dataclasses import dataclass, replace
@@ -9,21 +11,24 @@ import numpy as np
 from harness.features.foresight.infer import Posterior, foresee
 from harness.features.foresight.shapes import Shape
 
-#: Draws for covariances; they are good to a few percent.
+#: Number of posterior draws for covariances, which are then accurate to a few percent.
 NUM_DRAWS = 2000
-#: The size that shows a knee has this share of the target's ranks, and of its batch. What ranks
-#: exchange stays what it is, so a small batch shows it, and a knee of it, as nothing small does.
+#: Divisors of the target's ranks and batch that give the size which would show a knee. The bytes
+#: that ranks exchange do not depend on the batch, so a small batch exposes the exchange. No size
+#: with few ranks shows such a knee.
 KNEE_RANKS = 2
 KNEE_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """One size to measure: what ``sd`` of ln(step time) the target has before and after.
+    """A size to measure next.
 
-    ``cost_s`` is GPU-seconds of one step. ``doubling_sd`` is what twice the largest size would
-    leave, for comparison. ``knee`` would show a knee that no term knows: its step then takes more
-    than ``knee_s``. None where the largest calibrated size has as many ranks.
+    ``before_sd`` and ``after_sd`` are the standard deviations of the target's ln(step time) without
+    and with that measurement. ``doubling_sd`` is that after measuring twice the largest size, for
+    comparison. ``cost_s`` is the GPU-seconds of one step. ``knee`` is a size that would show a knee
+    which no term describes: its step then takes more than ``knee_s`` seconds. Both are None if the
+    largest calibrated size has as many ranks.
     """
 
     shape: Shape
@@ -36,8 +41,10 @@ class Advice:
 
 
 def knee_size(largest: Shape, target: Shape) -> Shape | None:
-    """Half of the target's ranks with an eighth of its batch: a network that is shared from some N
-    on shows there, wherever up to there it begins.
+    """Return a shape with half of the target's ranks and an eighth of its batch.
+
+    This shape shows a network that is shared from some number of ranks on, wherever up to this size
+    the sharing begins. Return None if a calibrated size has as many ranks.
     """
     inner = target.tensor * target.context * target.stages
     ranks = target.ranks // KNEE_RANKS // inner * inner
@@ -48,9 +55,10 @@ def knee_size(largest: Shape, target: Shape) -> Shape | None:
 
 
 def candidates(largest: Shape, target: Shape) -> list[Shape]:
-    """Up to eight times the largest calibrated size but well below the target, and smaller batches.
+    """Return sizes up to eight times the largest calibrated one, also with smaller batches.
 
-    A small batch shows what a large world will show: exchange and waiting that compute hides.
+    The sizes stay well below the target. A small batch shows what a large world will show: exchange
+    and waiting that compute otherwise hides.
     """
     most = max(2 * largest.ranks, target.ranks // 4)
     grown = [replace(largest, ranks=n * largest.ranks) for n in (1, 2, 4, 8)]
@@ -69,10 +77,10 @@ def candidates(largest: Shape, target: Shape) -> list[Shape]:
 
 
 def advise(known: Posterior, target: Shape) -> Advice:
-    """The best size that costs no more GPU-seconds a step than doubling the largest one.
+    """Return the best size that costs at most the GPU-seconds per step of doubling the largest one.
 
-    What a measurement would leave of the target's variance follows from their covariance now; no
-    figure need be known for that.
+    The variance that a measurement would leave follows from the present covariance of the candidate
+    and the target. The measured value itself is not needed for that.
     """
     largest = max(
         (shape for shape in known.shapes if shape.model == target.model),
@@ -100,6 +108,6 @@ def advise(known: Posterior, target: Shape) -> Advice:
 
 
 def _longest_s(known: Posterior, shape: Shape) -> float:
-    """Seconds of a step that nine in ten draws stay under."""
+    """Return the 90 % quantile of the step time in seconds."""
     draws = foresee(known, [shape], num=NUM_DRAWS).draws
     return float(np.exp(np.quantile(draws, 0.9)))

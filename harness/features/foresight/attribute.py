@@ -1,4 +1,6 @@
-"""Which term limits a step, and where the efficiency went that was lost since the base."""
+"""Find the term that limits a step, and divide the efficiency lost since the base among
+the terms.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +14,21 @@ from harness.features.foresight.shapes import Shape
 from harness.features.foresight.terms import ForeseenTerm
 
 Array = NDArray[np.float64]
-#: What takes less than this share limits nothing.
+#: Share of a step below which a term does not count as limiting.
 LITTLE = 0.02
-#: An exchange that takes this share of a step is a knee, where it took a third of that before.
+#: Share of a step from which on an exchange counts as a knee of the scaling curve, if it took at
+#: most a third of that share before. ``LIKELY`` is the share of posterior draws in which this must
+#: happen.
 KNEE = 0.10
 LIKELY = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """``shares`` of the step sum to 1; ``lost`` sums to 1 - efficiency."""
+    """The parts of a step and of the lost efficiency, by term.
+
+    ``shares`` of the step sum to 1, and ``lost`` sums to 1 - efficiency.
+    """
 
     limiter: ForeseenTerm
     shares: Mapping[ForeseenTerm, float]
@@ -31,11 +38,10 @@ class Attribution:
 def limiter(
     shares: Mapping[ForeseenTerm, float], lost: Mapping[ForeseenTerm, float]
 ) -> ForeseenTerm:
-    """The term that took most of the efficiency; where little was lost, the largest overhead of the
-    step.
+    """Return the term that cost most efficiency, or the largest overhead if little was lost.
 
-    Compute where neither is more than LITTLE. Growth is none: it only says that something is not
-    explained.
+    Return compute if neither reaches ``LITTLE``. Growth is never returned, because it only states
+    that a part of the step is unexplained.
     """
     causes = [
         term for term in ForeseenTerm if term not in (ForeseenTerm.COMPUTE, ForeseenTerm.GROWTH)
@@ -50,10 +56,11 @@ def limiter(
 def attribute(
     known: Posterior, base: Shape, base_s: float, shapes: Sequence[Shape], step_s: Array
 ) -> list[Attribution]:
-    """Of each shape, given its predicted ``step_s`` and what was measured at the base.
+    """Attribute the step of each shape, given its predicted ``step_s`` and the measured base.
 
-    Time is counted for equal work. What the terms don't sum up to (the correction by calibrated
-    neighbours) is growth, so that everything adds up exactly.
+    Times are compared for equal work. The difference between the sum of the terms and ``step_s``,
+    which comes from the correction by calibrated sizes nearby, counts as growth. Thus everything
+    adds up exactly.
     """
     given = terms.seconds(known.facts([base, *shapes]), known.mode[None, :])
     total = np.array([base_s, *step_s])
@@ -72,11 +79,13 @@ def attribute(
 
 
 def unseen(known: Posterior, shape: Shape) -> bool:
-    """Whether an exchange may well limit the target that was small wherever it was calibrated.
+    """Return whether the target may be limited by an exchange that was small at all calibrated
+    sizes.
 
-    Then nothing measured speaks of it: it comes from priors alone. May well: in LIKELY of what the
-    calibration leaves possible it takes KNEE of the step, and three times as much as ever before,
-    or crosses a network that was never crossed before.
+    No measurement supports a prediction of that exchange, which then rests on priors alone. The
+    exchange counts if in more than ``LIKELY`` of the posterior draws it takes more than ``KNEE`` of
+    the step, and either takes over three times its largest share so far or crosses a network that
+    no calibrated size crossed.
     """
     facts = known.facts([*known.shapes, shape])
     given = terms.seconds(facts, known.draws(200))

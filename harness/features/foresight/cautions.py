@@ -1,7 +1,7 @@
-"""Cautions before any figure is made: questions that a prediction cannot answer, or only with
-doubt.
+"""Check what a prediction lacks before it is made.
 
-A question stops it: an answer would rest on what was not stated. A caution widens it.
+A question stops a prediction that would rest on facts which the user has not stated. A caution
+widens its interval.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,19 @@ from harness.features.foresight import terms
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.shapes import Point, Shape
 
-#: A booked exchange that takes this share of a calibrated step was booked wrongly, or limits all.
+#: Share of a measured step. If the modelled exchange of a calibrated size takes more than this,
+#: either the stated facts are wrong or the network limits everything.
 MOST_BOOKED = 0.5
-#: A rank's batch, or the number of micro-batches, is far from a calibrated one beyond this factor.
+#: Factors below the smallest calibrated batch of a rank, and number of micro-batches, from which on
+#: a target counts as far away.
 FAR = 2.0
 FAR_MICROS = 4.0
 
 
 def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
-    """Asks for what has to be stated before anything can be said; empty where nothing has to.
+    """Return a question about facts that must be stated first, or an empty string.
 
-    What a strategy itself states is no guess, so it is never asked about.
+    Nothing is asked about an exchange that the strategy itself states.
     """
     for point in calibrated:
         shape = point.shape
@@ -29,50 +31,54 @@ def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
         share = terms.data_exchange(shape, fabric).total_s / point.step_s
         if share > MOST_BOOKED:
             return (
-                f"at the rates of its links an exchange would take {share:.0%} of the measured step"
-                f" of {shape.ranks} GPUs: state which optimizer it has (zero), how many parameters"
-                " train (trainable_params), how many GPUs a node has (hardware.gpus_per_node); if"
-                " all of that is right, the network limits, and only a size as large as the target"
-                " tells how"
+                f"at the stated link rates an exchange would take {share:.0%} of the measured step"
+                f" on {shape.ranks} GPUs: state which optimizer sharding it uses (zero), how many"
+                " parameters are trained (trainable_params), and how many GPUs a node has"
+                " (hardware.gpus_per_node); if all of these are correct, the network limits the"
+                " step, and only a measurement as large as the target shows by how much"
             )
     return ""
 
 
 def asks(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
-    """Asks for what has to be stated of one size: how an exchange that nobody knows grows as a
-    batch shrinks depends on what is exchanged.
+    """Return a question about facts of one size, or an empty string.
+
+    If the batch of a rank shrinks, the share of the exchange grows. By how much depends on the
+    bytes that are exchanged, so these must be known.
     """
     if not _unknown(shape, fabric) or not _shrinks(shape, _of_model(shape, calibrated)):
         return ""
     return (
-        "a rank's batch is half of any calibrated one, or less, and what it exchanges is not known:"
-        " state how many parameters train (trainable_params)"
+        "the batch of a rank is at most half of the smallest calibrated one, and the bytes that it"
+        " exchanges are unknown: state how many parameters are trained (trainable_params)"
     )
 
 
 def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
-    """Why a prediction is doubtful whatever its terms say; empty where nothing speaks for that."""
+    """Return why a prediction is doubtful regardless of its terms, or an empty string."""
     shapes = _of_model(shape, calibrated)
     if _unknown(shape, fabric):
-        return "what it exchanges is not known: params, or trainable_params, are not stated"
+        return (
+            "the bytes that it exchanges are unknown: neither params nor trainable_params is stated"
+        )
     cuts = {(s.tensor, s.context) for s in shapes}
     if (shape.tensor, shape.context) not in cuts:
-        return "no calibrated size is cut by its tp and cp"
+        return "no calibrated size has the same tp and cp"
     if shape.stages == 1 and _shrinks(shape, shapes):
-        return "a rank's batch is half of any calibrated one, or less"
+        return "the batch of a rank is at most half of the smallest calibrated one"
     if shape.stages > 1 and shape.micros * FAR_MICROS <= min(s.micros for s in shapes):
-        return "it has a quarter of any calibrated size's micro-batches, or fewer"
+        return "it has at most a quarter of the fewest calibrated micro-batches"
     return ""
 
 
 def _of_model(shape: Shape, calibrated: Sequence[Point]) -> list[Shape]:
-    """The calibrated sizes of its model; all where it has none."""
+    """Return the calibrated sizes of the same model, or all if there are none."""
     alike = [point.shape for point in calibrated if point.shape.model == shape.model]
     return alike or [point.shape for point in calibrated]
 
 
 def _unknown(shape: Shape, fabric: Fabric) -> bool:
-    """Whether ranks exchange something that nobody states."""
+    """Return whether ranks exchange data of unknown size."""
     alone = shape.replicas <= 1 or shape.stages > 1 or fabric.torus
     return not alone and shape.model.params is None and not shape.sent
 

@@ -1,12 +1,13 @@
-"""Claims: whether a published table holds together, as far as its digits say.
+"""Audit a published table: check whether its figures are consistent within their rounding.
 
-rows as stated -> Figures, each between its rounding ends -> what follows from others -> Finding
+rows as stated -> figures, each with the ends of its rounding interval -> what follows from the
+other figures -> findings
 
-speedup = T1 / TN, or the ratio of throughputs;  efficiency = speedup / (N / N1);
-1 - efficiency >= the share of a step that communication is said to take: nothing else can hide it.
+speedup = T1 / TN, or the ratio of throughputs; efficiency = speedup / (N / N1); 1 - efficiency >=
+the stated share of communication in a step, because that share is lost.
 
-A row is called inconsistent if it is so in every usual meaning of a table: strong or weak scaling,
-throughput of all ranks or of one, a baseline in the table or elsewhere.
+A row is called inconsistent only if it is so in every usual meaning of a table: strong or weak
+scaling, throughput of all ranks or of one, a baseline inside or outside the table.
 """
 
 import itertools
@@ -25,12 +26,12 @@ from harness.features.foresight.published.reading import CONFIGURATION, NUMBERS,
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimedFigure:
-    """A number as it is printed: it may be any value that is rounded to it."""
+    """A printed number, which stands for any value in [low, high] that is rounded to it."""
 
     text: str
     low: float
     high: float
-    #: What single launches showed, where the number is their mean.
+    #: The values of the launches, if the number is their mean.
     launches: tuple[float, ...] = ()
 
     @property
@@ -47,7 +48,8 @@ class ClaimedColumn(StrEnum):
     COMMUNICATION = "communication"
 
 
-#: What tables call them, beside the fields that ``published`` knows, without units in brackets.
+#: Patterns of column headings without units in brackets, in addition to the fields that
+#: ``published`` knows.
 NAMES: Mapping[ClaimedColumn, str] = {
     ClaimedColumn.RANKS: r"np|(num_?)?(gpu|rank|device|workers?|accelerators?|chips?)|world",
     ClaimedColumn.TIME: (
@@ -68,11 +70,13 @@ class ClaimStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimFinding:
-    """The findings on one row. ``why`` has a sentence for each figure that does not follow from the
-    others, or says what is missing. ``kind`` is of what its times are: rows of two kinds are never
-    held against each other. ``speedup`` and ``efficiency`` are what its own times give, over the
-    smallest row of its kind, between the ends that its digits leave. ``between_launches`` is the
-    speedup's 95 % interval, where both rows tell what each of their launches took.
+    """The findings on one row.
+
+    ``why`` has a sentence for each figure that does not follow from the others, or states what is
+    missing. ``kind`` is what the times measure; rows of different kinds are never compared.
+    ``speedup`` and ``efficiency`` are the intervals that the row's times imply, relative to the
+    smallest row of its kind, within the rounding of its digits. ``between_launches`` is the 95 %
+    interval of the speedup, if both rows list the times of their launches.
     """
 
     row: str
@@ -86,10 +90,10 @@ class ClaimFinding:
 
 
 Row = Mapping[ClaimedColumn, ClaimedFigure]
-#: Powers of ten beyond which a figure is a slip of the pen.
+#: Powers of ten beyond which a figure must be a typing error.
 MOST_DIGITS = 300
-#: Fields that may differ from row to row of one ladder: they grow with the ranks, or say where a
-#: row comes from.
+#: Fields that may differ between the rows of one scaling sweep, because they grow with the ranks or
+#: state the origin of a row.
 _OF_NO_CONSEQUENCE = frozenset(
     [
         *(name for what in ("nodes", "data", "global_batch") for name in NUMBERS[what]),
@@ -97,18 +101,19 @@ _OF_NO_CONSEQUENCE = frozenset(
         "comment", "kind", "launches",
     ]
 )  # fmt: skip
-#: An efficiency above this, by a table's own times, says that the table was not meant like that.
+#: An efficiency above this, computed from the table's times, shows that the assumed meaning of the
+#: table is wrong.
 _MOST_EFFICIENT = 1.1
-#: Fields that say what was run.
+#: Fields that state which configuration was run.
 _CONFIGURING = ("model", *NUMBERS["seq"], *CONFIGURATION)
-#: Seconds of a unit that a time's cell says itself.
+#: Seconds per unit, for times whose cell states its unit.
 SECONDS: Mapping[str, float] = {
     "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0,
 }  # fmt: skip
 
 
 def column(name: str) -> ClaimedColumn | None:
-    """Which column a heading names; None for others."""
+    """Return the column that a heading names, or None."""
     field = field_name(name).lower()
     if field in NUMBERS["ranks"]:
         return ClaimedColumn.RANKS
@@ -123,12 +128,14 @@ def column(name: str) -> ClaimedColumn | None:
 
 
 def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
-    """``1.95x``, ``97.6 %``, ``1,234``: the values that are printed like this. None for no number.
+    """Return the interval of values that are printed like this, or None if the text has no number.
 
-    Shares of one are read as shares; an efficiency above 1.5 is taken for percent.
+    Examples are ``1.95x``, ``97.6 %`` and ``1,234``. Efficiencies and shares are fractions; a value
+    above 1.5 is taken as percent.
     """
     match = re.search(r"-?\d[\d,']*(?:\.(\d+))?(?:e([+-]?\d+))?", text.lower())
-    if match is None or re.search(r"\d:\d\d", text):  # 1:08:40 is not 1
+    # a duration such as 1:08:40 must not be read as 1
+    if match is None or re.search(r"\d:\d\d", text):
         return None
     value = float(re.sub(r"[,']", "", match[0]))
     digits = int(match[2] or 0) - len(match[1] or "")
@@ -142,7 +149,7 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
 
 
 def unit_in(text: str) -> str:
-    """The unit that stands behind a cell's number, as ``SECONDS`` has it; empty for none."""
+    """Return the unit after a cell's number as a key of ``SECONDS``, or an empty string."""
     match = re.search(r"\d\s*([a-z]+)\.?\s*$", text.strip().lower())
     if match is None:
         return ""
@@ -151,12 +158,12 @@ def unit_in(text: str) -> str:
 
 
 def contradictions(table: Mapping[str, Any]) -> list[str]:
-    """A sentence for each row of a table that its other figures contradict."""
+    """Return a sentence for each row of a table that its other figures contradict."""
     stated = stated_table(table)
     if any(nonsense(row) for row in stated.rows):
         return []
     return [
-        f"{finding.row} contradict themselves: {why}"
+        f"{finding.row}: its figures contradict each other: {why}"
         for finding in audit(stated.rows, stated.kinds, stated.names, stated.doubts)
         for why in finding.why
         if finding.status is ClaimStatus.INCONSISTENT
@@ -165,9 +172,9 @@ def contradictions(table: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTable:
-    """The figures of a table's rows, what kind each is of, and what it is called, if anything.
+    """The figures of a table's rows, with the kind and the name of each row.
 
-    ``doubts`` says of each kind whose rows may belong to several ladders why that is so.
+    ``doubts`` maps each kind whose rows may belong to several scaling sweeps to the reason.
     """
 
     rows: Sequence[Row]
@@ -177,10 +184,11 @@ class StatedTable:
 
 
 def stated_table(table: Mapping[str, Any]) -> StatedTable:
-    """The table as its rows state it; the kinds are as they say, else what was run.
+    """Return the figures of a table.
 
-    Rates of one rank are multiplied by the ranks. A step's time is divided by its samples where
-    batches are stated: a larger step takes longer and is no slower.
+    The kind of a row is what the row states, or else its configuration. Rates of one rank are
+    multiplied by the ranks. If batches are stated, the time of a step is divided by its samples,
+    because a step with more samples takes longer without being slower.
     """
     points = _unmerged(table["points"])
     about = {
@@ -204,10 +212,10 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
 
 
 def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -> str:
-    """Say why rows may belong to several ladders; empty if they certainly belong to one.
+    """Return why rows may belong to several scaling sweeps, or an empty string.
 
-    They do if their ranks grow, or shrink, from row to row, one row alone has a speedup of 1, and
-    every column that is not understood is the same in all rows.
+    They certainly belong to one if their ranks only grow or only shrink from row to row, at most
+    one row has a speedup of 1, and every unknown column is the same in all rows.
     """
     cells = [{field_name(str(name)).lower(): cell for name, cell in p.items()} for p in points]
     headings = {field_name(str(name)).lower(): str(name) for p in points for name in p}
@@ -224,7 +232,7 @@ def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -
     ranks = [row[ClaimedColumn.RANKS].middle for row in rows if ClaimedColumn.RANKS in row]
     steps = [after - before for before, after in itertools.pairwise(ranks)]
     if any(step <= 0 for step in steps) and any(step >= 0 for step in steps):
-        return "their ranks begin again"
+        return "from row to row their ranks neither only grow nor only shrink"
     speedups = [row[ClaimedColumn.SPEEDUP] for row in rows if ClaimedColumn.SPEEDUP in row]
     if sum(speedup.low <= 1.0 <= speedup.high for speedup in speedups) > 1:
         return "several rows have a speedup of 1"
@@ -264,7 +272,7 @@ def _scaled(stated: ClaimedFigure, factor: float, shown: str) -> ClaimedFigure:
 
 
 def _samples(point: Mapping[str, Any], about: Mapping[str, Any]) -> float | None:
-    """Samples of a step; None where no batch is stated, or where it does not fit the ranks."""
+    """Return the samples of a step, or None if no batch is stated or it does not fit the ranks."""
     fields = Fields(shared=about)
     cells = {field_name(str(name)): cell_value(cell) for name, cell in point.items()}
     batches = ("micro_batch", "global_batch", "replica_batch", "global_tokens")
@@ -277,7 +285,7 @@ def _samples(point: Mapping[str, Any], about: Mapping[str, Any]) -> float | None
 
 
 def _unmerged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each empty cell of a configuration with what the cell above says."""
+    """Return the rows, with each empty configuration cell filled from the row above."""
     filled: list[dict[str, Any]] = []
     for point in points:
         above = filled[-1] if filled else {}
@@ -293,14 +301,16 @@ def _unmerged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The configuration of each row, by the fields in which rows differ."""
+    """Return the configuration of each row, described by the fields in which rows differ."""
     cells = [{str(key).lower(): value for key, value in point.items()} for point in points]
     unlike = [name for name in _CONFIGURING if len({str(cell.get(name)) for cell in cells}) > 1]
     return [", ".join(f"{name} {cell[name]}" for name in unlike if name in cell) for cell in cells]
 
 
 def mean_of(cell: Any) -> ClaimedFigure | None:
-    """``25.97 28.74 27.61``: the mean of what launches took, as exact as they are printed."""
+    """Return the mean of times such as ``25.97 28.74 27.61``, with the interval of
+    their rounding.
+    """
     words = cell if isinstance(cell, list) else str(cell or "").split()
     shown = [figure(str(word), ClaimedColumn.TIME) for word in words]
     known = [launch for launch in shown if launch is not None]
@@ -314,12 +324,15 @@ def mean_of(cell: Any) -> ClaimedFigure | None:
 
 
 def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
-    """A ratio of two times as launches differ: Welch's 95 % interval of logarithms."""
+    """Return Welch's 95 % interval of the ratio of two mean times over launches, from
+    logarithms.
+    """
     ours = row.get(ClaimedColumn.TIME)
     theirs = base.get(ClaimedColumn.TIME)
     if ours is None or theirs is None or min(len(ours.launches), len(theirs.launches)) < 2:
         return None
-    from scipy.stats import ttest_ind  # a second to import, which other verbs need not pay
+    # the import takes a second, which other commands need not pay
+    from scipy.stats import ttest_ind
 
     logs = [[math.log(value) for value in mean.launches] for mean in (theirs, ours)]
     test = ttest_ind(*logs, equal_var=False)
@@ -333,9 +346,10 @@ def audit(
     names: Sequence[str] = (),
     doubts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[ClaimFinding]:
-    """Every row against the smallest one of its kind, and against itself. Of rows with as many
-    ranks, such as two machines, the first is what others are held against. Rows of a kind that
-    may belong to several ladders (``doubts``) are not held against each other.
+    """Check every row against the smallest one of its kind, and against itself.
+
+    If several rows have as many ranks (such as two machines), the first one is the reference. Rows
+    of a kind that may belong to several scaling sweeps (``doubts``) are not compared.
     """
     of = list(kinds) or [""] * len(rows)
     called = list(names) or [""] * len(rows)
@@ -382,7 +396,9 @@ def audit(
 
 
 def _honest_reading(rows: Sequence[Row], base: Row) -> str:
-    """Say in which other usual meaning of the table all its figures agree; empty if in none."""
+    """Return the other usual meaning of the table in which all its figures agree, or an empty
+    string.
+    """
     base_ranks = base[ClaimedColumn.RANKS].middle
     ranks = [row[ClaimedColumn.RANKS].middle if ClaimedColumn.RANKS in row else 0 for row in rows]
     if 0 in ranks:
@@ -395,12 +411,12 @@ def _honest_reading(rows: Sequence[Row], base: Row) -> str:
         _rescaled(row, ClaimedColumn.THROUGHPUT, (n, n)) for row, n in zip(rows, ranks, strict=True)
     ]
     readings = [
-        (weak, "if every rank has as much work in all rows (weak scaling); 'step_ms' and"
-         " 'global_batch' columns can be checked"),
-        (of_one_rank, "if the throughput is that of one rank; a column such as"
-         " 'samples_per_second_per_gpu' can be checked"),
-        (_other_baseline(rows, base), "if they compare with a baseline that is not in this table;"
-         " with that baseline as its smallest row they can be checked"),
+        (weak, "if each rank has the same work in all rows (weak scaling); add the columns"
+         " 'step_ms' and 'global_batch' to have them checked"),
+        (of_one_rank, "if the throughput is that of one rank; name the column as in"
+         " 'samples_per_second_per_gpu' to have it checked"),
+        (_other_baseline(rows, base), "if their baseline is not in this table;"
+         " add that baseline as the smallest row to have them checked"),
     ]  # fmt: skip
     for as_meant, when in readings:
         first = as_meant[rows.index(base)]
@@ -413,15 +429,15 @@ def _honest_reading(rows: Sequence[Row], base: Row) -> str:
             _finding(row, first, number).status is ClaimStatus.INCONSISTENT
             for number, row in enumerate(as_meant)
         ):
-            return f"its figures do not follow from the smallest row's, but they do {when}"
+            return f"its figures do not follow from those of the smallest row, but they do {when}"
     return ""
 
 
 def _other_baseline(rows: Sequence[Row], base: Row) -> list[Row]:
-    """The rows over their own base, if what they are off by is the same factor, as digits go.
+    """Return the rows relative to another baseline, if one common factor explains all deviations.
 
-    A smallest row that states another value than 1 says that factor for all rows; otherwise it is
-    that of the rows that are off, of which there have to be two.
+    If the smallest row states a value other than 1, the factor applies to all rows. Otherwise it
+    applies to the rows that deviate, and at least two must do so.
     """
     corrected = list(rows)
     for name in (ClaimedColumn.SPEEDUP, ClaimedColumn.EFFICIENCY):
@@ -450,7 +466,7 @@ def _other_baseline(rows: Sequence[Row], base: Row) -> list[Row]:
 
 
 def _rescaled(row: Row, name: ClaimedColumn, factor: tuple[float, float]) -> Row:
-    """The row with a figure times a factor, between its ends."""
+    """Return the row with one figure multiplied by a factor, which is an interval."""
     if name not in row:
         return row
     stated = row[name]
@@ -460,8 +476,8 @@ def _rescaled(row: Row, name: ClaimedColumn, factor: tuple[float, float]) -> Row
 
 def _uncertain(row: Row, number: int, kind: str, name: str, doubt: str) -> ClaimFinding:
     why = (
-        f"its rows may belong to several ladders: {doubt}; one ladder a table, or a column 'kind'"
-        " that names the ladder of each row, can be checked"
+        f"its rows may belong to several scaling sweeps: {doubt}; give one table per sweep, or a"
+        " column 'kind' that names the sweep of each row, to have them checked"
     )
     return ClaimFinding(
         row=name or _row_name(row, number),
@@ -479,7 +495,7 @@ def _row_name(row: Row, number: int) -> str:
 
 
 def nonsense(row: Row) -> str:
-    """Names a figure that no training can have had; empty for a row that may be true."""
+    """Return a figure that no training run can have had, or an empty string."""
     for name, stated in row.items():
         positive = name in (ClaimedColumn.RANKS, ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
         if not math.isfinite(stated.low + stated.high) or stated.middle < 0:
@@ -519,7 +535,10 @@ def _finding(row: Row, base: Row | None, number: int) -> ClaimFinding:
 
 
 def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, float, str]]:
-    """(what, as stated, lowest and highest that the others allow, how) of each that follows."""
+    """Yield each figure that follows from the others.
+
+    An item is (name, stated figure, lowest and highest value that follow, derivation).
+    """
     ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
     speedup = row.get(ClaimedColumn.SPEEDUP)
     if row is base and speedup is not None:
@@ -539,7 +558,7 @@ def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, f
 
 
 def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:
-    """Speedups that times and throughputs give, with their rounding."""
+    """Return the speedups that times and throughputs imply, as (lowest, highest, derivation)."""
     points = []
     if ClaimedColumn.TIME in row and ClaimedColumn.TIME in base:
         figure = base[ClaimedColumn.TIME]
@@ -553,7 +572,10 @@ def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:
 
 
 def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:
-    """Communication that takes a share of the step takes that share of the efficiency, at least."""
+    """Yield sentences about communication that takes a larger share than the efficiency allows.
+
+    The stated share of communication in a step is lost, so it cannot exceed 1 - efficiency.
+    """
     communication = row.get(ClaimedColumn.COMMUNICATION)
     ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
     best = [(high / ratio, how) for _, high, how in _measured(row, base)]
@@ -572,7 +594,7 @@ def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:
 
 
 def unexplained(row: Row, base: Row) -> float | None:
-    """The share of a row's ideal that its own times lose beyond its stated communication."""
+    """Return the share of the ideal speed that a row loses beyond its stated communication."""
     communication = row.get(ClaimedColumn.COMMUNICATION)
     measured = _measured(row, base)
     if communication is None or not measured or row is base:
@@ -584,11 +606,11 @@ def unexplained(row: Row, base: Row) -> float | None:
 
 def _missing(row: Row, base: Row) -> str:
     if row is base:
-        return "the smallest row: others are checked against it"
+        return "the smallest row, against which the others are checked"
     has = {column for column in row if column is not ClaimedColumn.RANKS}
     if not has:
-        return "nothing but the number of ranks is stated"
+        return "only the number of ranks is stated"
     if _measured(row, base):
-        return "nothing is stated that its times could contradict"
+        return "the row states no figure that its times could contradict"
     want = "a time or a throughput here and in the smallest row"
-    return f"only {', '.join(sorted(has))} is stated: {want} would check it"
+    return f"only {', '.join(sorted(has))} is stated: it can be checked with {want}"

@@ -1,8 +1,9 @@
-"""How far the truth lies from the model: it grows with the distance from what was calibrated on.
+"""Model the error of the predicted step time, which grows with the distance from calibrated sizes.
 
-The discrepancy of ln(step time) is a Gaussian process. Along each way in which two shapes differ
-it walks at random, so that its variance grows with the distance, up to a limit. Points near each
-other share it: a target is corrected by what its neighbours were off, and far ones hardly matter.
+The discrepancy of ln(step time) is a Gaussian process. In each dimension in which two shapes differ
+it is a random walk, so its variance grows with the distance, up to a limit. Nearby points share the
+discrepancy. A target is therefore corrected by the residuals of calibrated points nearby, and
+distant points hardly matter.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,22 +20,25 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Standard deviations of ln(step time)."""
+    """Standard deviations of the discrepancy of ln(step time)."""
 
-    per_doubling: float = 0.012  # of ranks
-    per_batch: float = 0.03  # of the micro-batch, for a factor of e
-    per_micros: float = 0.015  # of the number of micro-batches, for a factor of e
-    per_schedule: float = 0.016  # another schedule
-    per_model: float = 0.03  # another model
-    most: float = 0.12  # between any two points
-    replicate: float = 0.006  # between two runs of one point
+    per_doubling: float = 0.012  # per doubling of the ranks
+    per_batch: float = 0.03  # per factor of e of the micro-batch
+    per_micros: float = 0.015  # per factor of e of the number of micro-batches
+    per_schedule: float = 0.016  # for another schedule
+    per_model: float = 0.03  # for another model
+    most: float = 0.12  # limit between any two points
+    replicate: float = 0.006  # between two runs of the same point
 
 
 WALK = Walk()
 
 
 def covariance(left: Sequence[Shape], right: Sequence[Shape], walk: Walk = WALK) -> Array:
-    """Of the discrepancies of two lists of shapes: (left, right), without replicate noise."""
+    """Return the covariance of the discrepancies of two lists of shapes, without replicate noise.
+
+    The result has shape (left, right).
+    """
     apart = np.zeros((len(left), len(right)))
     for rate, value in _ways(walk):
         a, b = (np.array([value(shape) for shape in shapes], float) for shapes in (left, right))
@@ -47,7 +51,7 @@ def covariance(left: Sequence[Shape], right: Sequence[Shape], walk: Walk = WALK)
 
 
 def _ways(walk: Walk) -> list[tuple[float, Callable[[Shape], float]]]:
-    """In what shapes differ by degrees."""
+    """Return the rates and values of the dimensions in which shapes differ by degrees."""
     return [
         (walk.per_doubling, lambda shape: log2(shape.ranks)),
         (walk.per_batch, lambda shape: log(shape.micro_batch)),
@@ -56,7 +60,7 @@ def _ways(walk: Walk) -> list[tuple[float, Callable[[Shape], float]]]:
 
 
 def _kinds(walk: Walk) -> list[tuple[float, Callable[[Shape], object]]]:
-    """In what they differ or don't."""
+    """Return the rates and values of the dimensions in which shapes are either equal or not."""
     return [
         (walk.per_schedule, lambda shape: shape.schedule),
         (walk.per_model, lambda shape: shape.model),

@@ -1,4 +1,4 @@
-"""How well sizes were foreseen that a table calls its own: errors, coverage, and skill."""
+"""Score predictions against measured sizes that were held out: errors, coverage and skill."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,23 +12,25 @@ from harness.features.foresight.predict import Predicted, Prediction, predict
 from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.terms import ForeseenTerm
 
-#: An efficiency that moves by less than this needs no prediction.
+#: Range of measured efficiencies below which no prediction is needed.
 MOVES = 0.05
-#: A profiled bubble from which on a table reveals that it limits, and up to which that it doesn't.
+#: Profiled bubble from which on the bubble counts as the limiter, and up to which it does not.
 BUBBLE_LIMITS = 0.10
 NO_BUBBLE = 0.01
 
 
-#: A size that was measured and foreseen, and its table.
+#: A size that was both measured and predicted, with its table.
 Counted: TypeAlias = tuple[PublishedTable, Predicted]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Of ``num`` targets with a measured figure; errors and widths are in efficiency, not percent.
+    """The score of ``num`` targets with a measured efficiency. Errors and widths are efficiencies.
 
-    ``moves``: how far measured efficiencies lie apart, the base among them. ``reach``: the largest
-    target over the largest calibrated size. ``told`` of ``revealed`` limiters were named rightly.
+    ``moves`` is the range of the measured efficiencies, including the base. ``reach`` is the
+    largest target relative to the largest calibrated size. ``named`` is the number of limiters that
+    were predicted correctly, of the ``revealed`` ones that a profile shows. ``baselines`` maps each
+    simple law to its mean error.
     """
 
     name: str
@@ -50,7 +52,7 @@ class Score:
 
     @property
     def has_skill(self) -> bool | None:
-        """Whether every baseline is beaten; None where efficiency hardly moves."""
+        """Return whether all baselines are worse; None if the efficiency hardly changes."""
         if self.moves <= MOVES:
             return None
         return all(self.mean < error for error in self.baselines.values())
@@ -58,7 +60,9 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """All tables of a file, each predicted from what other families have taught."""
+    """The scores of all tables of a file, each predicted with what the other families
+    have taught.
+    """
 
     predictions: tuple[Prediction, ...]
     tables: tuple[Score, ...]
@@ -67,6 +71,7 @@ class Evaluation:
 
 
 def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
+    """Predict and score each table without what its own family has taught."""
     predictions = [predict(table, learned(leaving_out=table.family)) for table in tables]
     by_family: dict[str, list[Prediction]] = {}
     for p in predictions:
@@ -84,7 +89,7 @@ def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
 
 
 def counted(predictions: Sequence[Prediction]) -> list[Counted]:
-    """The forecasts of sizes that were measured."""
+    """Return the predictions of sizes that were measured."""
     return [
         (prediction.table, size)
         for prediction in predictions
@@ -94,7 +99,7 @@ def counted(predictions: Sequence[Prediction]) -> list[Counted]:
 
 
 def score(name: str, counted: Sequence[Counted]) -> Score | None:
-    """None where nothing that was predicted is known."""
+    """Return the score of these predictions; None if there are none."""
     if not counted:
         return None
     misses = np.array([abs(size.miss or 0.0) for _, size in counted])
@@ -129,7 +134,9 @@ def score(name: str, counted: Sequence[Counted]) -> Score | None:
 
 
 def judged(predicted: Predicted) -> bool:
-    """Whether a target counts: measured, and no typing error of its source."""
+    """Return whether a target is scored: it was measured, and its source has no evident typing
+    error.
+    """
     return predicted.measured is not None and not predicted.implausible
 
 
@@ -138,7 +145,10 @@ def _largest(table: PublishedTable) -> int:
 
 
 def _told_rightly(table: PublishedTable, predicted: Predicted) -> bool | None:
-    """Whether the limiter is the one that a profile of the run shows; None without a profile."""
+    """Return whether the predicted limiter is the one that a profile of the run shows.
+
+    Return None if there is no profile, or if the profile is inconclusive.
+    """
     bubble = next((point.bubble for point in table.points if point.shape == predicted.shape), None)
     if bubble is None:
         return None

@@ -1,7 +1,7 @@
-"""From measured points to a posterior of the unknowns, and from that to other points.
+"""Infer the unknowns from measured points, and predict other points from them.
 
-The posterior is Laplace's: the mode, and the curvature there. Few points never pin all unknowns
-down; priors hold the others, and their spread stays in the interval.
+The posterior is Laplace's approximation: the mode, and the curvature there. A few points never
+determine all unknowns. Priors constrain the others, and their spread widens the interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ NUM_DRAWS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """The unknowns after calibration.
+    """The posterior distribution of the unknowns after calibration.
 
-    ``mode`` (unknowns) and ``root`` (unknowns, unknowns), whose product with its transpose is the
-    covariance; ``shapes`` and ``log_s`` are what was calibrated on, and ``noise`` the variance of
-    each of these for itself.
+    ``mode`` has shape (unknowns,). ``root`` has shape (unknowns, unknowns), and ``root @ root.T``
+    is the covariance. ``shapes`` and ``log_s`` are the calibrated points with their ln(step time),
+    and ``noise`` is the independent variance of each.
     """
 
     fabric: Fabric
@@ -47,17 +47,17 @@ class Posterior:
         return min(shape.ranks for shape in self.shapes)
 
     def facts(self, shapes: Sequence[Shape], fabric: Fabric | None = None) -> ShapeFacts:
-        """Facts of shapes of models that are known here, on this or another fabric."""
+        """Return the facts of shapes of known models, on this fabric or another one."""
         groups = [self.models.index(shape.model) for shape in shapes]
         return terms.facts(shapes, groups, fabric or self.fabric, self.base_ranks, self.hop)
 
     def draws(self, num: int = NUM_DRAWS, seed: int = 7) -> Array:
-        """The mode first, then ``num`` draws: (1 + num, unknowns)."""
+        """Return the mode, then ``num`` draws: an array of shape (1 + num, unknowns)."""
         normal = np.random.default_rng(seed).standard_normal((num, len(self.mode)))
         return np.vstack([self.mode, self.mode + normal @ self.root.T])
 
 
-def calibrate(  # noqa: PLR0913  (what is known before, and what was measured)
+def calibrate(  # noqa: PLR0913 (what is known before, and what was measured)
     fabric: Fabric,
     shapes: Sequence[Shape],
     step_s: Sequence[float],
@@ -68,9 +68,10 @@ def calibrate(  # noqa: PLR0913  (what is known before, and what was measured)
     walk: Walk = WALK,
     log_sd: Sequence[float] = (),
 ) -> Posterior:
-    """The posterior given ``step_s`` seconds at ``shapes``; ``models``: also those of targets.
+    """Return the posterior, given ``step_s`` seconds per step at ``shapes``.
 
-    ``log_sd``: of the ln of each of these, beyond what two runs of one point differ by anyhow.
+    ``models`` must include the models of all targets. ``log_sd`` is the standard deviation of each
+    ln(step time), in addition to the difference between two runs of the same point.
     """
     log_s = np.log(np.asarray(step_s, float))
     noise = walk.replicate**2 + np.square(log_sd or np.zeros(len(log_s)))
@@ -87,7 +88,7 @@ def calibrate(  # noqa: PLR0913  (what is known before, and what was measured)
         return np.concatenate([whiten @ off, (x - mean) / spread])
 
     def slope(x: Array) -> Array:
-        """By differences, all unknowns in one call."""
+        """Return the Jacobian by finite differences, with one call for all unknowns."""
         step = 1e-5
         around = np.log(terms.step_s(given, np.vstack([x, x + step * np.eye(len(x))])))
         white = whiten @ (around[0] - around[1:]).T / step
@@ -112,10 +113,10 @@ def calibrate(  # noqa: PLR0913  (what is known before, and what was measured)
 
 
 def _rate(given: ShapeFacts, mean: Array, log_s: Array) -> float:
-    """By how much the ln of the rate is off where the first point is met.
+    """Return the correction of the prior mean of ln(rate) that matches the first point.
 
-    It is all but unknown beforehand. What a step takes besides compute is taken as believed, but
-    half of a step computes at least.
+    The rate is almost unknown beforehand. The other terms are taken from their priors, but at least
+    half of the step is assumed to be compute.
     """
     parts = {
         term: float(value[0, 0]) for term, value in terms.seconds(given, mean[None, :]).items()
@@ -127,9 +128,9 @@ def _rate(given: ShapeFacts, mean: Array, log_s: Array) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Foreseen:
-    """ln of seconds a step at some shapes: the middle, its standard deviation, and draws.
+    """The predicted ln(seconds per step) of several shapes: median, standard deviation and draws.
 
-    ``draws`` (draws, shapes) have the discrepancy in them.
+    ``draws`` has shape (draws, shapes) and includes the discrepancy.
     """
 
     middle: Array
@@ -140,7 +141,9 @@ class Foreseen:
 def foresee(
     known: Posterior, shapes: Sequence[Shape], *, num: int = NUM_DRAWS, seed: int = 7
 ) -> Foreseen:
-    """The step times of other shapes, corrected by what calibrated neighbours were off."""
+    """Predict the step times of other shapes, corrected by the residuals of calibrated points
+    nearby.
+    """
     draws = known.draws(num, seed)
     at = np.log(terms.step_s(known.facts(shapes), draws))
     off = known.log_s - np.log(terms.step_s(known.facts(known.shapes), draws))

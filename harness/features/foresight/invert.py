@@ -1,4 +1,4 @@
-"""Finds what would hold an efficiency: how much of which knob, or that the knob can't."""
+"""Find which change of a knob would reach an efficiency, or that no setting of the knob does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from harness.features.foresight import terms
 from harness.features.foresight.infer import Posterior
 from harness.features.foresight.shapes import KeptStates, Shape
 
-#: A knob is turned up to so many times of what it is.
+#: Largest factor by which a knob is increased.
 MOST_TIMES = 64.0
 
 
@@ -24,10 +24,10 @@ class Knob(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """By how much a knob must be turned; ``times`` is None where no setting is enough.
+    """The factor by which a knob must be increased; ``times`` is None if no setting is enough.
 
-    ``best`` is the efficiency that the knob reaches at most. Sharding is turned on or off: 1 where
-    that is enough.
+    ``best`` is the highest efficiency that the knob reaches. Sharding can only be on or off, so its
+    factor is 1 if it is enough.
     """
 
     knob: Knob
@@ -36,9 +36,10 @@ class Held:
 
 
 def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[Held]:
-    """For each knob, what gives ``efficiency`` at the target, all else as it is.
+    """Return for each knob the setting that reaches ``efficiency`` at the target, all else
+    unchanged.
 
-    The base stays what it is. Efficiency counts useful work, so a larger batch is more work.
+    The base is not changed. Efficiency counts useful work, so a larger batch counts as more work.
     """
     (base_s,) = terms.step_s(known.facts([base]), known.mode[None, :])[0]
     base_rate = base.rate(base_s)
@@ -67,9 +68,11 @@ def _held(knob: Knob, reached: Callable[[float], float], efficiency: float) -> H
 
 
 def least(reached: Callable[[float], float], wanted: float) -> float | None:
-    """The smallest factor from 1 to MOST_TIMES that reaches what is wanted, None where none does.
+    """Return the smallest factor from 1 to MOST_TIMES that reaches ``wanted``, or None if none
+    does.
 
-    By bisection of the logarithm: a knob that is turned up never lowers what is reached.
+    The factor is found by bisection of its logarithm, because increasing a knob never lowers the
+    result.
     """
     if reached(MOST_TIMES) < wanted:
         return None
@@ -85,16 +88,19 @@ def least(reached: Callable[[float], float], wanted: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Knee:
-    """From ``ranks`` on ``term`` takes most of what is no compute; before that, another one did."""
+    """A knee of the scaling curve: from ``ranks`` on, ``term`` is the largest overhead instead of
+    another one.
+    """
 
     ranks: int
     term: terms.ForeseenTerm
 
 
 def knee(known: Posterior, target: Shape, most_ranks: int = 65536) -> Knee | None:
-    """Where another term becomes the largest, by doublings from the largest calibrated size.
+    """Return the size at which another term becomes the largest overhead.
 
-    None where one overhead stays the largest. The shape of a rank stays the target's.
+    Sizes are doublings of the largest calibrated size, and each rank keeps the target's shape.
+    Return None if the same overhead stays the largest.
     """
     inner = target.tensor * target.context * target.stages
     first = max(inner, *(shape.ranks for shape in known.shapes))

@@ -1,8 +1,9 @@
-"""By how much wider intervals must be than the terms say, as published ladders have shown.
+"""Stretch intervals by the factors that published scaling sweeps have shown to be necessary.
 
-    python -m benchmarks.foresight.learn      # writes learned.json anew, in seconds
+python -m benchmarks.foresight.learn # writes learned.json anew, in seconds
 
-The file keeps families apart, so that a family is predicted from the others alone.
+The file lists the families (tables of one source) separately, so that each family is predicted with
+factors from the other ones alone.
 """
 
 import json
@@ -18,13 +19,14 @@ from harness.features.foresight.priors import PRIORS, Belief
 from harness.features.foresight.terms import Unknown
 
 LEARNED = Path(__file__).with_name("learned.json")
-#: The share of truths that an interval is to hold; standard deviations in half of a normal's.
+#: Share of true values that an interval shall cover, and half the width of that interval for a
+#: normal distribution in standard deviations.
 LEVEL = 0.8
 HALF_SDS = 1.2816
 
 
 class Regime(StrEnum):
-    """How a target differs from all that was calibrated on; the last that applies counts."""
+    """How a target differs from all calibrated sizes. The last regime that applies is used."""
 
     RESIZED = "other size or batch"
     RESCHEDULED = "other schedule"
@@ -32,13 +34,14 @@ class Regime(StrEnum):
     UNSEEN = "limited by what was not seen"
 
 
-#: No family makes intervals narrower than this: the next one may obey less.
+#: Smallest stretch. Families with small errors do not narrow intervals, because the next family may
+#: have larger ones.
 LEAST_STRETCH = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """Beliefs for a new family, and the factor by which each regime's intervals are stretched."""
+    """The priors for a new family, and the factor that stretches the intervals of each regime."""
 
     beliefs: Mapping[Unknown, Belief]
     stretch: Mapping[Regime, float]
@@ -49,7 +52,7 @@ UNTAUGHT = Learned(beliefs=PRIORS, stretch=dict.fromkeys(Regime, 1.0), families=
 
 
 def learned(leaving_out: str = "") -> Learned:
-    """The misses of all families but one, as priors and as how far intervals are stretched."""
+    """Return what all families but one have taught: priors, and the stretch of each regime."""
     kept = {name: misses for name, misses in _file().items() if name != leaving_out}
     return Learned(
         beliefs=PRIORS,
@@ -67,8 +70,10 @@ def _file() -> Mapping[str, Mapping[str, list[float]]]:
 
 
 def _stretch(regime: Regime, kept: Mapping[str, Mapping[str, list[float]]]) -> float:
-    """The stretch that would have held 80 % of the misses. A family's are not independent of each
-    other, so its weight grows with the root of their number.
+    """Return the stretch with which intervals would have covered 80 % of the errors of a regime.
+
+    The errors of one family are not independent of each other, so the weight of a family grows only
+    with the square root of their number.
     """
     misses = [np.array(of[regime.name]) for of in kept.values() if regime.name in of]
     if not misses:

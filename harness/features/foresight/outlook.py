@@ -1,4 +1,6 @@
-"""A size that a table does not have: what to expect, what would hold it, what to measure next."""
+"""Predict a size that a table lacks: its efficiency, what would raise it, and what to
+measure next.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +15,20 @@ from harness.features.foresight.shapes import Point, Shape
 
 
 class MissingInputError(ValueError):
-    """Raised where something has to be stated before a size can be foreseen."""
+    """Raised if the user must state more facts before a size can be predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """``knee`` is where another overhead becomes the largest, None where none does.
+    """The prediction for one size, with advice.
 
-    ``advice`` is the size to measure next. ``hold`` is the efficiency that ``held`` is about.
-    ``device_hours`` are those of a billion tokens (of samples where a sample is no text).
-    ``memory_bytes`` is what a rank needs, ``room_bytes`` what it has; None where nobody knows.
-    ``padding`` is by how much shards are larger together than at the largest calibrated size.
-    ``measured`` are efficiencies of this model's calibrated sizes, ``path`` has what is foreseen of
-    sizes between.
+    ``hold`` is the requested efficiency, and ``held`` states how each knob could reach it. ``knee``
+    is the size at which another overhead becomes the largest, or None. ``advice`` is the size to
+    measure next. ``device_hours`` are those of a billion tokens, or of a billion samples if a
+    sample is not text. ``memory_bytes`` is the memory that a rank needs and ``room_bytes`` the
+    memory that it has; each is None if unknown. ``padding`` is the size of all shards together
+    relative to the largest calibrated size. ``measured`` maps calibrated sizes of this model to
+    efficiencies, and ``path`` holds predictions for the sizes between.
     """
 
     table: str
@@ -43,18 +46,18 @@ class Outlook:
 
     @property
     def fits(self) -> bool:
-        """Whether a rank finds its memory, as far as that is known."""
+        """Return whether a rank fits into its memory; True if that is unknown."""
         known = self.memory_bytes is not None and self.room_bytes is not None
         return not known or (self.memory_bytes or 0) <= (self.room_bytes or 0)
 
 
 def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlook]:
-    """Of every model and configuration of a table that was calibrated.
+    """Return the prediction at ``ranks`` for each calibrated model and configuration of a table.
 
-    A size of the table that was not measured is taken as it stands. Else each gets what it had at
-    its largest calibrated size: the same batch of a GPU, or the same batch of all where its
-    calibrated sizes share one. UnsaidError where something has to be stated first, SpecError where
-    ``ranks`` can't be cut so.
+    If the table lists this size without a measurement, its shape is used as it is. Otherwise the
+    shape follows from the largest calibrated size: the batch per GPU stays the same, or the global
+    batch if all calibrated sizes share it. Raise MissingInputError if the user must state more
+    facts first, and SpecError if ``ranks`` cannot be divided as the calibrated sizes are.
     """
     taught = learned(leaving_out=table.family)
     calibrated = [point for point in table.points if point.calibrates]
@@ -95,7 +98,7 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
 
 
 def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
-    """Efficiencies of the calibrated sizes, the best of each, against the base."""
+    """Return the best efficiency of each calibrated size, relative to the base."""
     assert base.step_s is not None
     unit = base.shape.rate(base.step_s)
     efficiencies = dict[int, float]()
@@ -107,7 +110,10 @@ def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
 
 
 def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list[Shape]:
-    """Doublings of the largest calibrated size, below the target, that are cut like both."""
+    """Return doublings of the largest calibrated size, below the target.
+
+    Return none unless both are divided into the same tensor, context and pipeline groups.
+    """
     if (largest.tensor, largest.context, largest.stages) != (
         target.tensor,
         target.context,
@@ -119,7 +125,7 @@ def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list
 
 
 def _device_hours(predicted: Predicted) -> float:
-    """Of a billion tokens."""
+    """Return the device-hours of a billion tokens."""
     tokens = predicted.shape.samples * predicted.shape.seq
     return predicted.step_s * predicted.shape.ranks / 3600 * 1e9 / tokens
 
@@ -134,11 +140,13 @@ def _largest(point: Point, calibrated: Sequence[Point]) -> Shape:
 
 
 def _at(shape: Shape, ranks: int, calibrated: Sequence[Shape]) -> Shape:
-    """The shape at another number of ranks."""
+    """Return the shape at another number of ranks, with the batch that the calibrated
+    sizes imply.
+    """
     inner = shape.tensor * shape.context * shape.stages
     if ranks % inner:
         raise SpecError(
-            f"--to {ranks}: it is no multiple of tp x pp x cp = {inner}",
+            f"--to {ranks} is not a multiple of tp x pp x cp = {inner}",
             expected=f"a multiple of {inner}",
             fix=f"--to {inner * max(1, ranks // inner)}",
         )

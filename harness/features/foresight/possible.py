@@ -1,11 +1,11 @@
-"""Which rules a fabric allows at all, before anything is measured on it.
+"""Decide which thresholds a fabric can meet at all, before anything is measured on it.
 
-    rule, contrast -> shapes of subject and baseline -> draws of what is not known, within what
-    other ladders have shown -> the figures that may come -> whether the bound is among them
-    -> by how much the links would have to be faster
+threshold, contrast -> shapes of subject and baseline -> draws of the unknowns, within the range
+that published scaling sweeps have shown -> possible values -> is the bound among them? -> factor by
+which the links would have to be faster
 
-Peaks and rates are those of data sheets or of a sweep, so the answer is rough: it tells what no
-tuning will reach, and what nothing stands in the way of.
+Peaks and rates come from data sheets or from a bandwidth sweep, so the answer is rough. It shows
+which thresholds no tuning will reach, and which ones nothing rules out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,13 +31,14 @@ from harness.host.machine import Machine
 from harness.record import Described, ModelFacts
 
 Array = NDArray[np.float64]
-#: Figures that a fabric can tell of.
+#: Metrics that can be predicted from the fabric.
 METRICS = ("efficiency", "speedup")
-#: The share of a device's peak that training reaches, and how far that may be off.
+#: Share of a device's peak FLOP/s that training reaches, with its spread.
 PEAK_SHARE = Belief(0.4, 0.35)
 NUM_DRAWS = 1000
 SEED = 7
-#: What lies outside of these quantiles is not to be expected, or not to be hoped for.
+#: Quantiles of the predicted value: below LOW or above HIGH it is unlikely, above BEST practically
+#: impossible.
 LOW = 0.1
 HIGH = 0.9
 BEST = 0.975
@@ -51,7 +52,7 @@ class Chance(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleLeftOut:
-    """A rule of which nothing can be said, and why."""
+    """A threshold for which no prediction is made, with the reason."""
 
     rule: str
     case: str
@@ -60,7 +61,10 @@ class RuleLeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricSite:
-    """Where the rules are to be met: a machine, links, and a device's peak FLOP/s at a dtype."""
+    """The machine on which the thresholds are to be met.
+
+    It has links (``fabric``), and ``peaks`` maps each dtype to the peak FLOP/s of a device.
+    """
 
     machine: Machine
     fabric: Fabric
@@ -70,11 +74,12 @@ class FabricSite:
 
 @dataclass(frozen=True, kw_only=True)
 class Possibility:
-    """One rule on one contrast. The figure lies in [low, high] eight times in ten.
+    """The prediction for one threshold on one contrast.
 
-    A case that does not ``fit`` in memory is not possible, whatever its figure. ``times`` is by how
-    much the links must be faster for ``middle`` to reach the bound: 1 where they are fast enough,
-    None where no link is.
+    The value lies in [low, high] with 80 % probability. A case that does not fit into memory
+    (``fits``) is not possible, whatever its value. ``times`` is the factor by which the links must
+    be faster for ``middle`` to reach the bound. It is 1 if they are fast enough, and None if no
+    speed of the links is enough.
     """
 
     rule: str
@@ -99,7 +104,7 @@ def possibilities(
     site: FabricSite,
     catalogue: Catalogue,
 ) -> Iterator[Possibility | RuleLeftOut]:
-    """Of every rule of a plan: what may come, or why nothing is said of it."""
+    """Yield for each threshold of a plan what is possible, or why no prediction is made."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
         matched = [
@@ -129,13 +134,13 @@ def possibilities(
 
 
 def unsaid(contrast: Contrast, rule: Threshold) -> str:
-    """Why nothing is said of a rule on this contrast; empty if something is."""
+    """Return why no prediction is made for a threshold on this contrast, or an empty string."""
     if contrast.metric not in METRICS:
-        return f"{contrast.metric} is measured, not foreseen"
+        return f"{contrast.metric} can only be measured, not predicted"
     if rule.at_least is None:
-        return "an upper bound on speed forbids nothing"
+        return "an upper bound on speed rules nothing out"
     if len(contrast.baseline) != 1:
-        return "its baseline is several trainings at once"
+        return "its baseline consists of several concurrent training runs"
     return ""
 
 
@@ -145,16 +150,16 @@ def without_plan(
     device: str,
     target: str,
 ) -> Iterator[RuleLeftOut]:
-    """Rules that judge nothing of these plans, and why."""
+    """Yield the thresholds that apply to no contrast of these plans, with the reason."""
     subjects = [
         (plan.arm(contrast.subject).case, contrast) for plan in plans for contrast in plan.contrasts
     ]
     for rule in thresholds:
         if any(rule.about(case) and rule.metric == contrast.metric for case, contrast in subjects):
             continue
-        why = f"nothing of {target} measures it on this hardware"
+        why = f"no test of {target} measures it on this hardware"
         if rule.device not in (None, device):
-            why = f"about {str(rule.device).upper()} ranks"
+            why = f"it applies to {str(rule.device).upper()} ranks only"
         yield RuleLeftOut(rule=rule.name, case=rule.case, why=why)
 
 
@@ -167,13 +172,14 @@ def _shape(case: CaseSpec, described: Described, catalogue: Catalogue) -> Shape:
 
 
 def _draws(case: CaseSpec, facts: ModelFacts | None, base: Shape, site: FabricSite) -> Array:
-    """Everything that is not known, as other ladders have shown it: (draws, unknowns).
+    """Return draws of all unknowns, in the range that published scaling sweeps have shown.
 
-    ValueError where neither FLOPs nor the device's peak are known.
+    The shape is (draws, unknowns). Raise ValueError if the FLOPs of the model or the peak of the
+    device are unknown.
     """
     peak = site.peaks.get(case.dtype)
     if peak is None or facts is None or not facts.flops_per_sample:
-        raise ValueError("how fast a device computes is not known")
+        raise ValueError("the compute rate of the device is unknown")
     counted = base.flops / base.samples / facts.flops_per_sample
     rate = Belief(PEAK_SHARE.median * peak * counted, PEAK_SHARE.spread)
     beliefs = {**learned().beliefs, **site.beliefs, Unknown.RATE: rate}
@@ -229,7 +235,7 @@ def _possibility(
 
 
 def _limits(pair: Sequence[Shape], draws: Array, fabric: Fabric) -> ForeseenTerm:
-    """The term that takes most of the efficiency, at the middle of what may be."""
+    """Return the term that costs most efficiency, at the median of the draws."""
     given = terms.facts(pair, (0, 0), fabric, pair[0].ranks)
     parts = {
         term: value[0]

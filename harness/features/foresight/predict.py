@@ -1,4 +1,4 @@
-"""A table's other sizes, predicted from those that it calibrates on."""
+"""Predict the other sizes of a table from those on which it is calibrated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +17,18 @@ from harness.features.foresight.shapes import Model, Point, Shape
 from harness.features.foresight.terms import ForeseenTerm
 
 Array = NDArray[np.float64]
-#: Quantiles between which 80 % of the truths are to lie.
+#: Quantiles between which 80 % of the true values shall lie.
 QUANTILES = (0.1, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """One target: its efficiency against the smallest calibrated size of its model.
+    """The prediction for one target: its efficiency relative to the smallest calibrated size of its
+    model.
 
-    ``efficiency`` lies in [low, high] eight times in ten. ``measured`` and ``measured_s`` are what
-    the table says, None where it asks. ``baselines`` has the efficiencies of laws in N alone.
+    The efficiency lies in [``low``, ``high``] with 80 % probability. ``measured`` and
+    ``measured_s`` are the values of the table, or None if it has none. ``baselines`` holds the
+    efficiencies that simple laws in N predict.
     """
 
     shape: Shape
@@ -39,16 +41,17 @@ class Predicted:
     shares: Mapping[ForeseenTerm, float]
     lost: Mapping[ForeseenTerm, float]
     baselines: Mapping[Law, float]
-    #: Why it is outside of what was calibrated, whatever its terms say.
+    #: Why the target lies outside the calibrated range, whatever its terms are; may be empty.
     caution: str = ""
     measured: float | None = None
     measured_s: float | None = None
-    #: A published figure that departs from both of its neighbours; it is not counted.
+    #: Whether the published value deviates from both neighbouring sizes; such a value is not
+    #: scored.
     implausible: bool = False
 
     @property
     def miss(self) -> float | None:
-        """Predicted minus measured efficiency."""
+        """Return predicted minus measured efficiency."""
         return None if self.measured is None else self.efficiency - self.measured
 
     @property
@@ -58,10 +61,10 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class NotPredicted:
-    """A target of which nothing is said, and why.
+    """A target for which no prediction is shown, and the reason.
 
-    ``unsaid`` is what would have been said where something has to be stated first. It is there to
-    be scored, so that a refusal can be judged, too.
+    ``unsaid`` is the prediction that is withheld until the user states more facts. It is kept so
+    that the refusal itself can be scored.
     """
 
     shape: Shape
@@ -71,7 +74,7 @@ class NotPredicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Everything that is foreseen of a table."""
+    """All predictions for a table."""
 
     table: PublishedTable
     taught_by: tuple[str, ...]
@@ -80,10 +83,10 @@ class Prediction:
 
 
 def predict(table: PublishedTable, taught: Learned) -> Prediction:
-    """All points that the table does not calibrate on.
+    """Predict all points on which the table is not calibrated.
 
-    Configurations are kept apart: software, precision or strategy that was not calibrated is
-    refused, since no figure of another one speaks of it.
+    Each configuration is calibrated separately. Software, precision or strategy without a
+    calibrated point is refused, because other configurations do not predict it.
     """
     predicted: list[Predicted] = []
     refused: list[NotPredicted] = []
@@ -114,7 +117,7 @@ def predict(table: PublishedTable, taught: Learned) -> Prediction:
 
 
 def _obstacle(point: Point, calibrated: Sequence[Point], table: PublishedTable) -> str:
-    """Why nothing can be said of a point; empty where something can."""
+    """Return why a point cannot be predicted, or an empty string."""
     if not calibrated:
         known = {p.shape.configuration for p in table.points if p.calibrates}
         other = dict(next(iter(known)))
@@ -186,7 +189,9 @@ def calibrate(
 
 
 def _hop(calibrated: Sequence[Point]) -> float:
-    """The hop between stages that gives the bubbles which calibrating runs were profiled with."""
+    """Return the hop time between stages that reproduces the profiled bubbles of
+    calibrated runs.
+    """
     hops = []
     for point in calibrated:
         shape = point.shape
@@ -204,7 +209,7 @@ def _hop(calibrated: Sequence[Point]) -> float:
 
 
 def base_of(shape: Shape, calibrated: Sequence[Point]) -> Point:
-    """The smallest calibrated size of the same model, else of any."""
+    """Return the smallest calibrated size of the same model, or of any model if it has none."""
     of_model = [point for point in calibrated if point.shape.model == shape.model]
     return min(of_model or calibrated, key=lambda point: point.shape.ranks)
 
@@ -221,8 +226,10 @@ def regime_of(shape: Shape, calibrated: Sequence[Point], unseen: bool) -> Regime
 
 
 def _interval(seen: Foreseen, i: int, stretch: float, base_sd: float) -> tuple[float, float]:
-    """Seconds between which a step lies, stretched about the middle; wider by what is not known of
-    the baseline's own step, as if nothing of that were in the draws.
+    """Return the interval of the step time in seconds, stretched about its median.
+
+    The interval is widened by the uncertainty of the baseline's measured step, as if that were
+    independent of the draws.
     """
     ends = np.quantile(seen.draws[:, i], QUANTILES)
     below, above = np.hypot(stretch * (ends - seen.middle[i]), HALF_SDS * base_sd)
@@ -230,7 +237,7 @@ def _interval(seen: Foreseen, i: int, stretch: float, base_sd: float) -> tuple[f
 
 
 def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> dict[Law, float]:
-    """Efficiencies by laws in N alone and by the line, fitted to the model's calibrated sizes."""
+    """Return the efficiencies by simple laws in N, fitted to the model's calibrated sizes."""
     of_model = [point for point in calibrated if point.shape.model == shape.model] or list(
         calibrated
     )
@@ -251,13 +258,17 @@ def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> d
 
 
 def _passed(shape: Shape) -> float:
-    """FLOPs that a rank goes through in a step, the bubble of its pipeline counted as work."""
+    """Return the FLOPs of a rank in a step, with the pipeline's bubble counted as work."""
     bubble = 1 + (shape.stages - 1) / shape.chunks / shape.micros
     return shape.flops / shape.ranks * bubble
 
 
 def departs(point: Point, points: Sequence[Point]) -> bool:
-    """Whether a published rate is a tenth off both neighbours in size, which agree within 5 %."""
+    """Return whether a published rate differs by more than 10 % from those of both neighbouring
+    sizes.
+
+    The neighbours must agree within 5 %.
+    """
     if point.step_s is None:
         return False
     ladder = sorted(

@@ -1,6 +1,7 @@
-"""Beliefs about the unknowns before anything is measured: a median and a spread of each.
+"""Prior beliefs about the unknowns, before anything is measured: a median and a spread of each.
 
-Spreads are standard deviations of logarithms: 0.7 means within a factor of two, two times in three.
+Spreads are standard deviations of natural logarithms. A spread of 0.7 means that the value lies
+within a factor of two in two of three cases.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ class Belief(NamedTuple):
     spread: float
 
 
-#: Where they are from: docs/foresight.md, "What is assumed".
+#: The sources are listed in docs/foresight.md, "What is assumed".
 PRIORS: dict[Unknown, Belief] = {
     Unknown.RATE: Belief(1e14, 3.0),
     Unknown.LINK: Belief(0.75, 0.25),
@@ -33,15 +34,15 @@ PRIORS: dict[Unknown, Belief] = {
     Unknown.SPLIT: Belief(0.02, 0.5),
     Unknown.CHUNKS: Belief(0.05, 0.4),
 }
-#: How much two models' rates differ on one machine, where their FLOPs are known and where not.
+#: Spread of the rates of two models on one machine, with known and with unknown FLOPs.
 MODEL_SPREAD = 0.04
 MODEL_SPREAD_UNSIZED = 3.0
 
 
 def vectors(beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool) -> tuple[Array, Array]:
-    """Means and standard deviations of the unknowns, then of each model's own rate.
+    """Return means and standard deviations of the unknowns, then of the rate of each model.
 
-    ``sized``: whether the FLOPs of all models are known.
+    ``sized`` is whether the FLOPs of all models are known.
     """
     known = [beliefs[name] for name in UNKNOWNS]
     spread = MODEL_SPREAD if sized else MODEL_SPREAD_UNSIZED

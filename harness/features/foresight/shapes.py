@@ -1,4 +1,4 @@
-"""The shape of one size of a training: how many ranks, how they are cut, and the batch of each."""
+"""The shape of one size of a training run: its ranks, how they are divided, and their batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,20 +11,21 @@ from harness.features.foresight.physics.schedules import PipelineSchedule
 
 
 class KeptStates(StrEnum):
-    """The parts of the model's state that the ranks of a data-parallel group hold."""
+    """How the state of the model is divided among the ranks of a data-parallel group."""
 
     WHOLE = "whole"  # gradients are all-reduced
-    OPTIMIZER_CUT = "optimizer cut"  # gradients reduce-scattered, parameters all-gathered
+    OPTIMIZER_CUT = "optimizer cut"  # gradients are reduce-scattered, parameters all-gathered
     ALL_CUT = "all cut"  # parameters are gathered for each forward and backward
-    NODE_CUT = "cut in nodes"  # the same within a node; gradients are all-reduced between nodes
+    NODE_CUT = "cut in nodes"  # divided within a node; gradients are all-reduced between nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model's size; None where a table does not say.
+    """The size of a model; None for what a table does not state.
 
-    ``trains``: parameters that do (None: all). ``keys``: the width of a layer's keys, which is that
-    of its values (None: the hidden size); fewer heads have them than ask.
+    ``trains`` is the number of trained parameters (None: all). ``keys`` is the width of a layer's
+    keys, which equals that of its values (None: the hidden size). It is smaller than the hidden
+    size with grouped-query attention.
     """
 
     name: str = ""
@@ -36,19 +37,23 @@ class Model:
 
     @property
     def width(self) -> float | None:
-        """The hidden size, from P = 12 L h^2 of a transformer where it is not stated."""
+        """Return the hidden size, computed from P = 12 L h^2 of a transformer if it is
+        not stated.
+        """
         if self.hidden is not None or not (self.params and self.layers):
             return self.hidden
         return sqrt(self.params / (12 * self.layers))
 
     @property
     def trained(self) -> float | None:
-        """Parameters that have gradients and an optimizer's state."""
+        """Return the number of parameters that have gradients and optimizer state."""
         return self.params if self.trains is None else self.trains
 
     def flops_per_token(self, seq: int) -> float | None:
-        """6 P, and 12 L h s for attention where layers are known (Narayanan et al., SC'21); 4 P of
-        parameters that do not train.
+        """Return the FLOPs per token: 6 P, plus 12 L h s for attention if layers and hidden size
+        are known.
+
+        The formula is from Narayanan et al. (SC'21). Parameters that are not trained count 4 P.
         """
         if self.params is None:
             return None
@@ -58,11 +63,11 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """The bytes that all ranks together exchange in a step by a strategy's word, as nccl-tests
-    count them.
+    """The bytes that all ranks together exchange in a step, as the strategy states them.
 
-    ``num_bytes`` are those of any world, ``of_rank`` those that every rank adds: what an all-gather
-    collects of compressed gradients grows with the world. They go out in ``pieces``.
+    Bytes are counted as nccl-tests does. ``num_bytes`` do not depend on the world size, and each
+    rank adds ``of_rank``: an all-gather of compressed gradients grows with the world. The bytes are
+    exchanged in ``pieces``.
     """
 
     kind: CollectiveKind
@@ -76,12 +81,12 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One size of one training. Ranks = data x tensor x context x stages.
+    """One size of one training run. Ranks = data x tensor x context x stages.
 
-    ``micros`` micro-batches of ``micro_batch`` samples go through each replica in a step. ``sent``
-    is what its strategy states; without it the exchange follows from ``kept``. ``hides``: compute
-    goes on meanwhile. Where all ranks share one machine's ``cores``, each needs them for ``cpu_s``
-    of a step; 0 cores: nobody shares any.
+    In a step ``micros`` micro-batches of ``micro_batch`` samples go through each replica. ``sent``
+    is the exchange that the strategy states; otherwise the exchange follows from ``kept``.
+    ``hides`` is whether compute continues during the exchange. If all ranks share the ``cores`` of
+    one machine, each needs them for ``cpu_s`` seconds of a step; with 0 cores none are shared.
     """
 
     ranks: int
@@ -99,47 +104,49 @@ class Shape:
     cpu_s: float = 0.0
     cores: int = 0
     model: Model = Model()
-    #: What else must be the same for two points to tell of each other: software, precision, ...
+    #: What else must be equal for one point to predict another: software, precision, ...
     configuration: tuple[tuple[str, str], ...] = ()
 
     @property
     def replicas(self) -> float:
-        """Data-parallel ranks."""
+        """Return the number of data-parallel ranks."""
         return self.ranks / (self.tensor * self.context * self.stages)
 
     @property
     def queued_s(self) -> float:
-        """For how long a rank waits in a step for cores that others use."""
+        """Return the seconds of a step for which a rank waits for cores that other ranks use."""
         return self.cpu_s * max(0.0, self.ranks / self.cores - 1) if self.cores else 0.0
 
     @property
     def samples(self) -> float:
-        """Samples of one step, of all ranks."""
+        """Return the samples of one step over all ranks."""
         return self.replicas * self.micros * self.micro_batch
 
     @property
     def flops(self) -> float:
-        """Of one step; in samples where the model's size is unknown."""
+        """Return the FLOPs of one step, or its samples if the size of the model is unknown."""
         of_token = self.model.flops_per_token(self.seq)
         return self.samples * (1.0 if of_token is None else of_token * self.seq)
 
     def rate(self, step_s: float) -> float:
-        """Useful FLOP/s of one rank; samples/s where the model's size is unknown."""
+        """Return the useful FLOP/s of one rank, or samples/s if the size of the model
+        is unknown.
+        """
         return self.flops / (self.ranks * step_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size and what it reached: ``step_s`` seconds a step, None where that is asked for.
+    """One size and its measured ``step_s`` (seconds per step), or None if it is to be predicted.
 
-    ``log_sd`` is the standard deviation of its ln, by launches that differ; 0 where nobody says.
+    ``log_sd`` is the standard deviation of ln(step_s) between launches, or 0 if unknown.
     """
 
     shape: Shape
     step_s: float | None
     calibrates: bool = False
     log_sd: float = 0.0
-    #: The share of a stage's step that is idle, where a profile of this very run states it.
+    #: Share of a stage's step that is idle, if a profile of this run states it.
     bubble: float | None = None
-    #: The row of the file that it is from.
+    #: The row of the file from which the point was read.
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)

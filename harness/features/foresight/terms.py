@@ -1,9 +1,10 @@
-"""The seconds of a step, term by term, for many shapes and many draws of the unknowns at once.
+"""Compute the seconds of a step, term by term, for many shapes and many draws of the unknowns.
 
-    step = compute + bubble + tensor exchange + data exchange + host + waiting + growth
+step = compute + bubble + tensor exchange + data exchange + host + waiting + growth
 
-What follows from a shape alone is worked out once (``ShapeFacts``); what is unknown is a row of
-``Unknown`` (priors in ``priors.py``). Growth is what no other term explains and sizes have shown.
+What follows from a shape alone is computed once (``ShapeFacts``). What is unknown is a row of
+``Unknown`` (with priors in ``priors.py``). Growth is the measured increase that no other term
+explains.
 """
 
 from collections.abc import Sequence
@@ -24,23 +25,24 @@ Array = NDArray[np.float64]
 
 #: DDP's default bucket (torch.nn.parallel).
 BUCKET_BYTES = 25 * 2**20
-#: Megatron-LM's bucket: 40 M gradients, or 1 M for each rank where that is more.
+#: Megatron-LM's bucket: 40 million gradients, or 1 million for each rank if that is more.
 BUCKET_GRADIENTS = 40e6
 BUCKET_GRADIENTS_OF_RANK = 1e6
-#: A hop between stages where no profile states it, as a share of a micro-batch on one stage. With
-#: it the simulator has the published bubbles of 1F1B within a point. Interleaved schedules send
-#: beside compute (Megatron's overlap of p2p).
+#: Time of a hop between stages as a share of a micro-batch on one stage, if no profile states it.
+#: With this value the simulator reproduces the published bubbles of 1F1B within one percentage
+#: point. Interleaved schedules overlap these transfers with compute (Megatron's overlap of p2p).
 HOP = 0.01
-#: The share of an exchange that shows whatever there is to hide it behind.
+#: Share of an exchange that adds to the step even if compute could hide all of it.
 SHOWN = 0.1
 
 
 class ForeseenTerm(StrEnum):
-    """A term that a step's time goes to, in the words of a table."""
+    """A term of the step time, named as in a table."""
 
     COMPUTE = "compute"
     BUBBLE = "pipeline bubble"
-    TENSOR = "tensor exchange"  # and that of the parts of a sequence (context parallelism)
+    # includes the exchange between parts of a sequence (context parallelism)
+    TENSOR = "tensor exchange"
     BYTES = "exchange bytes"
     LATENCY = "exchange latency"
     HOST = "fixed cost"
@@ -70,26 +72,26 @@ NUM_SHARED = len(UNKNOWNS)
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeFacts:
-    """The facts of shapes by themselves: arrays of one entry for each shape."""
+    """The facts that follow from the shapes alone: arrays with one entry for each shape."""
 
     group: NDArray[np.intp]  # index of the model
     load: Array  # FLOPs of a micro-batch on one rank
-    narrow: Array  # 1 over the hidden size; 0 where it is unknown
+    narrow: Array  # 1 / hidden size; 0 if it is unknown
     micros: Array
-    units: Array  # a step of the pipeline in micro-batches
-    splits: Array  # 1 where a backward is split
-    chunked: Array  # 1 where a stage has several chunks
-    tensor_latency_s: Array  # of one micro-batch
+    units: Array  # length of a pipeline's step in micro-batches
+    splits: Array  # 1 if the schedule splits the backward
+    chunked: Array  # 1 if a stage has several chunks
+    tensor_latency_s: Array  # per micro-batch
     tensor_transfer_s: Array
-    tensor_nodes: Array  # log2 of the nodes over which tensor and context ranks lie
-    data_latency_s: Array  # of one step
+    tensor_nodes: Array  # log2 of the number of nodes that tensor and context ranks span
+    data_latency_s: Array  # per step
     data_transfer_s: Array
     data_nodes: Array
-    window: Array  # what share of all compute can hide the data exchange
-    fixed: Array  # 1 where a pipeline has replicas: their exchange ends each step
+    window: Array  # share of all compute that can hide the data exchange
+    fixed: Array  # 1 if a pipeline has replicas, whose exchange ends each step
     queued_s: Array
     slowest: Array  # E[max of N], in standard deviations
-    doublings: Array  # of ranks over the smallest calibrated size
+    doublings: Array  # of ranks, relative to the smallest calibrated size
 
 
 def facts(
@@ -99,7 +101,11 @@ def facts(
     base_ranks: int,
     hop: float = HOP,
 ) -> ShapeFacts:
-    """``groups``: a number for each model. ``hop``: as HOP. Rates of ``fabric`` are in B/s."""
+    """Return the facts of shapes.
+
+    ``groups`` holds the index of each shape's model. ``hop`` is as ``HOP``. Rates of ``fabric`` are
+    in bytes/s.
+    """
     rows = [_fact(shape, fabric, base_ranks, hop) for shape in shapes]
     names = [name for name in ShapeFacts.__dataclass_fields__ if name != "group"]
     columns = {name: np.array([row[name] for row in rows], float) for name in names}
@@ -107,7 +113,7 @@ def facts(
 
 
 def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> dict[str, float]:
-    """One entry of each array."""
+    """Return one entry of each array of ``ShapeFacts``."""
     tensor = _tensor_exchange(shape, fabric).plus(_context_exchange(shape, fabric))
     data = data_exchange(shape, fabric)
     inner = shape.tensor * shape.context * shape.stages
@@ -136,7 +142,7 @@ def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> dict[str
 
 
 def durations(shape: Shape, hop: float) -> Durations:
-    """F, B and W of a transformer's layer as shares of their sum (Qi et al., Table 1)."""
+    """Return F, B and W of a transformer layer as shares of their sum (Qi et al., Table 1)."""
     longer = shape.seq / shape.model.hidden if shape.model.hidden else 0.0
     whole = 72 + 12 * longer
     return Durations(
@@ -148,10 +154,11 @@ def durations(shape: Shape, hop: float) -> Durations:
 
 
 def _window(shape: Shape) -> float:
-    """The share of a step's compute behind which the data exchange can hide.
+    """Return the share of a step's compute that can hide the data exchange.
 
-    Sharded layers are gathered behind every other layer. Buckets go out behind the last backward,
-    two thirds of its micro-batch. In a pipeline stages wait for each other as it drains.
+    Sharded layers are gathered while every other layer computes. Buckets are exchanged during the
+    last backward, which is two thirds of its micro-batch. In a pipeline nothing is hidden, because
+    its stages wait for each other while it drains.
     """
     if not shape.hides:
         return 0.0
@@ -161,7 +168,10 @@ def _window(shape: Shape) -> float:
 
 
 def _tensor_exchange(shape: Shape, fabric: Fabric) -> Cost:
-    """Four all-reduces a layer and micro-batch, of two bytes for each token and hidden element."""
+    """Return the cost of tensor parallelism per micro-batch.
+
+    Each layer needs four all-reduces of two bytes for each token and hidden element.
+    """
     if shape.tensor == 1:
         return FREE
     layers, hidden = shape.model.layers or 32, shape.model.hidden or 4096
@@ -171,8 +181,10 @@ def _tensor_exchange(shape: Shape, fabric: Fabric) -> Cost:
 
 
 def _context_exchange(shape: Shape, fabric: Fabric) -> Cost:
-    """Keys and values of all other parts of a sequence, in both passes, and their gradients back:
-    two bytes each, for every layer and micro-batch.
+    """Return the cost of context parallelism per micro-batch.
+
+    Each layer gathers keys and values of all other parts of the sequence in both passes, and
+    scatters their gradients, with two bytes per element.
     """
     if shape.context == 1:
         return FREE
@@ -188,9 +200,10 @@ def _context_exchange(shape: Shape, fabric: Fabric) -> Cost:
 
 
 def data_exchange(shape: Shape, fabric: Fabric) -> Cost:
-    """The time that NCCL needs for gradients and parameters of one step.
+    """Return NCCL's time for gradients and parameters of one step.
 
-    Nothing in a torus: XLA gathers and scatters behind compute, over links that no other rank uses.
+    The cost is zero on a torus, because XLA overlaps gathers and scatters with compute over links
+    that no other rank uses.
     """
     if fabric.torus:
         return FREE
@@ -232,9 +245,10 @@ def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:
 
 
 def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
-    """Seconds of each term: arrays of (draws, shapes).
+    """Return the seconds of each term, as arrays of shape (draws, shapes).
 
-    ``draws``: a row for each draw of (UNKNOWNS, then a model's own ln of its rate).
+    Each row of ``draws`` holds the values of ``UNKNOWNS``, then the ln of each model's relative
+    rate.
     """
     know = {name: draws[:, i : i + 1] for i, name in enumerate(UNKNOWNS)}
     of_model = draws[:, NUM_SHARED:][:, given.group]
@@ -254,7 +268,8 @@ def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
     shown = (1 - given.fixed) * _shown(by_latency + by_bytes, given.window, compute, know)
     share = by_latency / np.maximum(by_latency + by_bytes, 1e-30)
     bubble = (given.units - given.micros) * (micro + tensor)
-    # Others use the cores that a rank waits for while it idles anyway.
+    # Other ranks use the cores while this rank idles in a bubble or an exchange, so only the rest
+    # of its queueing adds to the step.
     queued = np.maximum(given.queued_s - bubble - shown, 0.0)
     out = {
         ForeseenTerm.COMPUTE: compute,
@@ -265,16 +280,17 @@ def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
         ForeseenTerm.HOST: given.fixed * np.exp(know[Unknown.FIXED]) * (micro + tensor) + queued,
         ForeseenTerm.WAITING: given.slowest * np.exp(know[Unknown.WAIT_S]),
     }
-    # A step that grew twentyfold is no growth any more; it keeps the search for a fit finite.
+    # Growth is limited to a factor of twenty, which keeps the search for a fit finite.
     grown = np.expm1(np.minimum(np.exp(know[Unknown.GROWTH]) * given.doublings, 3.0))
     return {**out, ForeseenTerm.GROWTH: sum(out.values()) * grown}
 
 
 def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, Array]) -> Array:
-    """The part of an exchange that adds to the step.
+    """Return the part of an exchange that adds to the step.
 
-    A share shows whatever there is to hide behind: first and last pieces, and kernels that are
-    slowed. The rest shows as far as it is longer than its window; the corner is rounded.
+    The share ``SHOWN`` always adds: first and last pieces, and kernels that are slowed. The rest
+    adds as far as it is longer than its window. The transition is smoothed so that the fit has
+    derivatives.
     """
     always = SHOWN * exchange
     longer = exchange - window * compute
@@ -286,6 +302,6 @@ def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, A
 
 
 def step_s(given: ShapeFacts, draws: Array) -> Array:
-    """Seconds of a step: (draws, shapes)."""
+    """Return the seconds of a step, of shape (draws, shapes)."""
     total: Array = np.asarray(sum(seconds(given, draws).values()))
     return total

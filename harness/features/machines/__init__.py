@@ -1,1 +1,1 @@
-"""Machines: runs of several machines, side by side."""
+"""Compare the runs of several machines."""

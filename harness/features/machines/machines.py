@@ -1,9 +1,9 @@
-"""Machines side by side on the cases that they ran, device for device and in all.
+"""Compare machines on the cases that all of them ran, per device and in total.
 
-    runs -> Sides (what they are, what their devices reach at most) -> Entries (a case on a side)
-         -> Totals (a ladder's largest world on each side) -> HardwareComparison
+runs -> Sides (machines, with the rates that their devices reach) -> Entries (a case on a side)
+     -> Totals (the largest world of a scaling sweep on each side) -> HardwareComparison
 
-Ratios are of one side over the first; nothing is averaged that not every side ran.
+Ratios are relative to the first side. Means include only cases that every side ran.
 """
 
 import string
@@ -33,20 +33,21 @@ from harness.record import Ceiling, Purpose, RunRecord, ScalingPoint, Swept, Ter
 from harness.record.fabric import swept
 
 HOUR_S = 3600.0
-#: Prices are told for so many samples or tokens.
+#: Number of samples or tokens to which a price refers.
 MILLION = 1e6
-#: What devices took for a sample, by their own counters.
+#: Metric of the energy of a sample, by the counters of the devices.
 ENERGY = "energy_per_sample"
-#: What sides are called.
+#: Names of the sides.
 LETTERS = string.ascii_uppercase
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One run's machine. Prices are of an hour of all its devices, in whatever money.
+    """The machine of one run. ``price`` is for one hour of all its devices, in any currency.
 
-    ``matmul_flops`` maps a dtype to the FLOP/s that one device was seen to reach, ``peak_flops`` to
-    its data sheet's; ``copy_bps`` and ``bus_bps`` are B/s in its memory and of an all-reduce.
+    ``matmul_flops`` maps a dtype to the FLOP/s that one device reached, and ``peak_flops`` to those
+    of its data sheet. ``copy_bps`` is the rate of a copy in device memory, and ``bus_bps`` that of
+    an all-reduce; both are in bytes/s.
     """
 
     name: str
@@ -63,12 +64,13 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineEntry:
-    """One case on one side, None where it is not known.
+    """One case on one side. A field is None if it is unknown.
 
-    ``per_device`` in samples/s; ``ratio`` is of the metric over the first side's, with its 95 %
-    interval. ``attained`` is FLOP/s over what the device's matrix product reaches, ``headroom`` the
-    share of a device's memory that is left. ``energy_j`` and prices are per sample and per token,
-    prices per million. ``lost_ns`` is each term's growth against its baseline in a mean step.
+    ``per_device`` is in samples/s. ``ratio`` is the metric relative to the first side, with its 95
+    % interval. ``attained`` is FLOP/s relative to the device's measured matrix product, and
+    ``headroom`` the share of device memory that is free. ``energy_j`` is per sample and
+    ``energy_token_j`` per token. ``price`` is per million samples and ``price_tokens`` per million
+    tokens. ``lost_ns`` is the growth of each term in a mean step against the baseline.
     """
 
     side: str
@@ -95,10 +97,11 @@ class MachineEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """A ladder's largest world on one side: ``alone`` is one device, ``together`` all that it has.
+    """The largest world of a scaling sweep on one side.
 
-    ``share`` is ``together`` over ``alone`` times the devices; ``ratio`` of ``together`` over the
-    first side's, ``ratio_alone`` of the sums of their devices.
+    ``alone`` is the throughput of one device, and ``together`` that of all devices of the world.
+    ``share`` is ``together`` / (``alone`` x devices). ``ratio`` compares ``together`` with the
+    first side, and ``ratio_alone`` compares the sums of the devices alone.
     """
 
     side: str
@@ -113,11 +116,12 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """Geometric mean of one side over the first, over the cases that every side ran.
+    """The geometric mean of one side relative to the first, over the cases that every side ran.
 
-    Cases have as many devices on every side, so it is per device. ``joule`` is the same of samples
-    a joule, None where devices do not say what they took; ``price_factor`` times ``mean`` is what
-    the same money gives, None where a price is not known. ``reading`` is what the interval says.
+    A case has the same number of devices on every side, so this is a comparison per device.
+    ``joule`` is the same for samples per joule, or None if devices do not report their energy.
+    ``price_factor`` x ``mean`` is the ratio for the same money, or None if a price is unknown.
+    ``reading`` is the interpretation of the interval.
     """
 
     side: str
@@ -131,8 +135,10 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareComparison:
-    """``missing`` are the cases that some side did not run, ``not_compared`` those that may not be
-    compared, and why; ``differs`` only what is not the same on all sides.
+    """The comparison of several machines on one metric.
+
+    ``missing`` lists cases that some side did not run. ``not_compared`` lists cases that may not be
+    compared, with reasons. ``differs`` lists what is different between the sides.
     """
 
     metric: str
@@ -149,20 +155,24 @@ class HardwareComparison:
 def compare_hardware(
     runs: Sequence[RunRecord], metric: str, prices: Sequence[float | None] = ()
 ) -> HardwareComparison:
-    """Two or more runs. Stand-ins are refused: they say nothing of hardware."""
+    """Compare two or more runs on one metric; ``prices`` are per hour of each machine.
+
+    Raise SpecError if all cases are simulated, because these say nothing about hardware.
+    """
     cases = [
         bool(run.stand_ins(arm.case)) for run in runs for plan in run.plans for arm in plan.arms
     ]
     if cases and all(cases):
         raise SpecError(
-            "the runs have only stand-ins (paced, emulated), which say nothing about hardware",
+            "the runs have only simulated cases (paced, emulated), which say nothing about"
+            " hardware",
             expected="runs with real compute",
             fix="pytest suites/ -k 'not paced'",
         )
     if len(runs) > len(LETTERS):
         raise SpecError(
-            f"{len(runs)} runs at once",
-            expected=f"{len(LETTERS)} at most: {LETTERS}",
+            f"{len(runs)} runs were given",
+            expected=f"at most {len(LETTERS)} runs, named {LETTERS}",
             fix="scaleproof compare machines RUN_A RUN_B",
         )
     first, *others = runs
@@ -195,12 +205,12 @@ def compare_hardware(
 
 
 def names(count: int) -> list[str]:
-    """A, B, C, ..."""
+    """Return the names of the first sides: A, B, C, ..."""
     return list(LETTERS[:count])
 
 
 def ceilings(run: RunRecord) -> list[Ceiling]:
-    """The measured ceilings of a run's devices."""
+    """Return the ceilings (best rates) that were measured on a run's devices."""
     gates = [launch for launch in run.launches if launch.purpose is Purpose.GATE]
     return [rank.ceiling for gate in gates for rank in gate.ranks if rank.ceiling is not None]
 
@@ -232,7 +242,7 @@ def _side(name: str, run: RunRecord, price: float | None) -> Side:
 
 
 def _largest_bus(reduced: Sequence[Swept]) -> float | None:
-    """The bus rate of the largest world that was swept."""
+    """Return the all-reduce bus rate of the largest world in the bandwidth sweep, or None."""
     worlds = sorted(reduced, key=lambda swept: sum(swept.nodes))
     return median(worlds[-1].bus_bps()) if worlds else None
 
@@ -295,16 +305,17 @@ def _entry(
 
 
 def _memory_bytes(machine: Machine, case: CaseSpec) -> float | None:
-    """The memory that a rank may have at most, bytes."""
+    """Return the bytes of memory that a rank may use at most, or None."""
     if case.device is Device.CUDA:
         return None if machine.gpu_memory_gib is None else machine.gpu_memory_gib * 2**30
     return machine.memory_gib * 2**30 / max(case.nodes)
 
 
 def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]:
-    """Of every ladder that has a plain baseline: its largest world beside the sum of its devices.
+    """Yield the largest world of every scaling sweep that has a plain baseline.
 
-    Machines with unlike numbers of devices meet here: each with all that it has.
+    It is compared with the sum of its devices. Machines with different numbers of devices are
+    compared here, each with all devices that it has.
     """
     seen: dict[str, list[Total]] = {}
     for side, run in zip(sides, runs, strict=True):
@@ -346,7 +357,7 @@ def _means(
     energies: Sequence[Mapping[str, Compared]],
     metric: str,
 ) -> Iterator[Mean]:
-    """Nothing where no case is common to all."""
+    """Yield the mean of each further side; none if no case is common to all sides."""
     more = METRICS[metric].more_is_better
     for number, side in enumerate(sides[1:], 1):
         mean, low, high = mean_ratio(rows[number][key] for key in common)
@@ -368,8 +379,9 @@ def _reading(low: float | None, high: float | None, more: bool) -> Reading:
 
 
 def _per_joule(side: Side, taken: Mapping[str, Compared], common: set[str]) -> Mean | None:
-    """Samples a joule over the first side's: the energy of a sample, turned over with its
-    interval.
+    """Return samples per joule relative to the first side, or None.
+
+    This is the reciprocal of the ratio of energies per sample, with its interval.
     """
     of_common = [taken[key] for key in sorted(common) if key in taken]
     energy, low, high = mean_ratio(of_common)
@@ -382,7 +394,10 @@ def _per_joule(side: Side, taken: Mapping[str, Compared], common: set[str]) -> M
 
 
 def _price_factor(first: Side, other: Side) -> float | None:
-    """Devices of the other side for the money of one of the first: they are paid by the hour."""
+    """Return how many devices of the other side cost as much as one of the first side, or None.
+
+    Both are priced by the hour.
+    """
     if not first.price or not other.price:
         return None
     return (first.price / first.num_devices) / (other.price / other.num_devices)

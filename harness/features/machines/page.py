@@ -1,4 +1,4 @@
-"""The page of a hardware comparison: one self-contained file, as that of a run."""
+"""Render a comparison of machines as one self-contained page, like the page of a run."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def render(comparison: HardwareComparison) -> str:
-    """Headline, machines, charts, cases, totals, where the time went, notes."""
+    """Return the page: headline, machines, charts, cases, totals, lost time, and notes."""
     data = json.dumps(to_doc(comparison), separators=(",", ":")).replace("<", "\\u003c")
     return (
         templates(HERE)
@@ -41,8 +41,9 @@ def render(comparison: HardwareComparison) -> str:
 
 
 def _charts(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
-    """Charts each machine's throughput over the first one's, with its interval, over ranks: by
-    ladder.
+    """Return one chart for each scaling sweep.
+
+    It shows each machine's throughput relative to the first one over ranks, with its interval.
     """
     names = {side.name: hardware.named(side, comparison.sides) for side in comparison.sides}
     ladders: dict[str, dict[str, list[MachineEntry]]] = {}
@@ -76,7 +77,7 @@ def _charts(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
 
 
 def _spent(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
-    """Charts each machine's losses of a step, case by case: bars on one scale."""
+    """Return charts of the time that each machine loses per step: stacked bars for each case."""
     cases: dict[str, list[svg.Bar]] = {}
     for entry in comparison.entries:
         if entry.lost_ns:

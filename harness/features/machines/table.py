@@ -1,4 +1,4 @@
-"""Machines side by side: what they reach at most, every case, what they do in all, and why."""
+"""Format a comparison of machines: their best rates, every case, totals, and lost time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from harness.interface.report.tabled import Table, written
 from harness.interface.report.text import Column, number, rule, wrap
 from harness.record import Term
 
-#: How what an interval says of a side is told: it is always held against A.
+#: Displayed interpretation of an interval; a side is always compared with A.
 _READS = {
     Reading.FASTER: "better",
     Reading.SLOWER: "worse",
@@ -22,7 +22,7 @@ _READS = {
 
 
 def lines(comparison: HardwareComparison, width: int) -> list[str]:
-    """For a terminal."""
+    """Return the comparison as lines for a terminal."""
     shown = [rule("machines", width, "=")]
     for side in comparison.sides:
         message = f" {side.name}  {side.machine.key}  {side.machine.title}  torch {side.torch}"
@@ -38,7 +38,7 @@ def lines(comparison: HardwareComparison, width: int) -> list[str]:
     if comparison.totals:
         shown += ["", rule("all devices of each machine", width), *totals(comparison).lines(width)]
     if (spent := lost(comparison)).rows:
-        shown += ["", rule("where the time went: ms lost a step", width), *spent.lines(width)]
+        shown += ["", rule("where the time went: ms lost per step", width), *spent.lines(width)]
     shown.append("")
     for text in notes(comparison):
         shown += wrap(f" {text}", width, 1)
@@ -46,7 +46,7 @@ def lines(comparison: HardwareComparison, width: int) -> list[str]:
 
 
 def markdown(comparison: HardwareComparison) -> list[str]:
-    """For a CI system's summary or an issue."""
+    """Return the comparison as Markdown, for the summary of a CI system or for an issue."""
     shown = [
         f"### {headline(comparison)}",
         "",
@@ -60,7 +60,7 @@ def markdown(comparison: HardwareComparison) -> list[str]:
 
 
 def headline(comparison: HardwareComparison) -> str:
-    """The result in a line that a manager understands."""
+    """Return the result in one line, for readers who are not engineers."""
     if not comparison.means:
         return "Nothing to compare: no case was measured on every machine"
     unit = METRICS[comparison.metric].unit
@@ -74,22 +74,22 @@ def headline(comparison: HardwareComparison) -> str:
 
 
 def named(side: Side, sides: Sequence[Side]) -> str:
-    """The name of a machine; with its letter where another one is called the same."""
+    """Return the name of a machine, with its letter if another one has the same name."""
     alike = [other for other in sides if other.machine.title == side.machine.title]
     return side.machine.title if len(alike) == 1 else f"{side.machine.title} ({side.name})"
 
 
 def _word(mean: Mean) -> str:
-    """The word for an interval, in the sentence itself."""
+    """Return the interpretation of an interval, as used in a sentence."""
     return _READS.get(mean.reading, str(mean.reading))
 
 
 def purchase(comparison: HardwareComparison) -> list[str]:
-    """Answers a buyer: for the same devices, energy and money, what does the other machine give?"""
+    """Return what the other machines give for the same devices, energy and money."""
     names = {side.name: named(side, comparison.sides) for side in comparison.sides}
     shown = []
     for mean in comparison.means:
-        joules = "n/a: the devices do not say"
+        joules = "n/a: the devices do not report energy"
         if mean.joule is not None:
             joules = f"{_times(mean.joule)}: {_word(mean.joule)}"
         money = "n/a: --price A=98 --price B=41"
@@ -106,7 +106,7 @@ def purchase(comparison: HardwareComparison) -> list[str]:
 
 
 def _scaled(mean: Mean, factor: float) -> Mean:
-    """Multiplies every figure by a number that has no error."""
+    """Return the mean with all values multiplied by an exact factor."""
     if mean.low is None or mean.high is None:
         return replace(mean, mean=mean.mean * factor)
     low = mean.low * factor
@@ -116,7 +116,7 @@ def _scaled(mean: Mean, factor: float) -> Mean:
 
 
 def notes(comparison: HardwareComparison) -> list[str]:
-    """Notes on the figures, and on cases that were not compared."""
+    """Return notes on the values, and on cases that were not compared."""
     sentences = [headline(comparison) + "."] if comparison.means else [headline(comparison)]
     by_run: dict[str, list[str]] = {}
     for side in comparison.sides:
@@ -133,11 +133,11 @@ def notes(comparison: HardwareComparison) -> list[str]:
     attained = [entry for entry in comparison.entries if entry.attained is not None]
     if attained:
         sentences.append(
-            "of ceiling = FLOP/s over those of a matrix product on the same device in the same run"
+            "of ceiling = FLOP/s relative to a matrix product on the same device in the same run"
         )
     if any(side.price is not None for side in comparison.sides):
         sentences.append(
-            "prices: of a million samples or tokens, at the price of the devices in use"
+            "prices: for a million samples or tokens, counting only the devices in use"
         )
     sentences += [f"not in the mean: {text}" for text in comparison.missing]
     return sentences + [f"not compared: {text}" for text in comparison.not_compared]
@@ -149,7 +149,7 @@ def _times(mean: Mean) -> str:
 
 
 def sides(comparison: HardwareComparison) -> Table[Side]:
-    """Describes each machine, and what its devices were measured to reach."""
+    """Return a table of the machines, with the rates that their devices reached."""
     dtypes = dict.fromkeys(d for side in comparison.sides for d in side.matmul_flops)
 
     def matmul(dtype: str) -> Column[Side]:
@@ -181,7 +181,9 @@ def sides(comparison: HardwareComparison) -> Table[Side]:
 
 
 def entries(comparison: HardwareComparison, *, named: bool = True) -> Table[MachineEntry]:
-    """A row for each case and machine; all ``named``, or only the first of each case."""
+    """Return a row for each case and machine. Unless ``named``, only the first row
+    names its case.
+    """
     rows = comparison.entries
     first = {
         id(row)
@@ -238,7 +240,7 @@ def _reading(e: MachineEntry) -> str:
 
 
 def totals(comparison: HardwareComparison) -> Table[Total]:
-    """Each machine with all that it has, against the sum of its devices."""
+    """Return a table of each machine's largest world against the sum of its devices."""
     return Table(
         columns=[
             Column("ladder", 90, lambda t: t.ladder, left=True),
@@ -256,7 +258,7 @@ def totals(comparison: HardwareComparison) -> Table[Total]:
 
 
 def lost(comparison: HardwareComparison) -> Table[MachineEntry]:
-    """By how many ms each part of a profiled step grew against its baseline."""
+    """Return a table of the growth in ms of each part of a profiled step against its baseline."""
     rows = [entry for entry in comparison.entries if entry.lost_ns]
     terms = [t for t in timeline.TERMS if any(row.lost_ns.get(t) for row in rows)]
 
@@ -280,7 +282,7 @@ def lost(comparison: HardwareComparison) -> Table[MachineEntry]:
 
 
 def csv(comparison: HardwareComparison) -> list[str]:
-    """The cases as comma-separated values, in SI units."""
+    """Return the cases as comma-separated values, in SI units."""
     runs = {s.name: s for s in comparison.sides}
     rows = []
     for entry in comparison.entries:

@@ -1,1 +1,1 @@
-"""Published figures of other systems, and where a measured figure stands among them."""
+"""Compare measured results with published ones of other systems."""

@@ -1,6 +1,6 @@
-"""Published figures, and where a measured one stands among those of the same fabric.
+"""Compare measured results with published ones on the same fabric.
 
-published.toml -> PublishedFigure -> the figures of a verdict -> Place -> one sentence
+published.toml -> PublishedFigure -> the results of a verdict -> Place -> one sentence
 """
 
 import re
@@ -12,12 +12,13 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from harness.analysis.results import Result, results
 from harness.cases import CaseSpec, Device, Precision
 from harness.cases.case import Passes
 from harness.host.machine import Machine
-from harness.record import RunRecord, Verdict
+from harness.record import RunRecord
 
-#: Nobody publishes ladders in fp32 any more, nor in fp8.
+#: Precisions of the published scaling sweeps, which use neither fp32 nor fp8.
 _NARROW = (Precision.AUTOCAST, Precision.BF16, Precision.FP16)
 _FILE = Path(__file__).with_suffix(".toml")
 
@@ -26,8 +27,9 @@ _FILE = Path(__file__).with_suffix(".toml")
 class PublishedFigure:
     """A published distribution: ``quantiles`` maps percent to values, in the metric's SI unit.
 
-    It is about cases of these ``strategies`` and ``models`` (patterns) in this mode, held against
-    this baseline (empty: none), over a network of ``gbit_s`` for each GPU at least.
+    It applies to cases whose strategy is in ``strategies`` and whose model matches the pattern
+    ``models``, in this ``mode`` and relative to the baseline ``against`` (empty: none). The network
+    must have at least ``gbit_s`` for each GPU. An empty ``world`` or ``nodes`` allows any.
     """
 
     name: str
@@ -49,10 +51,10 @@ class PublishedFigure:
     gbit_s: float = 0.0
 
     def about(self, machine: Machine, world_size: int, num_nodes: int) -> bool:
-        """Whether it was measured on such hardware, over such a world."""
+        """Return whether it was measured on such hardware, with such a world."""
         return (
             machine.gpu is not None
-            and "+" not in machine.gpu  # GPUs of several kinds
+            and "+" not in machine.gpu  # a machine with GPUs of several kinds is not comparable
             and re.search(rf"\b({self.gpu})\b", machine.gpu.lower()) is not None
             and machine.joined(num_nodes) in self.fabric
             and machine.network_gbit_s >= self.gbit_s
@@ -61,7 +63,7 @@ class PublishedFigure:
         )
 
     def of(self, case: CaseSpec, against: str) -> bool:
-        """Whether a case of the run is of the kind that was published."""
+        """Return whether a case is of the kind that was published."""
         return (
             case.device is Device.CUDA
             and case.precision in _NARROW
@@ -75,7 +77,9 @@ class PublishedFigure:
         )
 
     def place(self, value: float) -> str:
-        """Where a value stands: ``between the 25th and the 50th percentile of``."""
+        """Return the place of a value, such as ``between the 25th percentile and the
+        median of``.
+        """
         known = sorted(self.quantiles.items())
         if value < known[0][1]:
             return f"below the {_nth(known[0][0])} of"
@@ -93,7 +97,7 @@ def _nth(percent: float) -> str:
 
 @cache
 def figures() -> tuple[PublishedFigure, ...]:
-    """Every figure that is shipped, in the order of the file."""
+    """Return all published figures, in the order of the file."""
     tables = tomllib.loads(_FILE.read_text(encoding="utf-8"))["figure"]
     return tuple(map(_figure, tables))
 
@@ -115,7 +119,7 @@ def _figure(table: Mapping[str, object]) -> PublishedFigure:
 
 
 def _spread(values: list[float]) -> dict[float, float]:
-    """The lowest, the highest and, of three values or more, the median."""
+    """Return the lowest and the highest value, and the median of three or more values."""
     spread = {0.0: values[0], 100.0: values[-1]}
     if len(values) > 2:
         spread[50.0] = values[len(values) // 2]
@@ -124,7 +128,7 @@ def _spread(values: list[float]) -> dict[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A measured value beside the figure that it can be compared with."""
+    """A measured value with the published figure to which it is compared."""
 
     case: str
     metric: str
@@ -133,42 +137,40 @@ class Place:
 
     @property
     def sentence(self) -> str:
-        """``between the 25th percentile and the median of 33 published ladders on ...``"""
+        """Return ``between the 25th percentile and the median of 33 published ladders on ...``."""
         return f"{self.figure.place(self.value)} {self.figure.n} published {self.figure.what}"
 
 
 def standings(run: RunRecord) -> list[Place]:
-    """Every verdict of a run that published figures of its fabric exist for; on GPUs only."""
+    """Return the place of each result for whose fabric published figures exist; on GPUs only."""
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     places = {
-        (verdict.case, verdict.metric, figure.name): Place(
-            case=verdict.case, metric=verdict.metric, value=verdict.value, figure=figure
+        (result.case, result.metric, figure.name): Place(
+            case=result.case, metric=result.metric, value=result.value, figure=figure
         )
-        for verdict in run.verdicts
-        if verdict.value is not None
-        for figure in _comparable(run, verdict, cases.get(verdict.case))
+        for result in results(run)
+        if result.value is not None
+        for figure in _comparable(run, result, cases.get(result.case))
     }
     return list(places.values())
 
 
-def _comparable(
-    run: RunRecord, verdict: Verdict, case: CaseSpec | None
-) -> Iterator[PublishedFigure]:
+def _comparable(run: RunRecord, result: Result, case: CaseSpec | None) -> Iterator[PublishedFigure]:
     for figure in figures():
-        if figure.metric != verdict.metric:
+        if figure.metric != result.metric:
             continue
         if case is None:
-            world = _swept_world(run, verdict.case)
+            world = _swept_world(run, result.case)
             if world and figure.about(run.machine, sum(world), len(world)):
                 yield figure
-        elif figure.of(case, verdict.against) and figure.about(
+        elif figure.of(case, result.against) and figure.about(
             run.machine, case.world_size, len(case.nodes)
         ):
             yield figure
 
 
 def _swept_world(run: RunRecord, name: str) -> tuple[int, ...]:
-    """The nodes of the all-reduce that a verdict on the fabric is about, else ()."""
+    """Return the ranks on each node of the all-reduce of a fabric result, or ()."""
     worlds = {row.nodes for row in run.fabric if row.operation == "all_reduce"}
     by_name = {f"fabric/all_reduce@{'x'.join(map(str, _shape(world)))}": world for world in worlds}
     return by_name.get(name, ())

@@ -1,4 +1,4 @@
-"""Where the figures of a run stand among published ones: a section of every report."""
+"""The report section that compares the results of a run with published ones."""
 
 from collections.abc import Iterator
 
@@ -15,12 +15,14 @@ SECTION = dict(title="Is this normal?", anchor="published", after="scaling", pla
 
 
 def lines(run: RunRecord, width: int) -> list[str]:
-    """A sentence for each figure that published ones exist for."""
+    """Return a sentence for each result for which published ones exist."""
     return [line for text in _sentences(run) for line in wrap(text, width, 10)]
 
 
 def html(run: RunRecord) -> Markup:
-    """Renders a table: the figure, where it stands, and the source with its date."""
+    """Render a table of results with their place among published ones, and the source with its
+    date.
+    """
     shown = standings(run)
     table = Table(
         columns=[

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from harness.analysis.results import results
 from harness.base.errors import BusyError, LaunchError, OutOfTimeError
 from harness.measure.interleaving import (
     FEWEST_BLOCKS,
@@ -149,9 +150,9 @@ def checked(change: CaseChange, run: RunRecord) -> CaseChange:
             steps[cases[launch.case]].append(launch.steps.mean_s)
     change = replace(change, base_step_s=_middle(steps[BASE]), head_step_s=_middle(steps[HEAD]))
     wrong = [
-        verdict
-        for verdict in run.verdicts
-        if verdict.case_hash in cases and verdict.status is Status.ERROR
+        result
+        for result in results(run)
+        if result.case_hash in cases and result.status is Status.ERROR
     ]
     return replace(change, status=Status.ERROR, why=wrong[0].detail) if wrong else change
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.analysis.judging.points import points
 from harness.analysis.ladder import arm_row
+from harness.analysis.results import results
 from harness.record import RunRecord
 
 
@@ -41,15 +41,14 @@ def figures(run: RunRecord) -> Iterator[Figure]:
                         value=value,
                         stand_in=stand_in,
                     )
-        stand_ins = {a.case.id: bool(run.stand_ins(a.case)) for a in plan.arms}
-        for against in dict.fromkeys(contrast.against for contrast in plan.contrasts):
-            for point in points(run, plan, against):
-                yield Figure(
-                    case=point.case,
-                    measure=f"efficiency v {against}",
-                    unit="1",
-                    value=point.efficiency,
-                    low=point.efficiency_low,
-                    high=point.efficiency_high,
-                    stand_in=stand_ins.get(point.case, False),
-                )
+    for result in results(run):
+        if result.metric == "efficiency" and result.value is not None:
+            yield Figure(
+                case=result.case,
+                measure=f"efficiency v {result.against}",
+                unit="1",
+                value=result.value,
+                low=result.low,
+                high=result.high,
+                stand_in=result.stand_in,
+            )

@@ -12,14 +12,16 @@ import importlib.metadata
 import importlib.util
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.results import Result, results
 from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.cases import CaseSpec
 from harness.measure.progress import Beside, Looking, Moment, Progress, Waiting
-from harness.record import LaunchRecord, RunRecord, Verdict
+from harness.record import LaunchRecord, RunRecord
 from harness.record.outcome import exit_status
 from harness.record.record import stand_ins
 
@@ -204,33 +206,32 @@ class Telemetry(Beside):
         span.end(began_ns + int(launch.wall_s * 1e9))
 
     def ended(self, record: RunRecord) -> None:
-        """Its verdicts, and what they come to."""
+        """Send the results of the run, their counts, and its exit status."""
         super().ended(record)
         if self._root is None:
             return  # it broke, or is written down again
-        for verdict in record.verdicts:
-            self._verdict(record, verdict)
-        for status in {v.counts for v in record.verdicts}:
-            count = sum(v.counts is status for v in record.verdicts)
+        every = results(record)
+        for result in every:
+            self._result(result)
+        counts = Counter(result.counts for result in every)
+        for status, count in counts.items():
             self._set("scaleproof.verdicts", count, ("status", str(status)))
         self._set("scaleproof.run.elapsed", record.elapsed_s)
         lenient = record.settings.lenient
-        exit_ = exit_status([v.counts for v in record.verdicts], inconclusive_fails=not lenient)
+        exit_ = exit_status([result.counts for result in every], inconclusive_fails=not lenient)
         self._end(exit_ if record.complete else Exit.INTERRUPTED, "")
 
-    def _verdict(self, record: RunRecord, verdict: Verdict) -> None:
-        cases = {arm.case.hash: arm.case for plan in record.plans for arm in plan.arms}
-        case = cases.get(verdict.case_hash)
+    def _result(self, result: Result) -> None:
         labels = (
-            ("case", verdict.case),
-            ("stand_in", bool(record.stand_ins(case)) if case is not None else False),
-            ("metric", verdict.metric),
-            ("against", verdict.against),
-            ("rule", verdict.rule or ""),
-            ("status", str(verdict.counts)),
+            ("case", result.case),
+            ("stand_in", result.stand_in),
+            ("metric", result.metric),
+            ("against", result.against),
+            ("rule", result.rule or ""),
+            ("status", str(result.counts)),
         )
         for name in ("value", "low", "high"):
-            self._set(f"scaleproof.verdict.{name}", getattr(verdict, name), *labels)
+            self._set(f"scaleproof.verdict.{name}", getattr(result, name), *labels)
 
     def broke(self, error: BaseException) -> None:
         """Whatever ended it has an exit status, too."""

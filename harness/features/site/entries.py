@@ -13,20 +13,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from harness.analysis import verify_cache
-from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.ladder import arm_row
+from harness.analysis.results import Result, defects, required, results, tally
 from harness.base import files
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import RecordError, SpecError
-from harness.base.formatting import si
-from harness.cases import Form, metrics
+from harness.interface.report import figures
 from harness.interface.report.headline import headline
-from harness.record import RunRecord, Status, Verdict
+from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
 
@@ -41,10 +39,9 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFigure:
-    """A case in a run: ``throughput`` in samples/s of all ranks, and its worst verdict.
+    """A case in a run: ``throughput`` in samples/s of all ranks, and its worst result.
 
-    ``value`` of ``metric`` against ``against``, with the interval that was judged and what has
-    widened it, is the figure of that verdict: status and figure are never of two metrics.
+    ``text`` is the figure of that result with its judged interval; empty if nothing was judged.
     """
 
     case: str
@@ -57,23 +54,8 @@ class CaseFigure:
     value: float | None
     low: float | None
     high: float | None
-    widened: str
     against: str
-
-    @property
-    def text(self) -> str:
-        """Return text such as ``0.82 [0.78, 0.86] load of plain``; empty if nothing was judged."""
-        if self.value is None:
-            return ""
-        metric = metrics.metric(self.metric)
-        absolute = metric.form is Form.ABSOLUTE
-        show = partial(si, unit=metric.unit) if absolute else "{:.2f}".format
-        ends = ""
-        if self.low is not None and self.high is not None:
-            ends = f" [{show(self.low)}, {show(self.high)}] {self.widened}".rstrip()
-        name = "" if self.metric == "efficiency" else f" {self.metric}"
-        versus = "" if absolute else f" {'v' if name else 'of'} {self.against}"
-        return f"{show(self.value)}{ends}{name}{versus}"
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +199,7 @@ def stamp(folder: Path) -> str:
 
 def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
     """The entry of one run on a site; nobody vouches for it where there is a ``doubt``."""
-    counts = [verdict.counts for verdict in (*requirements(run), *wrong(run))]
+    counts = [result.counts for result in (*required(run), *defects(run))]
     status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
     return SiteEntry(
         run=run.run,
@@ -239,16 +221,17 @@ def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
 
 
 def _cases(run: RunRecord) -> list[CaseFigure]:
-    """Each case once, with its worst verdict: one on efficiency if several are equally bad."""
-    figures: dict[str, CaseFigure] = {}
+    """Each case once, with its worst result; with one on efficiency if several are equally bad."""
+    shown: dict[str, CaseFigure] = {}
     for plan in run.plans:
         for arm in plan.arms:
             case = arm.case
             row = arm_row(run, plan, arm)
-            if row.throughput is None or case.id in figures:
+            if row.throughput is None or case.id in shown:
                 continue
-            worst = min(run.verdicts_by_case.get(case.hash, ()), key=_rank, default=None)
-            figures[case.id] = CaseFigure(
+            of_case = [result for result in results(run) if result.case_hash == case.hash]
+            worst = min(of_case, key=_rank, default=None)
+            shown[case.id] = CaseFigure(
                 case=case.id,
                 ladder=case.family + case.extras,
                 world_size=case.world_size,
@@ -259,41 +242,46 @@ def _cases(run: RunRecord) -> list[CaseFigure]:
                 value=None if worst is None else worst.value,
                 low=None if worst is None else worst.low,
                 high=None if worst is None else worst.high,
-                widened="" if worst is None else worst.widened,
                 against="" if worst is None else worst.against,
+                text="" if worst is None else _text(worst),
             )
-    return list(figures.values())
+    return list(shown.values())
 
 
-def _rank(verdict: Verdict) -> tuple[int, bool, bool, bool]:
-    """Worst first; of equal ones those that a rule judges, and those on efficiency."""
+def _text(result: Result) -> str:
+    figure = figures.figure(result, ".2f")
+    return f"{figure} {figures.metric(result)}" if figure else ""
+
+
+def _rank(result: Result) -> tuple[int, bool, bool, bool]:
+    """Worst first; of equal ones those that a threshold judges, and those on efficiency."""
     return (
-        SEVERITY.index(verdict.counts),
-        verdict.rule is None,
-        verdict.value is None,
-        verdict.metric != "efficiency",
+        SEVERITY.index(result.counts),
+        result.rule is None,
+        result.value is None,
+        result.metric != "efficiency",
     )
 
 
 def _rules(run: RunRecord) -> list[RuleFigure]:
     rules = {threshold.name: threshold for threshold in run.thresholds}
-    figures: dict[str, RuleFigure] = {}
-    for requirement in requirements(run):  # worst first
-        rule = rules.get(requirement.rule or "")
-        if rule is None or rule.name in figures:
+    shown: dict[str, RuleFigure] = {}
+    for result in required(run):  # worst first
+        rule = rules.get(result.rule or "")
+        if rule is None or rule.name in shown:
             continue
-        figures[rule.name] = RuleFigure(
+        shown[rule.name] = RuleFigure(
             rule=rule.name,
             pattern=rule.case,
-            metric=requirement.metric,
-            bound=requirement.bound,
+            metric=result.metric,
+            bound=result.bound,
             source=str(rule.source),
             waived=rule.waiver is not None,
-            case=requirement.case,
-            counts=requirement.counts,
-            value=requirement.value,
-            low=requirement.low,
-            high=requirement.high,
-            stand_in=of_stand_in(run, requirement),
+            case=result.case,
+            counts=result.counts,
+            value=result.value,
+            low=result.low,
+            high=result.high,
+            stand_in=result.stand_in,
         )
-    return list(figures.values())
+    return list(shown.values())

@@ -3,56 +3,34 @@
 import shlex
 
 from harness.analysis.judging import notices
-from harness.analysis.judging.tally import of_stand_in, requirements, tally
 from harness.analysis.ladder import ladder_rows
+from harness.analysis.results import document as document_of, ranked, required, results, tally
 from harness.base.documents import Json, fields_of
 from harness.base.formatting import rate, si
-from harness.cases import Form, metrics
-from harness.interface.report import sections
+from harness.interface.report import figures, sections
 from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.tabled import harmless, written
 from harness.record import Purpose, RunRecord, Status
-from harness.record.outcome import SEVERITY, exit_status
-
-COLUMNS = (
-    "status",
-    "case",
-    "metric",
-    "against",
-    "value",
-    "low",
-    "high",
-    "widened",
-    "bound",
-    "rule",
-    "n",
-    "reason",
-    "reproducible",
-    "stand_in",
-)
+from harness.record.outcome import exit_status
 
 
 def rows(run: RunRecord) -> list[dict[str, Json]]:
-    """Every verdict, worst first; ``reproducible``: all launches of its case lost alike;
-    ``stand_in``: it says nothing of hardware.
+    """Return every result as a flat row, worst first.
+
+    ``reproducible`` says whether all launches of its case had identical losses.
     """
-    ranked = sorted(run.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
     arms = {(plan.hash, a.case.hash): (plan.hash, a.name) for plan in run.plans for a in plan.arms}
     alike = notices.alike(run)
     of_cases = {case: alike.get(arm) for case, arm in arms.items()}
     return [
-        {name: getattr(verdict, name) for name in COLUMNS[:-2]}
-        | {
-            "reproducible": of_cases.get((verdict.plan, verdict.case_hash)),
-            "stand_in": of_stand_in(run, verdict),
-        }
-        for verdict in ranked
+        document_of(result) | {"reproducible": of_cases.get((result.plan, result.case_hash))}
+        for result in ranked(run)
     ]
 
 
 def document(run: RunRecord) -> dict[str, Json]:
     status = exit_status(
-        [verdict.counts for verdict in run.verdicts], inconclusive_fails=not run.settings.lenient
+        [result.counts for result in results(run)], inconclusive_fails=not run.settings.lenient
     )
     return {
         "run": run.run,
@@ -76,17 +54,18 @@ def markdown(run: RunRecord) -> list[str]:
     lines = [f"### {heading}", "", *([quoted, ""] if quoted else [])]
     lines += [f"- {harmless(cause)}" for cause in why_open(run)]
     lines += ["", f"| {' | '.join(shown)} |", "|" + "---|" * len(shown)]
-    for row in rows(run):
-        low, high = row["low"], row["high"]
-        span = "" if low is None else f"[{low:.4g}, {high:.4g}] {row['widened']}".rstrip()
-        value = "" if row["value"] is None else f"{row['value']:.4g}"
-        case = f"{row['case']} (stand-in)" if row["stand_in"] else row["case"]
-        metric = row["metric"]
-        if metrics.metric(metric).form is not Form.ABSOLUTE:
-            metric += f" v {row['against']}"
-        cells = (row["status"], case, metric, value, span, row["bound"])
+    for result in ranked(run):
+        case = f"{result.case} (simulated)" if result.stand_in else result.case
+        cells = (
+            result.status,
+            case,
+            figures.metric(result),
+            figures.value(result, ".4g"),
+            figures.interval(result, ".4g"),
+            result.bound,
+        )
         lines.append("| " + " | ".join(harmless(str(cell)) for cell in cells) + " |")
-    return [*lines, "", *(f"- undecided: {line}" for line in decide(run))]
+    return [*lines, "", *(f"- inconclusive: {line}" for line in decide(run))]
 
 
 def proposal(run: RunRecord, plot: str) -> list[str]:
@@ -122,9 +101,9 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
 
 def _caveat(run: RunRecord) -> list[str]:
     """The caveat for a reader of the table: that something is open, or was measured in doubt."""
-    judged = requirements(run)
-    doubtful = [verdict for verdict in run.verdicts if verdict.doubt]
-    if all(verdict.counts is Status.PASS for verdict in judged) and not doubtful:
+    judged = required(run)
+    doubtful = [result for result in results(run) if result.doubt]
+    if all(result.counts is Status.PASS for result in judged) and not doubtful:
         return []
     open_ = [f"{tally(run)}."] if judged else []
     noisy = [f"{len(doubtful)} figures were measured beside other work: {doubtful[0].doubt}."]
@@ -159,4 +138,4 @@ def _method(run: RunRecord) -> list[str]:
 
 def table(run: RunRecord) -> list[str]:
     """CSV with a header."""
-    return written(rows(run)) if run.verdicts else [",".join(COLUMNS)]
+    return written(rows(run))

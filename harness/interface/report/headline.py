@@ -5,21 +5,18 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from harness.analysis.judging.points import shown_against
-from harness.analysis.judging.promise import MOST_PAIRS
-from harness.analysis.judging.tally import of_stand_in, requirements, tally, wrong
 from harness.analysis.rerun_command import changed, command
+from harness.analysis.results import Result, defects, required, results, tally, worst
 from harness.analysis.samples.script import came_to_each, handed_out
-from harness.base.formatting import si
-from harness.cases import CaseSpec, Device, Form, Mode, Plan, metrics
+from harness.cases import CaseSpec, Device, Mode, Plan
 from harness.cases.script import ACCEPTABLE
 from harness.host.admission import Level
-from harness.interface.report.scaling import judged_interval
+from harness.interface.report import figures
 from harness.interface.report.script import launching
-from harness.record import Purpose, Reason, RunRecord, Status, Verdict
+from harness.record import Purpose, Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
 #: Where more verdicts than this need the same, the whole run is told.
@@ -57,17 +54,6 @@ _MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
 _OF_CHECK = re.compile(r"(?:[\w-]+: )?(\w+): (?!.*--fresh)", re.DOTALL)
 #: What a verdict asks whose samples cannot be counted.
 _SAMPLES_ASKED = re.compile(r"say how many a step has on one rank")
-#: What decides a verdict that more pairs do not.
-_DECIDES = {
-    Reason.NOISY_HOST: "a quieter host",
-    Reason.NOT_STEADY: "longer windows, or a quieter host",
-    Reason.NEIGHBOURS: "--one-by-one",
-    Reason.OUT_OF_TIME: "more time",
-    Reason.INTERRUPTED: "scaleproof run --resume",
-    Reason.UNCONFIRMED: "a fresh set of launches",
-    Reason.DISAGREE: "another run",
-    Reason.PERTURBED: "longer steps",
-}
 
 
 def headline(run: RunRecord) -> str:
@@ -92,36 +78,33 @@ def brief(run: RunRecord, text: str) -> str:
 
 
 def _headline(run: RunRecord) -> str:
-    judged = requirements(run)
     largest = _largest(run)
-    if not judged:
+    result = worst(run) if required(run) else None
+    if result is None:
         return ". ".join(filter(None, [_unruled(run), largest]))
-    # Of equally bad ones that of hardware: a stand-in says nothing of it.
-    all_judged = [*judged, *wrong(run)]
-    worst = min(all_judged, key=lambda v: (SEVERITY.index(v.counts), of_stand_in(run, v)))
-    parts = [f"{worst.counts}: {tally(run)}"]
-    if worst.counts is not Status.PASS:
-        parts[0] += f"; {_why(run, worst)}"
+    parts = [f"{result.counts}: {tally(run)}"]
+    if result.counts is not Status.PASS:
+        parts[0] += f"; {_why(result)}"
     return ". ".join(filter(None, [*parts, largest]))
 
 
 def why_open(run: RunRecord) -> list[str]:
-    """The causes of what does not hold, each told once, and how much of it rests on them."""
-    judged = requirements(run)
-    still_open = [v for v in judged if v.counts is Status.INCONCLUSIVE]
+    """The causes of what does not pass, each once, with the number of results that rest on it."""
+    judged = required(run)
+    still_open = [result for result in judged if result.counts is Status.INCONCLUSIVE]
     causes = []
-    if beside := _neighbour(run, judged, bool(still_open)):
-        causes.append(beside)
-    others = [v for v in still_open if not (beside and v.reason is Reason.NOISY_HOST)]
+    if background := _neighbour(run, judged, bool(still_open)):
+        causes.append(background)
+    others = [r for r in still_open if not (background and r.reason is Reason.NOISY_HOST)]
     by_detail: dict[str, list[str]] = {}
-    broken = [v for v in [*judged, *wrong(run)] if v.counts in (Status.ERROR, Status.FAIL)]
-    for verdict in broken + others:
-        detail = verdict.detail
-        if detail.startswith(verdict.case):
+    broken = [r for r in [*judged, *defects(run)] if r.counts in (Status.ERROR, Status.FAIL)]
+    for result in broken + others:
+        detail = result.detail
+        if detail.startswith(result.case):
             detail = detail.partition(": ")[2]
-        if verdict.more is not None:
-            detail += f"; about {verdict.more} more pairs decide it"
-        by_detail.setdefault(detail, []).append(verdict.case)
+        if result.more is not None:
+            detail += f"; {result.remedy} decide it"
+        by_detail.setdefault(detail, []).append(result.case)
     for detail, cases in list(by_detail.items())[:FEW]:
         more = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
         causes.append(f"{cases[0]}{more}: {detail}")
@@ -130,15 +113,15 @@ def why_open(run: RunRecord) -> list[str]:
     return [brief(run, cause) for cause in causes]
 
 
-def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> str:
-    """Says what others used beside this run, if that left something open or in doubt.
+def _neighbour(run: RunRecord, judged: Sequence[Result], still_open: bool) -> str:
+    """Return what other processes used during this run, if that left something open or in doubt.
 
-    Nothing if the host was unfit for another reason, as a GPU that others use: that is the cause.
+    The text is empty if the host was unfit for another reason, such as a GPU that others use.
     """
     if any(f.level is Level.BAD and f.check != "load" for f in run.admission):
         return ""
-    beside = sum(bool(verdict.doubt) or verdict.reason is Reason.NOISY_HOST for verdict in judged)
-    if not beside:
+    loaded = sum(bool(r.doubt) or r.reason is Reason.NOISY_HOST for r in judged)
+    if not loaded:
         return ""
     by_cores: dict[int, list[float]] = {}
     for launch in (launch for launch in run.launches if launch.purpose is Purpose.TIMED):
@@ -148,55 +131,51 @@ def _neighbour(run: RunRecord, judged: Sequence[Verdict], still_open: bool) -> s
     used = fmean(by_cores[max(by_cores)]) if by_cores else 0.0
     if used < LEAST_CORES:
         return ""
-    cores = f"others used {used:.1f} of {max(by_cores)} cores"
-    of_all = f"{beside} of {len(judged)} requirements"
+    cores = f"background load of {used:.1f} of {max(by_cores)} cores"
+    of_all = f"during {loaded} of {len(judged)} thresholds"
     if not still_open:
-        return f"{cores} beside {of_all}; what holds, holds in spite of them"
-    return f"{cores} beside {of_all}: find them (top -d 1), stop them, run again"
+        return f"{cores} {of_all}; every PASS accounts for it"
+    return f"{cores} {of_all}: find the processes (top -d 1), stop them, and run again"
 
 
 def _unruled(run: RunRecord) -> str:
-    """The headline of a run that no rule judged: an error is one all the same, and where nothing
-    was decided nothing is recorded.
-    """
-    worst = min(run.verdicts, key=lambda v: SEVERITY.index(v.counts), default=None)
-    if worst is not None and worst.counts in (Status.ERROR, Status.FAIL):
-        return f"{worst.counts}: {worst.case}: {worst.detail}"
-    if worst is not None and all(verdict.status is Status.INCONCLUSIVE for verdict in run.verdicts):
+    """The headline of a run without thresholds: its worst error, or that results were recorded."""
+    every = results(run)
+    result = min(every, key=lambda r: SEVERITY.index(r.counts), default=None)
+    if result is not None and result.counts in (Status.ERROR, Status.FAIL):
+        return f"{result.counts}: {result.case}: {result.detail}"
+    if result is not None and all(r.status is Status.INCONCLUSIVE for r in every):
         when = "" if run.complete else "the run was interrupted; "
-        return f"{worst.status}: {worst.case}: {when}{worst.detail}"
-    return "RECORDED: no rule judged what was measured"
+        return f"{result.status}: {result.case}: {when}{result.detail}"
+    return "RECORDED: results only, no threshold is configured"
 
 
 def decide(run: RunRecord) -> list[str]:
-    """Says what would decide the undecided requirements, and the command to run.
+    """Return what would decide each inconclusive result, with the command to run.
 
-    That of the case alone; that of the whole run where several requirements need the same. Nothing
-    decides here what this machine does not tell.
+    The command is that of one case, or of the whole run if several results need the same. Results
+    that this machine cannot measure are left out.
     """
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     rules = {rule.name: rule for rule in run.thresholds}
     by_remedy: dict[str, list[str]] = {}
     cut = {arm.case.id for plan in _cut(run) for arm in plan.arms}
-    of_tests = {verdict.case for verdict in run.verdicts if "::" in (verdict.rule or "")}
-    for verdict in run.verdicts:
-        open_ = (
-            verdict.rule in rules
-            and verdict.counts is Status.INCONCLUSIVE
-            and verdict.case in cases
-        )
-        longer = verdict.reason is Reason.OUT_OF_TIME and verdict.case in cut
-        if open_ and verdict.reason is not Reason.NOT_MEASURED and not longer:
-            by_remedy.setdefault(_decides(verdict), []).append(verdict.case)
+    of_tests = {result.case for result in results(run) if "::" in (result.rule or "")}
+    for result in results(run):
+        open_ = result.rule in rules and result.counts is Status.INCONCLUSIVE
+        longer = result.reason is Reason.OUT_OF_TIME and result.case in cut
+        measurable = result.case in cases and result.reason is not Reason.NOT_MEASURED
+        if open_ and measurable and not longer:
+            by_remedy.setdefault(result.remedy, []).append(result.case)
     lines = []
     for remedy, undecided in by_remedy.items():
         if len(undecided) > FEW:
-            lines.append(f"{len(undecided)} verdicts by {remedy}: {shlex.join(run.settings.argv)}")
+            lines.append(f"{len(undecided)} results by {remedy}: {shlex.join(run.settings.argv)}")
             continue
         for case in undecided:
             again = command(cases[case], run.settings)
             whole = cases[case].script or case in of_tests
-            if whole:  # a ladder that may begin anywhere, or a bound of a test: by the run's words
+            if whole:  # its sweep may begin at any size, and its threshold may be of a test
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (
@@ -216,7 +195,7 @@ def _longer(run: RunRecord) -> Iterator[str]:
     """Says what budget of time would do for all that was cut, by how long its launches took; those
     that never ran are taken for as long as the longest.
     """
-    wrong_cases = {verdict.case for verdict in run.verdicts if verdict.counts is Status.ERROR}
+    wrong_cases = {result.case for result in results(run) if result.counts is Status.ERROR}
     cut = [x for x in _cut(run) if not any(arm.case.id in wrong_cases for arm in x.arms)]
     if run.settings.budget_s is None or not cut:
         return
@@ -262,7 +241,7 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
 
 def _other_mode(run: RunRecord) -> Iterator[str]:
     """Says how a script is measured whose steps have the samples of the other mode."""
-    asked = {verdict.case for verdict in run.verdicts if _MODE_ASKED.search(verdict.detail)}
+    asked = {result.case for result in results(run) if _MODE_ASKED.search(result.detail)}
     for plan in run.plans:
         if not any(arm.case.script and arm.case.id in asked for arm in plan.arms):
             continue
@@ -275,7 +254,7 @@ def _other_mode(run: RunRecord) -> Iterator[str]:
 
 def _stated_samples(run: RunRecord) -> Iterator[str]:
     """Says how a script is measured whose samples nobody can count but its loader."""
-    asked = {verdict.case for verdict in run.verdicts if _SAMPLES_ASKED.search(verdict.detail)}
+    asked = {result.case for result in results(run) if _SAMPLES_ASKED.search(result.detail)}
     for plan in run.plans:
         if not any(arm.case.script and arm.case.id in asked for arm in plan.arms):
             continue
@@ -294,7 +273,7 @@ def _stated_samples(run: RunRecord) -> Iterator[str]:
 
 def _longer_warm_up(run: RunRecord) -> Iterator[str]:
     """Says how a script is measured whose period is longer than its warm-up shows."""
-    left = {verdict.case for verdict in run.verdicts if _LEFT_PERIOD in verdict.detail}
+    left = {result.case for result in results(run) if _LEFT_PERIOD in result.detail}
     for plan in run.plans:
         if _of_script(run) and any(arm.case.id in left for arm in plan.arms):
             words = changed(run.settings.argv, warm_up=str(LONGER * plan.protocol.cut))
@@ -304,10 +283,10 @@ def _longer_warm_up(run: RunRecord) -> Iterator[str]:
 def _accepting(run: RunRecord) -> Iterator[str]:
     """Says how a script is measured whose user knows better than a check of it."""
     named: dict[str, set[str]] = {}
-    for verdict in run.verdicts:
-        of_check = _OF_CHECK.match(verdict.detail)
-        if verdict.counts is Status.ERROR and of_check and of_check[1] in ACCEPTABLE:
-            named.setdefault(verdict.case, set()).add(of_check[1])
+    for result in results(run):
+        of_check = _OF_CHECK.match(result.detail)
+        if result.counts is Status.ERROR and of_check and of_check[1] in ACCEPTABLE:
+            named.setdefault(result.case, set()).add(of_check[1])
     for plan in run.plans:
         cases = [arm.case for arm in plan.arms if arm.case.script]
         checks = sorted({name for case in cases for name in named.get(case.id, ())})
@@ -348,69 +327,56 @@ def _with(case: CaseSpec, run: RunRecord, options: Mapping[str, str]) -> str:
     return f"{options_of_case}{first_rung}{dashes}{script}"
 
 
-def _why(run: RunRecord, v: Verdict) -> str:
-    if v.value is None or not v.bound or v.status is Status.RECORDED:
-        return f"{v.case}: {v.detail}"
-    metric = metrics.metric(v.metric)
-
-    show = partial(si, unit=metric.unit) if metric.form is Form.ABSOLUTE else "{:.3g}".format
-    of = "" if v.metric == "efficiency" else f" {v.metric}"
-    span = f" {judged_interval(v, show)}".rstrip()
-    return f"{v.case} has{of} {show(v.value)}{span} where {v.bound} is asked"
-
-
-def _decides(v: Verdict) -> str:
-    """More pairs, by how the interval shrinks with them; or whatever else is in the way."""
-    if v.more is not None:
-        return f"about {v.more} more pairs"
-    if v.reason in _DECIDES:
-        return _DECIDES[v.reason]
-    return f"over {MOST_PAIRS} more pairs, or a quieter host"
+def _why(result: Result) -> str:
+    if result.value is None or not result.bound or result.status is Status.RECORDED:
+        return f"{result.case}: {result.detail}"
+    figure = figures.figure(result, ".3g")
+    return f"{result.case}: {result.metric} is {figure}, threshold {result.bound}"
 
 
 def _largest(run: RunRecord) -> str:
-    """The largest rung of real hardware, as its row on the screen has it: what is left of a rank's
-    speed there, with its interval, and against which baseline if that is not plain.
+    """The efficiency of the largest world size on real hardware, as its row on the screen has it.
 
-    Of several the worst; none that is undecided or in doubt, whatever it reads.
+    Of several results the worst is quoted. Results that are inconclusive or in doubt are not.
     """
     rungs = list(_rungs(run))
     if not rungs:
         return ""
     largest = max(case.world_size for case, _ in rungs)
-    rungs = [(c, v) for c, v in rungs if c.world_size == largest]
-    # Beside a requirement no other figure is quoted: it would stand in for one that is open.
-    asked = [(c, v) for c, v in rungs if v.rule] or rungs
-    asked = [(c, v) for c, v in asked if _stands(v)]
-    if not asked:
+    of_largest = [result for case, result in rungs if case.world_size == largest]
+    # If a threshold judges one of them, the others would stand in for one that is open.
+    judged = [result for result in of_largest if result.rule] or of_largest
+    quotable = [result for result in judged if _stands(result)]
+    if not quotable:
         return ""
-    case, worst = min(asked, key=lambda rung: rung[1].value or 0.0)
-    assert worst.value is not None
-    span = f" {judged_interval(worst, lambda end: f'{100 * end:.0f}')}".rstrip()
+    lowest = min(quotable, key=lambda result: result.value or 0.0)
+    case = next(case for case, result in rungs if result is lowest)
     unit = "GPUs" if case.device == "cuda" else "CPU ranks"
-    versus = "" if worst.against == "plain" else f", v {worst.against}"
-    ranks = f"{largest} {unit}{versus}"
-    return f"{case.family} keeps {worst.value:.0%}{span} of a rank's speed on {ranks}"
+    versus = "" if lowest.against == "plain" else f" v {lowest.against}"
+    figure = figures.figure(lowest, ".0%")
+    return f"{case.family}: scaling efficiency{versus} {figure} on {largest} {unit}"
 
 
-def _rungs(run: RunRecord) -> Iterator[tuple[CaseSpec, Verdict]]:
-    """Every efficiency of several ranks of real hardware that has a row on the screen: those that a
-    rule judges, and of other ladders those against the baseline that the screen shows.
+def _rungs(run: RunRecord) -> Iterator[tuple[CaseSpec, Result]]:
+    """Yield every efficiency on several ranks of real hardware that has a row on the screen.
+
+    Those are the ones that a threshold judges, and in other sweeps those against the baseline that
+    the screen shows.
     """
     cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
-    for verdict in run.verdicts:
-        case = cases.get(verdict.case_hash)
-        plan = run.plan_of.get(verdict.plan)
-        if verdict.metric != "efficiency" or verdict.value is None or case is None or plan is None:
+    for result in results(run):
+        case = cases.get(result.case_hash)
+        plan = run.plan_of.get(result.plan)
+        if result.metric != "efficiency" or result.value is None or case is None or plan is None:
             continue
-        if not verdict.rule and verdict.against != shown_against(plan):
+        if not result.rule and result.against != shown_against(plan):
             continue
         if case.world_size > 1 and not run.stand_ins(case):
-            yield case, verdict
+            yield case, result
 
 
-def _stands(v: Verdict) -> bool:
+def _stands(result: Result) -> bool:
     """Whether a figure may be quoted."""
-    decided = v.status in (Status.PASS, Status.FAIL)
-    recorded = v.status is Status.RECORDED and v.reason is Reason.NO_RULE and not v.doubt
-    return v.value is not None and (decided or recorded)
+    decided = result.status in (Status.PASS, Status.FAIL)
+    unruled = result.status is Status.RECORDED and result.reason is Reason.NO_RULE
+    return result.value is not None and (decided or (unruled and not result.doubt))

@@ -6,12 +6,13 @@ from typing import TypeAlias
 
 from harness.analysis.judging.points import shown_against
 from harness.analysis.ladder import LadderRow, ladder_rows
+from harness.analysis.results import results_of
 from harness.base.formatting import rate
 from harness.cases import Plan, StandIn
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, number, table, wrap
-from harness.record import RunRecord, Status, Verdict
+from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
 #: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
@@ -33,22 +34,12 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def judged_interval(v: Verdict, show: Callable[[float], str]) -> str:
-    """``[0.35, 1.12] load``: the interval that was judged, and what has widened it, if anything.
-
-    Empty if there is none. ``show`` writes one end of it.
-    """
-    if v.low is None or v.high is None:
-        return ""
-    return f"[{show(v.low)}, {show(v.high)}] {v.widened}".rstrip()
-
-
 def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     """Every rung against plain, worst ladder first; stand-ins apart."""
     ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
     worst = {
         p.hash: min(
-            (SEVERITY.index(verdict.status) for verdict in run.verdicts_by_plan.get(p.hash, ())),
+            (SEVERITY.index(result.status) for result in results_of(run, p.hash)),
             default=9,
         )
         for p in run.plans
@@ -99,7 +90,7 @@ def _laid_out(
     beside = [list(zip_longest(names, rungs, fillvalue=None)) for names, rungs in ladders]
     flat = [(name or "", rung) for ladder in beside for name, rung in ladder]
     header, *lines = table(columns, flat, width)
-    bounded = any(row.verdict and row.verdict.bound for _, rungs in ladders for row in rungs)
+    bounded = any(row.result and row.result.bound for _, rungs in ladders for row in rungs)
     if not bounded or "bound" in header.split():
         rest = iter(lines)
         return header, [list(islice(rest, len(ladder))) for ladder in beside]
@@ -126,20 +117,20 @@ def _sent(row: LadderRow) -> str:
 
 
 def _efficiency(row: LadderRow) -> str:
-    widened = "" if row.verdict is None else row.verdict.widened
+    widened = "" if row.result is None else row.result.widened
     return f"{interval(row.point.efficiency, *row.interval)} {widened}".rstrip()
 
 
 def _bound(row: LadderRow) -> str:
-    return row.verdict.bound if row.verdict else ""
+    return row.result.bound if row.result else ""
 
 
 def _status(row: LadderRow) -> str:
     """The word; a figure that no rule judges is marked where nobody should rely on it."""
-    if row.verdict is None:
+    if row.result is None:
         return ""
-    doubtful = row.verdict.status is Status.RECORDED and row.verdict.doubt
-    return f"{row.verdict.status} ~" if doubtful else str(row.verdict.status)
+    doubtful = row.result.status is Status.RECORDED and row.result.doubt
+    return f"{row.result.status} ~" if doubtful else str(row.result.status)
 
 
 def _lifted(column: Column[LadderRow]) -> Column[Named]:
@@ -165,7 +156,7 @@ RUNGS: Sequence[Column[LadderRow]] = (
     number("worst", 72, lambda row: row.point.worst, _as(".3f")),
     number("v wrapped", 15, lambda row: row.wrapped, _as(".3f")),
     Column("n", 10, lambda r: str(r.point.n), raw=lambda r: r.point.n),
-    number("detects", 8, lambda row: row.verdict.mde if row.verdict else None, _as(".1%")),
+    number("detects", 8, lambda row: row.result.mde if row.result else None, _as(".1%")),
     number("serial", 4, lambda row: row.point.karp_flatt, _as(".3f")),
     Column("MB sent", 9, _sent, raw=lambda r: r.row.sent_bytes),
     number("of form", 7, lambda row: row.row.sent_of_form, _as(".3f")),

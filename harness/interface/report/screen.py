@@ -10,24 +10,30 @@ Everything else is on the page and in ``report --every`` (``tables``).
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.judging import notices
 from harness.analysis.judging.points import piloted
-from harness.analysis.judging.tally import of_stand_in, requirements, wrong
 from harness.analysis.ladder import LadderRow, in_table, ladder_rows
 from harness.analysis.reached import reached
+from harness.analysis.results import Result, defects, required, results
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice
-from harness.base.formatting import duration, si
-from harness.cases import Form, Reach, metrics
-from harness.interface.report import fabric, script, sections, side_by_side, timeline, topology
+from harness.base.formatting import duration
+from harness.cases import Reach, metrics
+from harness.interface.report import (
+    fabric,
+    figures,
+    script,
+    sections,
+    side_by_side,
+    timeline,
+    topology,
+)
 from harness.interface.report.headline import brief, decide, headline, why_open
-from harness.interface.report.scaling import judged_interval
 from harness.interface.report.text import Column, rule, shortened, table, wrap
-from harness.record import Reason, RunRecord, Status, Verdict
+from harness.record import Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
 #: So many lines of verdicts stand on one screen, the worst ones; the others are counted.
@@ -42,21 +48,36 @@ WIDE = 100
 LEAST_NAME = 24
 
 
-_PLAIN = "efficiency [95% limits] = throughput per rank v plain training on one device"
+#: The explanation beside the most common heading.
+_PLAIN = ": throughput per rank, compared with one device without a wrapper"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenRow:
-    """One requirement, or one rung that nothing was asked of."""
+    """A result as one line of the screen."""
 
+    result: Result
     name: str
-    speedup: str
     value: str
-    bound: str
-    status: str
-    mark: str = ""
+    speedup: str = ""
     mfu: str = ""
     attains: str = ""
+
+    @property
+    def caught(self) -> bool:
+        """Whether this is a negative control that was detected."""
+        return self.result.reason is Reason.CAUGHT
+
+    @property
+    def status(self) -> str:
+        """The status; marked if nobody should rely on a value that no threshold judges."""
+        result = self.result
+        if result.waived:
+            return f"{result.status} (waived)"
+        if result.reason is Reason.WOULD_FAIL:
+            return f"{result.status} (would fail)"
+        doubtful = result.rule is None and result.status is Status.RECORDED and result.doubt
+        return f"{result.status} ~" if doubtful else str(result.status)
 
 
 def lines(
@@ -90,203 +111,169 @@ def measured_on(run: RunRecord) -> str:
 
 
 def _rows(run: RunRecord, width: int) -> list[str]:
-    """Requirements, the worst first; then rungs of ladders that have none; stand-ins apart."""
-    marks = _Marks()
-    shown, hidden = _fitting(_apart(run, marks))
-    if not any(shown.values()):
+    """The results that thresholds judge, and those of plans without a threshold.
+
+    A heading names the metric and the baseline of the rows below it. Simulated results are apart.
+    """
+    every = _screen_rows(run)
+    shown, hidden = _fitting(every)
+    if not shown:
         return []
-    header, *laid_out = _laid_out([*shown[False], *shown[True]], marks.header, width)
-    num_real = len(shown[False])
-    out = [header, *laid_out[:num_real]]
-    if shown[True]:
-        kinds = sorted(
-            {
-                stand_in
-                for plan in run.plans
-                for arm in plan.arms
-                for stand_in in run.stand_ins(arm.case)
-            }
-        )
-        out.append(f" stand-ins ({', '.join(kinds)}): they say nothing of hardware")
-    out += laid_out[num_real:]
+    header, *laid_out = _laid_out(shown, width)
+    line_of = dict(zip(map(id, shown), laid_out, strict=True))
+    out = [header]
+    for stand_in in (False, True):
+        apart = [row for row in shown if row.result.stand_in is stand_in]
+        if apart and stand_in:
+            out.append(f" simulated ({', '.join(_kinds(run))}): not representative of hardware")
+        for heading, rows in _grouped(apart).items():
+            out += [heading, *(line_of[id(row)] for row in rows)]
     if hidden:
         words = ", ".join(f"{count} {status}" for status, count in hidden.items())
         out.append(f" and {words} (--every)")
-    if any(row.status.endswith(" ~") for rows in shown.values() for row in rows):
-        doubts = dict.fromkeys(verdict.doubt for verdict in run.verdicts if verdict.doubt)
-        out += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
-    return [*out, *marks.lines(width), ""]
+    if doubts := [row.result.doubt for row in shown if row.status.endswith(" ~")]:
+        out += wrap(f" ~ treat as unreliable: {doubts[0]}", width, 3)
+    return [*out, ""]
 
 
-class _Marks:
-    """Letters for figures that are no efficiency against plain."""
-
-    def __init__(self) -> None:
-        self._letters: dict[str, str] = {}
-        self.plain = False
-
-    def of(self, metric: str, against: str) -> str:
-        if metric == "efficiency" and against == "plain":
-            self.plain = True
-            return ""
-        absolute = metrics.metric(metric).form is Form.ABSOLUTE
-        what = metric if absolute else f"{metric} v {against}"
-        return self._letters.setdefault(what, chr(ord("a") + len(self._letters)))
-
-    @property
-    def header(self) -> str:
-        return "efficiency [95%]" if self.plain else "figure [95%]"
-
-    def lines(self, width: int) -> list[str]:
-        """Names the figures: nothing where there are none."""
-        notes = [_PLAIN if self.plain else "figures have their 95% limits"]
-        notes += [f"{letter}: {what}" for what, letter in self._letters.items()]
-        used = self.plain or self._letters
-        return wrap(f" {'; '.join(notes)}", width, 1) if used else []
+def _kinds(run: RunRecord) -> list[str]:
+    """The kinds of simulated hardware that this run used."""
+    cases = [arm.case for plan in run.plans for arm in plan.arms]
+    return sorted({stand_in for case in cases for stand_in in run.stand_ins(case)})
 
 
-def _apart(run: RunRecord, marks: _Marks) -> Mapping[bool, Sequence[ScreenRow]]:
-    """All rows: those of hardware (False), and those of stand-ins."""
-    caught = [verdict for verdict in run.verdicts if verdict.reason is Reason.CAUGHT]
-    simulated = [v for v in run.verdicts if v.simulated and v.rule and v not in caught]
-    asked = [*wrong(run), *requirements(run), *simulated]
+def _grouped(rows: Sequence[ScreenRow]) -> Mapping[str, list[ScreenRow]]:
+    """The rows below the heading of their metric and baseline, worst group first."""
+    groups: dict[str, list[ScreenRow]] = {}
+    for row in sorted(rows, key=lambda row: SEVERITY.index(row.result.counts)):
+        groups.setdefault(_heading(row.result), []).append(row)
+    return groups
+
+
+def _heading(result: Result) -> str:
+    meaning = _PLAIN if (result.metric, result.against) == ("efficiency", "plain") else ""
+    return f" {figures.metric(result)}{meaning}"
+
+
+def shown_results(run: RunRecord) -> list[Result]:
+    """Every result that the screen has a row for, if there is enough room."""
+    caught = [result for result in results(run) if result.reason is Reason.CAUGHT]
+    simulated = [r for r in results(run) if r.simulated and r.rule and r not in caught]
+    asked = [*defects(run), *required(run), *simulated]
+    judged = {result.plan for result in required(run)}
+    ruled = {(result.plan, result.case_hash) for result in asked}
+    unruled = [
+        rung.result
+        for plan in run.plans
+        for rung in ladder_rows(run, plan)
+        if plan.hash not in judged
+        and (plan.hash, rung.row.case.hash) not in ruled
+        and rung.result is not None
+    ]
+    return [*asked, *caught, *unruled]
+
+
+def _screen_rows(run: RunRecord) -> list[ScreenRow]:
+    every = shown_results(run)
     rungs_of = {
         (plan.hash, rung.row.case.hash): rung
         for plan in run.plans
         for rung in ladder_rows(run, plan)
     }
-    names = _names(run, [v.case_hash for v in (*asked, *caught)], list(rungs_of))
-    apart: dict[bool, list[ScreenRow]] = {False: [], True: []}
+    names = _names(run, [result.case_hash for result in every])
     attained = {
-        (v.plan, v.case_hash): f"{v.value:.2f}"
-        for v in run.verdicts
-        if metrics.metric(v.metric).of_fabric and v.value is not None
+        (result.plan, result.case_hash): f"{result.value:.2f}"
+        for result in results(run)
+        if metrics.metric(result.metric).of_fabric and result.value is not None
     }
-    for v in (*asked, *caught):
-        row = _row(v, rungs_of.get((v.plan, v.case_hash)), names, marks)
-        row = replace(row, attains=attained.get((v.plan, v.case_hash), ""))
-        if v.value is None and v.status is Status.INCONCLUSIVE and (hint := _by_pilots(run, v)):
-            row = replace(row, value=hint)  # of a wrong training there is no figure
-        apart[of_stand_in(run, v)].append(row)
-    judged = {requirement.plan for requirement in requirements(run)}
-    ruled = {(v.plan, v.case_hash) for v in asked}
-    for (plan, case), rung in rungs_of.items():
-        if plan not in judged and (plan, case) not in ruled:
-            apart[bool(run.stand_ins(rung.row.case))].append(_recorded(rung, names[case], marks))
-    return apart
+    rows = []
+    for result in every:
+        place = (result.plan, result.case_hash)
+        rung = rungs_of.get(place)
+        of_point = rung is not None and in_table(result, rung.point.against)
+        rows.append(
+            ScreenRow(
+                result=result,
+                name=names.get(result.case_hash, result.case),
+                value=_value(run, result),
+                speedup=f"{rung.point.speedup:.2f}x" if rung is not None and of_point else "",
+                mfu=_mfu(rung),
+                attains=attained.get(place, ""),
+            )
+        )
+    return rows
 
 
-def _names(
-    run: RunRecord, cases: Sequence[str], rungs_of: Sequence[tuple[str, str]]
-) -> dict[str, str]:
-    """Each case as short as it is unlike the others: family and ranks, else its whole name."""
+def _value(run: RunRecord, result: Result) -> str:
+    """The figure; for an open result that was not measured, the estimate of its calibration."""
+    if result.reason is Reason.CAUGHT:
+        return "detected, as expected"
+    if result.value is None and result.status is Status.INCONCLUSIVE:
+        return _by_pilots(run, result) or "n/a"
+    return figures.figure(result, ".2f") or "n/a"
+
+
+def _names(run: RunRecord, cases: Sequence[str]) -> dict[str, str]:
+    """The shortest name of each case that tells it from the others, by hash.
+
+    That is its family and ranks, or its whole name if others share these.
+    """
     known = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
-    hashes = [
-        digest
-        for digest in dict.fromkeys([*cases, *(case for _, case in rungs_of)])
-        if digest in known
-    ]
+    hashes = [digest for digest in dict.fromkeys(cases) if digest in known]
     short = {
         digest: f"{known[digest].family}@{known[digest].world.removesuffix('cpu')}"
         for digest in hashes
     }
-    alike = Counter(short.values())
+    count = Counter(short.values())
     return {
-        digest: short[digest] + known[digest].extras if alike[short[digest]] > 1 else short[digest]
+        digest: short[digest] + known[digest].extras if count[short[digest]] > 1 else short[digest]
         for digest in hashes
     }
 
 
-def _row(v: Verdict, rung: LadderRow | None, names: dict[str, str], marks: _Marks) -> ScreenRow:
-    caught = v.reason is Reason.CAUGHT
-    value = "n/a" if v.value is None else _figure(v)
-    of_point = rung is not None and in_table(v, rung.point.against)
-    remark = " (waived)" if v.waived else ""
-    if v.reason is Reason.WOULD_FAIL:
-        remark = " (would fail)"
-    return ScreenRow(
-        name=names.get(v.case_hash, v.case),
-        speedup=f"{rung.point.speedup:.2f}x" if rung is not None and of_point else "",
-        value="caught, as it should" if caught else value,
-        bound="" if caught else v.bound,
-        status=f"{v.status}{remark}",
-        mark="" if v.value is None else marks.of(v.metric, v.against),
-        mfu=_mfu(rung),
-    )
-
-
-def _by_pilots(run: RunRecord, v: Verdict) -> str:
-    """The pilots' figures of something that was not measured; empty where they saw nothing."""
-    if (plan := run.plan_of.get(v.plan)) is not None:
-        for contrast in (c for c in plan.contrasts if c.name == v.contrast):
+def _by_pilots(run: RunRecord, result: Result) -> str:
+    """The figure by calibration launches alone, or an empty text if these measured nothing."""
+    plan = run.plan_of.get(result.plan)
+    contrasts = () if plan is None else plan.contrasts
+    for contrast in contrasts:
+        if contrast.name == result.contrast:
+            assert plan is not None
             value = piloted(run, plan, contrast)
-            return "" if value is None else f"{value:.2f} by pilots"
+            return "" if value is None else f"{value:.2f} estimated"
     return ""
 
 
-def _recorded(rung: LadderRow, name: str, marks: _Marks) -> ScreenRow:
-    """A rung that nothing was asked of; marked where nobody should rely on it."""
-    point = rung.point
-    status = str(Status.RECORDED if rung.verdict is None else rung.verdict.status)
-    doubtful = rung.verdict is not None and rung.verdict.doubt
-    return ScreenRow(
-        name=name,
-        speedup=f"{point.speedup:.2f}x",
-        value=_ratio(point.efficiency, point.efficiency_low, point.efficiency_high),
-        bound="",
-        status=f"{status} ~" if doubtful else status,
-        mark=marks.of("efficiency", point.against),
-        mfu=_mfu(rung),
-    )
-
-
 def _mfu(rung: LadderRow | None) -> str:
-    """Of devices whose peak is known."""
+    """The MFU, on devices whose peak is known."""
     return "" if rung is None or rung.row.mfu is None else f"{rung.row.mfu:.2f}"
 
 
-def _figure(v: Verdict) -> str:
-    metric = metrics.metric(v.metric)
-    absolute = metric.form is Form.ABSOLUTE
-    show = partial(si, unit=metric.unit) if absolute else "{:.2f}".format
-    return f"{show(v.value or 0.0)} {judged_interval(v, show)}".rstrip()
+def _fitting(rows: Sequence[ScreenRow]) -> tuple[list[ScreenRow], Counter[str]]:
+    """The worst rows, as many as the screen has room for, and the statuses of the others."""
+    ordered = sorted(rows, key=lambda row: (SEVERITY.index(row.result.counts), row.result.stand_in))
+    return ordered[:MOST_ROWS], Counter(row.status for row in ordered[MOST_ROWS:])
 
 
-def _ratio(value: float, low: float | None, high: float | None) -> str:
-    return f"{value:.2f}" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
-
-
-def _fitting(
-    apart: Mapping[bool, Sequence[ScreenRow]],
-) -> tuple[dict[bool, list[ScreenRow]], Counter[str]]:
-    """The rows that a screen has room for, the worst ones, and how many others by their word."""
-    words = [str(status) for status in SEVERITY]
-    ranked = sorted(
-        [*apart[False], *apart[True]], key=lambda row: words.index(row.status.partition(" ")[0])
-    )
-    hidden = {id(row) for row in ranked[MOST_ROWS:]}
-    shown = {which: [r for r in rows if id(r) not in hidden] for which, rows in apart.items()}
-    return shown, Counter(row.status for row in ranked[MOST_ROWS:])
-
-
-def _laid_out(rows: Sequence[ScreenRow], header: str, width: int) -> list[str]:
+def _laid_out(rows: Sequence[ScreenRow], width: int) -> list[str]:
     """The header and a line for each row: a long name is shortened, figures never are."""
-    figures: list[Column[ScreenRow]] = [
-        Column(header, 99, lambda r: f"{r.value} {r.mark}".rstrip(), left=True),
-        Column("needs", 97, lambda r: r.bound),
-        Column("MFU", 94, lambda r: r.mfu),
-        Column("verdict", 98, lambda r: r.status, left=True),
+    columns: list[Column[ScreenRow]] = [
+        Column("value [95% limits]", 99, lambda row: row.value, left=True),
+        Column("threshold", 97, lambda row: "" if row.caught else row.result.bound),
+        Column("MFU", 94, lambda row: row.mfu),
+        Column("verdict", 98, lambda row: row.status, left=True),
     ]
     if width >= WIDE:
-        figures.insert(0, Column("speedup", 95, lambda r: r.speedup))
-        figures.insert(3, Column("attains", 93, lambda r: r.attains))
-    figures = [figure for figure in figures if any(figure.cell(row) for row in rows)]
+        columns.insert(0, Column("speedup", 95, lambda row: row.speedup))
+        columns.insert(3, Column("attains", 93, lambda row: row.attains))
+    columns = [column for column in columns if any(column.cell(row) for row in rows)]
     taken = sum(
-        2 + max(len(figure.header), *(len(figure.cell(row)) for row in rows)) for figure in figures
+        2 + max(len(column.header), *(len(column.cell(row)) for row in rows)) for column in columns
     )
-    room = max(LEAST_NAME, width - taken - 2)
-    name = Column[ScreenRow]("case @ ranks", 100, lambda r: shortened(r.name, room), left=True)
-    return table([name, *figures], rows, width)
+    room = max(LEAST_NAME, width - taken - 3)
+    name = Column[ScreenRow](
+        " case @ ranks", 100, lambda row: f" {shortened(row.name, room)}", left=True
+    )
+    return table([name, *columns], rows, width)
 
 
 def _spent(run: RunRecord, width: int) -> list[str]:
@@ -332,7 +319,7 @@ def _noticed(run: RunRecord, width: int) -> list[str]:
     """The first things that were noticed; of more their number."""
     every = [*notices.sentences(run, load=not why_open(run)), *run.notes]
     skipped = dict.fromkeys(
-        verdict.detail for verdict in run.verdicts if verdict.status is Status.SKIP
+        result.detail for result in results(run) if result.status is Status.SKIP
     )
     cut = [plan.name for plan in run.plans if plan.hash in run.out_of_time]
     every += [f"skipped: {why}" for why in skipped]

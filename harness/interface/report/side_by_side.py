@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from harness.analysis.choices import compressors
 from harness.analysis.choices.compressors import EncodingCost
+from harness.analysis.results import Result, results_of
 from harness.base.documents import Json
 from harness.base.formatting import si
 from harness.cases import Arm, Form, Plan, metrics
 from harness.interface.report import batches, codecs
 from harness.interface.report.tabled import Table, TitledTable
 from harness.interface.report.text import Column
-from harness.record import RunRecord, Status, Verdict
+from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
 #: Fewer cases are a comparison of two, and have their own words.
@@ -29,13 +30,13 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BesideLine:
-    """One case with its verdicts by metric; ``ideal`` is the share that its schedule leaves.
+    """One case with its results by metric; ``ideal`` is the share that its schedule leaves.
 
     ``cost`` is what encoding costs, where codecs are compared.
     """
 
     arm: Arm
-    verdicts: Mapping[str, Verdict]
+    results: Mapping[str, Result]
     ideal: float | None
     cost: EncodingCost | None = None
 
@@ -54,8 +55,8 @@ def plans(run: RunRecord) -> list[Plan]:
 
 
 def _unjudged(run: RunRecord, plan: Plan) -> bool:
-    verdicts = run.verdicts_by_plan.get(plan.hash, ())
-    return bool(verdicts) and all(verdict.status is Status.RECORDED for verdict in verdicts)
+    of_plan = results_of(run, plan.hash)
+    return bool(of_plan) and all(result.status is Status.RECORDED for result in of_plan)
 
 
 def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -> TitledTable:
@@ -68,18 +69,19 @@ def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -
     link_rate = compressors.link_bps(run, plan.arms[0].case)
     by_name = {cost.name: cost for cost in costs}
     named = {c.name: c for c in plan.contrasts}
-    by_arm: dict[str, dict[str, Verdict]] = {}
-    for verdict in run.verdicts_by_plan.get(plan.hash, ()):
-        if verdict.contrast in named:
-            contrast = named[verdict.contrast]
-            by_arm.setdefault(contrast.subject, {})[contrast.metric] = verdict
+    by_arm: dict[str, dict[str, Result]] = {}
+    for result in results_of(run, plan.hash):
+        if result.contrast in named:
+            contrast = named[result.contrast]
+            by_arm.setdefault(contrast.subject, {})[contrast.metric] = result
     lines = []
     for arm in plan.arms:
         expected = run.described[arm.case.hash].expected if arm.case.hash in run.described else None
         ideal = expected.ideal_efficiency if expected and expected.stages > 1 else None
-        verdicts = by_arm.get(arm.name, {})
         lines.append(
-            BesideLine(arm=arm, verdicts=verdicts, ideal=ideal, cost=by_name.get(arm.name))
+            BesideLine(
+                arm=arm, results=by_arm.get(arm.name, {}), ideal=ideal, cost=by_name.get(arm.name)
+            )
         )
     asked = list(dict.fromkeys(c.metric for c in plan.contrasts))
     of_codecs = codecs.columns(costs, link_rate, rates) if costs else ()
@@ -127,16 +129,16 @@ def _column(name: str, keep: int) -> Column[BesideLine]:
     metric = metrics.metric(name)
 
     def cell(line: BesideLine) -> str:
-        verdict = line.verdicts.get(name)
-        if verdict is None or verdict.value is None:
-            return "n/a" if verdict is not None else "1" if metric.form is not Form.ABSOLUTE else ""
+        result = line.results.get(name)
+        if result is None or result.value is None:
+            return "n/a" if result is not None else "1" if metric.form is not Form.ABSOLUTE else ""
         if metric.unit == "1" and metric.form is Form.ABSOLUTE:
-            return f"{verdict.value:.1%}"
-        return f"{verdict.value:.3g}" if metric.unit == "1" else si(verdict.value, metric.unit)
+            return f"{result.value:.1%}"
+        return f"{result.value:.3g}" if metric.unit == "1" else si(result.value, metric.unit)
 
     def raw(line: BesideLine) -> float | None:
-        verdict = line.verdicts.get(name)
-        return None if verdict is None else verdict.value
+        result = line.results.get(name)
+        return None if result is None else result.value
 
     return Column(HEADERS.get(name, name), keep, cell, raw=raw)
 
@@ -148,7 +150,7 @@ def _left(line: BesideLine) -> str:
 
 def _worst(line: BesideLine) -> str:
     """The worst verdict of the case; nothing where nothing was asked."""
-    statuses = sorted((verdict.status for verdict in line.verdicts.values()), key=SEVERITY.index)
+    statuses = sorted((result.status for result in line.results.values()), key=SEVERITY.index)
     return "" if not statuses or statuses[0] is Status.RECORDED else str(statuses[0])
 
 

@@ -2,18 +2,26 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.reached import reached
-from harness.base.formatting import duration, si
+from harness.analysis.results import Result, ranked, results
+from harness.base.formatting import duration
 from harness.cases import CaseSpec, Form, Reach, Role, metrics
-from harness.interface.report import fabric, script, sections, side_by_side, timeline, topology
+from harness.interface.report import (
+    fabric,
+    figures,
+    script,
+    sections,
+    side_by_side,
+    timeline,
+    topology,
+)
 from harness.interface.report.headline import decide, headline
-from harness.interface.report.scaling import judged_interval, scaling_table
+from harness.interface.report.scaling import scaling_table
 from harness.interface.report.text import rule, wrap
-from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Verdict
+from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
 
@@ -42,7 +50,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         lines += wrap(f" {kind:<10} {text}", width, 12)
     lines += wrap(f" losses     {notices.reproducible(run)}", width, 12)
     for reason in dict.fromkeys(
-        verdict.detail for verdict in run.verdicts if verdict.status is Status.SKIP
+        result.detail for result in results(run) if result.status is Status.SKIP
     ):
         lines += wrap(f" skipped    {reason}", width, 12)
     cut = [plan.name for plan in run.plans if plan.hash in run.out_of_time]
@@ -142,36 +150,30 @@ def header(run: RunRecord) -> str:
 
 
 def verdict_lines(run: RunRecord, width: int = 100) -> list[str]:
-    """A sentence for every verdict, the worst first."""
-    ranked = sorted(run.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
-    return [line for verdict in ranked for line in verdict_line(verdict, width)]
+    """A sentence for every result, worst first."""
+    return [line for result in ranked(run) for line in verdict_line(result, width)]
 
 
-def verdict_line(v: Verdict, width: int) -> list[str]:
-    """``FAIL  case  metric against baseline: value [interval], bound: why``"""
-    metric = metrics.metric(v.metric)
-    figures = ""
-    if v.value is not None:
-        absolute = metric.form is Form.ABSOLUTE
-        show = partial(si, unit=metric.unit) if absolute else "{:.3f}".format
-        figures = f" {show(v.value)} {judged_interval(v, show) or '[n/a]'}"
-    bound = f" bound {v.bound}" if v.bound and metric.form is not Form.GATE else ""
-    name = f" ({v.rule})" if v.rule else ""
-    reason = "" if v.reason is Reason.MET else f": {v.detail}"
-    versus = "" if metric.form in (Form.ABSOLUTE, Form.GATE) else f" v {v.against}"
-    message = f" {v.status:<12}  {v.case}  {v.metric}{versus}{figures}{bound}{name}{reason}"
-    return wrap(message, width, 15)
+def verdict_line(result: Result, width: int) -> list[str]:
+    """``FAIL  case  metric v baseline: value [interval], bound: why``"""
+    form = metrics.metric(result.metric).form
+    figure = figures.figure(result)
+    figure = f" {figure}" if figure else ""
+    bound = f" bound {result.bound}" if result.bound and form is not Form.GATE else ""
+    name = f" ({result.rule})" if result.rule else ""
+    reason = "" if result.reason is Reason.MET else f": {result.detail}"
+    message = f" {result.status:<12}  {result.case}  {figures.metric(result)}{figure}"
+    return wrap(f"{message}{bound}{name}{reason}", width, 15)
 
 
 def counts(run: RunRecord) -> list[str]:
     """``9 PASS  1 FAIL ...``, and how many of them hold together."""
-    caught = sum(verdict.reason is Reason.CAUGHT for verdict in run.verdicts)
-    by_status = Counter(
-        verdict.status for verdict in run.verdicts if verdict.reason is not Reason.CAUGHT
-    )
+    every = results(run)
+    caught = sum(result.reason is Reason.CAUGHT for result in every)
+    by_status = Counter(result.status for result in every if result.reason is not Reason.CAUGHT)
     parts = [f"{by_status[status]} {status}" for status in SEVERITY if by_status[status]]
     parts += [f"{caught} control{'s' if caught > 1 else ''} caught"] if caught else []
-    waived = sum(verdict.waived for verdict in run.verdicts)
+    waived = sum(result.waived for result in every)
     sentence = "  ".join(parts) or "nothing was judged"
     if waived:
         sentence += f"  ({waived} waived)"
@@ -219,7 +221,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     lines = wrap(message, width, 12)
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)
-        decided = sum(verdict.status in (Status.PASS, Status.FAIL) for verdict in run.verdicts)
+        decided = sum(r.status in (Status.PASS, Status.FAIL) for r in results(run))
         share = used / run.device_s
         message = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
         message += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
@@ -264,7 +266,7 @@ def summary(
         note = "; ".join([_EFFICIENCY, *columns])
         lines += ["", *table_, *wrap(note, width, 14)]
         if any(line.endswith(" ~") for line in table_):
-            doubts = dict.fromkeys(verdict.doubt for verdict in run.verdicts if verdict.doubt)
+            doubts = dict.fromkeys(result.doubt for result in results(run) if result.doubt)
             lines += wrap(f" ~ treat as unreliable: {next(iter(doubts))}", width, 3)
     lines += [
         "",

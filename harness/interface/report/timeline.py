@@ -5,9 +5,10 @@ from fractions import Fraction
 from functools import partial
 
 from harness.analysis.judging.caveats import PERTURBED
+from harness.analysis.results import results_of
 from harness.analysis.rungs import Rung, rungs
 from harness.analysis.timeline.advice import advice, starved
-from harness.interface.report import text
+from harness.interface.report import figures, text
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import RunRecord, Term
 from harness.record.budget import EXPOSED, OUTLINE
@@ -135,24 +136,28 @@ def unexplained(r: Rung) -> str:
     return f"not explained: profiled steps took {step_ms:.1f}, timed ones {timed_ms:.1f}"
 
 
+#: Percentage points that an ablation's interval may span; a wider one agrees with anything.
+WIDEST_ABLATION = 0.2
+
+
 def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
-    """Says what communication costs by the trace and by ablation, and whether they agree."""
-    for verdict in run.verdicts_by_plan.get(r.plan.hash, ()):
-        plain = verdict.metric == "communication_cost"
-        if not plain or verdict.low is None or verdict.high is None or verdict.value is None:
+    """Compare the cost of communication by the trace with its cost by ablation."""
+    for result in results_of(run, r.plan.hash):
+        if result.metric != "communication_cost" or result.low is None or result.high is None:
             continue
         exposed_share = r.budget.exposed_share
         slack = (r.budget.clock_ns or 0) / r.budget.step_ns
-        agree = verdict.low - slack <= exposed_share <= verdict.high + slack
+        if result.high - result.low > WIDEST_ABLATION:
+            reading = "the ablation is inconclusive, its interval is too wide"
+        elif result.low - slack <= exposed_share <= result.high + slack:
+            reading = "they agree"
+        else:
+            reading = (
+                "they disagree (the ablation also removes the slowdown of compute by communication)"
+            )
         yield from wrap(
             f" both     {name}exposed communication is {exposed_share:.1%} of the step by its"
-            f" trace, {verdict.value:.1%} [{verdict.low:.1%}, {verdict.high:.1%}] by ablation:"
-            + (
-                " they agree"
-                if agree
-                else " they disagree (the ablation also removes the"
-                " slow-down of compute by communication)"
-            ),
+            f" trace, {figures.figure(result, '.1%')} by ablation: {reading}",
             width,
             10,
         )

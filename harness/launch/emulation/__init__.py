@@ -1,1 +1,1 @@
-"""Nodes emulated on one machine: shaped links, and a switch that delays."""
+"""Emulate nodes on one machine: links with limited rates, and a switch that adds delays."""

@@ -1,7 +1,7 @@
-"""The links of an emulated network: their rates and delays, and how Linux is told of them.
+"""Compute the links of an emulated network, and the commands of Linux that shape them.
 
-Rates are token buckets of the kernel (``tc``). It has no delay everywhere, so a network with delays
-goes through our own switch (``switch``), which then sees to the rates as well.
+Rates are enforced by token buckets in the kernel (``tc``). Not every kernel can add delays, so a
+network with delays goes through a switch in user space (``switch``). It also enforces the rates.
 """
 
 import re
@@ -12,14 +12,17 @@ from typing import Any
 from harness.base.errors import LaunchError
 from harness.cases import CaseSpec
 
-#: Rates up to which TCP's own buffers must be small, in Mbit/s.
+#: Rate in Mbit/s up to which TCP's socket buffers are kept small (see ``buffers``).
 SLOW_MBIT = 200.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """``rates``: Mbit/s of each node's link; ``between``: of the way between two nodes where that
-    is less. ``delay_ms``: from each node to each other, one way.
+    """The rates and delays of the links between emulated nodes.
+
+    ``rates`` is the rate of each node's link in Mbit/s. ``between`` maps pairs of nodes to a lower
+    rate of the path between them, in Mbit/s. ``delay_ms`` is the one-way delay from each node to
+    each other node, in milliseconds.
     """
 
     rates: tuple[float, ...]
@@ -28,14 +31,16 @@ class Links:
 
     @property
     def delayed(self) -> bool:
+        """Whether any path has a delay, so that the switch is needed."""
         return any(map(any, self.delay_ms))
 
 
 def links_of(case: CaseSpec, engine: str, usual: Mapping[str, Any], num_nodes: int) -> Links:
-    """The links that a case's knobs of an engine ask for; ``usual`` where they say nothing.
+    """Return the links that a case requests through the knobs of an engine.
 
-    ``slow_links`` is ``1:100`` for the rate of a node's link, ``1-2:100`` for the way between two,
-    several with commas; ``far_links`` the same for one-way delays in ms.
+    ``usual`` holds the defaults of the knobs. ``slow_links`` sets rates in Mbit/s: ``1:100`` for
+    the link of node 1, ``1-2:100`` for the path between nodes 1 and 2; several are separated by
+    commas. ``far_links`` sets one-way delays in milliseconds in the same way.
     """
     knobs = case.knobs_of(engine, usual)
     rate_mbit, delay_ms = float(knobs["rate_mbit"]), float(knobs["delay_ms"])
@@ -57,29 +62,40 @@ def links_of(case: CaseSpec, engine: str, usual: Mapping[str, Any], num_nodes: i
 def _exceptions(
     knobs: Mapping[str, Any], knob: str, example: str, where: str, engine: str, num_nodes: int
 ) -> Iterator[tuple[tuple[int, int | None], float]]:
-    """Each exception of a knob: (node, None) or (node, node), and its value."""
+    """Yield each entry of a knob: (node, None) or (node, node), and its value.
+
+    Raise LaunchError for an entry that is malformed, names an unknown node, or sets a rate of zero.
+    """
     for part in filter(None, str(knobs[knob]).split(",")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?:(\d+(?:\.\d+)?)", part)
         named = [int(group) for group in match.groups()[:2] if group is not None] if match else []
         none = knob == "slow_links" and match is not None and float(match[3]) == 0
         if match is None or max(named) >= num_nodes or none:
             raise LaunchError(
-                f"{engine}.{knob}: {part!r}",
+                f"{engine}.{knob}: {part!r} is not a link with a value",
                 where=where,
                 expected=f"1:{example} (node 1's link) or 1-2:{example} (between nodes 1 and 2),"
-                f" of the {num_nodes} nodes 0 to {num_nodes - 1}",
+                f" with nodes from 0 to {num_nodes - 1}",
                 fix=f"--set {engine}.{knob}=1:{example}",
             )
         yield (int(match[1]), None if match[2] is None else int(match[2])), float(match[3])
 
 
 def burst(rate_mbit: float) -> int:
-    """8 ms of a rate, in bytes: less chokes it, and bursts below it pass unshaped."""
+    """Return the size of a token bucket in bytes: 8 ms of the rate, and at least 16 kB.
+
+    A smaller bucket would keep the link below its rate. A burst smaller than the bucket passes
+    unshaped, so the bucket must not be larger either.
+    """
     return max(int(rate_mbit * 1e6 / 8 * 8e-3), 16_000)
 
 
 def shape(device: str, rate_mbit: float, slower: Mapping[str, float] | None = None) -> list[str]:
-    """Tc's commands: a token bucket; with ways that are ``slower``, a class for each address."""
+    """Return the lines for ``tc -batch`` that limit the rate of a device.
+
+    Without ``slower`` this is one token bucket. ``slower`` maps addresses to lower rates in Mbit/s,
+    and each of them gets a class with its own bucket.
+    """
     if not slower:
         bucket = f"rate {rate_mbit:g}mbit burst {burst(rate_mbit)} latency 200ms"
         return [f"qdisc replace dev {device} root handle 1: tbf {bucket}"]
@@ -95,8 +111,10 @@ def shape(device: str, rate_mbit: float, slower: Mapping[str, float] | None = No
 
 
 def buffers(rate_mbit: float, delay_ms: float = 0.0) -> Sequence[str]:
-    """Sysctl's arguments: on slow links megabytes would queue ahead of gloo's own messages; on far
-    ones four times what is under way must fit.
+    """Return the arguments for ``sysctl`` that set the sizes of TCP's socket buffers.
+
+    On a slow link, large buffers would let megabytes queue ahead of gloo's control messages. With a
+    delay, four times the bytes in flight during one round trip must fit.
     """
     under_way = int(rate_mbit * 1e6 / 8 * 2 * delay_ms / 1e3)
     usual, most = (65536, 262144) if rate_mbit <= SLOW_MBIT else (131072, 6291456)

@@ -1,9 +1,10 @@
-"""A switch in user space for emulated networks with delays: packets in, later out.
+"""A switch in user space that delays the packets of an emulated network.
 
     python -m harness.launch.emulation.switch '{"pids": .., "own": .., "delay_ms": .., ..}'
 
-Opens a TUN device in the network namespace of each process and says ``ready``. A packet leaves its
-sender at the rate of its link, travels, and arrives at the rate of the receiver's link.
+The switch opens a TUN device in the network namespace of each process and prints ``ready``. A
+packet leaves at the rate of the sender's link, travels for the delay of the path, and arrives at
+the rate of the receiver's link.
 """
 
 import ctypes
@@ -19,8 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DEVICE = "tun0"
-#: Bytes a packet: large enough that Python keeps up with 1 Gbit/s, small enough for slow links.
+#: Bytes in one packet at most: large enough for Python to keep up with 1 Gbit/s, and small enough
+#: for slow links.
 MTU = 9000
+# Constants of the Linux system calls setns, ioctl and prctl.
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _TUN_WITHOUT_HEADER = 0x1001
@@ -29,19 +32,24 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def open_device(pid: int) -> int:
-    """A TUN device in the namespace of a process; this one stays there."""
+    """Open a TUN device in the network namespace of a process, and return its descriptor.
+
+    This process moves to that namespace and stays there. Raise OSError without access to it.
+    """
     with Path(f"/proc/{pid}/ns/net").open(encoding="utf-8") as namespace:
         if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"no access to the network namespace of {pid}")
+            raise OSError(ctypes.get_errno(), f"no access to the network namespace of pid {pid}")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", DEVICE.encode(), _TUN_WITHOUT_HEADER))
     return device
 
 
 class Switch:
-    """Carries packets between devices, the i-th of them at address ``10.77.0.(i + 1)``.
+    """A switch that carries packets between devices; device i has address ``10.77.0.(i + 1)``.
 
-    ``rates`` and ``between`` are rates in B/s, ``delay_s`` the time from each node to each other.
+    ``rates`` holds the rate of each device's link in B/s. ``between`` maps pairs of devices to a
+    lower rate of their path in B/s. ``delay_s`` is the one-way delay from each device to each
+    other, in seconds.
     """
 
     def __init__(
@@ -55,7 +63,7 @@ class Switch:
         self.rates = rates
         self.between = between
         self.delay_s = delay_s
-        # busy until then
+        # The time until which each sender, receiver and slow path is busy with earlier packets.
         self.sent = [0.0] * len(rates)
         self.received = [0.0] * len(rates)
         self.passed = dict.fromkeys(between, 0.0)
@@ -63,7 +71,7 @@ class Switch:
         self.count = 0
 
     def take(self, source: int, packet: bytes, now: float) -> None:
-        """Send a packet on its way."""
+        """Accept a packet from a device and schedule its arrival; drop what is not IPv4."""
         if len(packet) < 20 or packet[0] >> 4 != 4:
             return
         target = packet[19] - 1
@@ -79,21 +87,25 @@ class Switch:
         heapq.heappush(self.travelling, (due, self.count, False, target, packet))
 
     def deliver(self, now: float) -> float | None:
-        """Hand over what has arrived; seconds until the next packet does, None without any."""
+        """Deliver the packets that are due by ``now``.
+
+        Return the seconds until the next packet is due, or None if no packet is travelling.
+        """
         while self.travelling and self.travelling[0][0] <= now:
             arrives, count, received, target, packet = heapq.heappop(self.travelling)
-            if not received:  # the receiver's link is shared by those that are there, in turn
+            if not received:  # packets that arrive together share the receiver's link in turn
                 due = max(arrives, self.received[target] + len(packet) / self.rates[target])
                 self.received[target] = due
                 heapq.heappush(self.travelling, (due, count, True, target, packet))
                 continue
             try:
                 os.write(self.devices[target], packet)
-            except OSError:  # its device is down: lost, as on any wire
+            except OSError:  # the device is down, so the packet is lost as on a real network
                 continue
         return self.travelling[0][0] - now if self.travelling else None
 
     def run(self) -> None:
+        """Carry packets until the process is killed."""
         number = {device: i for i, device in enumerate(self.devices)}
         while True:
             wait_s = self.deliver(time.monotonic())
@@ -102,15 +114,15 @@ class Switch:
                 while True:
                     try:
                         packet = os.read(device, MTU + 100)
-                    except OSError:  # nothing more is there, or it is down
+                    except OSError:  # no more packets are waiting, or the device is down
                         break
                     self.take(number[device], packet, time.monotonic())
 
 
 def main(text: str) -> None:
-    """See the top of this file."""
+    """Run the switch that a JSON document describes (see the docstring of this module)."""
     plan = json.loads(text)
-    _LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # else it is 50 us late
+    _LIBC.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # the default lets timers fire 50 us late
     devices = [open_device(pid) for pid in plan["pids"]]
     per_second = 1e6 / 8
     switch = Switch(

@@ -1,1 +1,4 @@
-"""Who starts agents on which nodes. One file adds one engine: a head of literals, connect."""
+"""The engines, which start agents on nodes.
+
+One file adds one engine: its head of literals declares it, and ``build()`` returns it.
+"""

@@ -1,11 +1,12 @@
-"""Several nodes on this machine: namespaces on a bridge, with every link at a stated rate.
+"""Engine that emulates several nodes on this machine, with network links of stated rates.
 
     bridge namespace   br0 -- v0, v1, ..  each: tbf at the rate of its link
     node namespaces    eth0 10.77.0.1, 10.77.0.2, ..  each: tbf at the rate of its link
-    with delays        tun0 in each, all in the hands of one switch, and the routes through it
+    with delays        tun0 in each, all opened by one switch, with the routes through it
 
-The namespaces belong to processes that die with us, so none is ever left. As root, or in a user
-namespace of an ordinary user. What is measured over it is labelled wherever it is shown.
+Every node is a network namespace that is connected to a bridge. The namespaces belong to processes
+that die with this program, so none is left behind. The engine works as root, or in a user namespace
+for other users. Its results are labelled as emulated wherever they are shown.
 """
 
 from __future__ import annotations
@@ -35,26 +36,28 @@ ENGINE = dict(
 )  # fmt: skip
 KNOBS = dict(rate_mbit=1000.0, delay_ms=0.0, slow_links="", far_links="")
 
+#: Programs that the engine runs.
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "sysctl")
+#: Seconds that a process has to create its namespace.
 START_S = 10.0
 
 
 def address(node: int) -> str:
-    """Where a node is on the emulated network."""
+    """Return the IP address of a node in the emulated network."""
     return f"10.77.0.{node + 1}"
 
 
 def enter(pid: str, *, net: bool = True) -> tuple[str, ...]:
-    """To run something in the namespaces of a process."""
+    """Return the words that run a command in the namespaces of a process."""
     user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
     return ("nsenter", f"--target={pid}", *user, *(("--net",) if net else ()))
 
 
 class Emulated:
-    """The engine. Placeholders ``{bridge}`` and ``{node0}`` stand for pids until it is started."""
+    """The engine. Its commands contain placeholders for pids, such as ``{bridge}``, ``{node0}``."""
 
     def probe(self) -> Capabilities:
-        """Needs iproute2, util-linux, and the right to make a network namespace."""
+        """Return whether iproute2 and util-linux are installed, and namespaces are allowed."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             return Capabilities(available=False, reason=f"{missing[0]} is not installed")
@@ -67,7 +70,7 @@ class Emulated:
         return Capabilities(available=True)
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """A bridge, a namespace for each node, the links, and an agent in each."""
+        """Return the commands that create the bridge, the namespaces, links and agents."""
         hold = ("setpriv", "--pdeathsig=KILL", "sleep", "infinity")
         nodes = range(len(deployment.nodes))
         commands = [Command(nodes=(), argv=("unshare", *_user(), "--net", *hold))]
@@ -92,24 +95,25 @@ class Emulated:
         return tuple(commands)
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> EmulatedJob:
-        """Make the network, then start the agents."""
+        """Create the network, then start the agents."""
         return EmulatedJob(commands)
 
 
 def _user() -> tuple[str, ...]:
+    """Return the options of unshare that an ordinary user needs."""
     return () if os.geteuid() == 0 else ("--user", "--map-root-user")
 
 
 def _batch(pid: str, tool: str, lines: Sequence[str]) -> Command:
-    """``ip`` or ``tc`` inside a namespace; its lines come on stdin."""
+    """Return a command that runs ``ip`` or ``tc`` in a namespace, with these lines on stdin."""
     return Command(nodes=(), argv=(*enter(pid), tool, "-batch", "-"), files={"-": "\n".join(lines)})
 
 
 class EmulatedJob(Job):
-    """The namespaces' holders and the agents in them."""
+    """The processes that hold the namespaces, and the agents that run in them."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
-        self._holders: dict[str, subprocess.Popen[bytes]] = {}  # bridge, node0, node1, ..
+        self._holders: dict[str, subprocess.Popen[bytes]] = {}  # keys: bridge, node0, node1, ..
         self._agents: InheritingJob | None = None
         self._switch: subprocess.Popen[str] | None = None
         self._shaped: Links | None = None
@@ -128,6 +132,7 @@ class EmulatedJob(Job):
             raise
 
     def _filled(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Replace the placeholders in a command by the pids of the holders."""
         words = []
         for word in argv:
             for name, holder in self._holders.items():
@@ -136,7 +141,7 @@ class EmulatedJob(Job):
         return tuple(words)
 
     def _hold(self, command: Command) -> None:
-        """Start a holder, and wait until it is in its own namespace."""
+        """Start a process that holds a namespace, and wait until the namespace exists."""
         ours = Path("/proc/self/ns/net").readlink()
         process = subprocess.Popen(
             self._filled(command.argv), stdin=subprocess.DEVNULL, start_new_session=True
@@ -155,7 +160,7 @@ class EmulatedJob(Job):
 
     @staticmethod
     def _inside(pid: int, ours: Path) -> bool:
-        """Whether a holder has left our namespace and only waits now."""
+        """Return whether a holder has left the namespace ``ours`` and now only sleeps."""
         try:
             namespace = Path(f"/proc/{pid}/ns/net").readlink()
             return (
@@ -166,6 +171,7 @@ class EmulatedJob(Job):
             return False
 
     def _run(self, command: Command) -> None:
+        """Run a command that sets up the network. Raise LaunchError if it fails."""
         text = self._filled(tuple(command.files.values()))[0] if command.files else ""
         done = subprocess.run(
             self._filled(command.argv), input=text.encode(), capture_output=True, check=False
@@ -199,6 +205,7 @@ class EmulatedJob(Job):
         self._shaped = links
 
     def _start_switch(self, links: Links) -> None:
+        """Start the switch that adds delays, and route all traffic through its devices."""
         nodes = range(len(links.rates))
         plan = dict(
             pids=[self._holders[f"node{i}"].pid for i in nodes],
@@ -227,46 +234,50 @@ class EmulatedJob(Job):
         assert self._switch.stdout is not None and self._switch.stderr is not None
         if self._switch.stdout.readline() != "ready\n":
             raise LaunchError(
-                f"the switch for delays: {last_line(self._switch.stderr.read())}",
+                f"the switch for delays does not start: {last_line(self._switch.stderr.read())}",
                 where="emulated engine",
-                expected="/dev/net/tun, open to this user",
+                expected="access to /dev/net/tun for this user",
                 fix="modprobe tun",
             )
         for i in nodes:
             ways = [
                 f"link set {DEVICE} mtu {MTU} up",
-                f"route add 10.77.0.0/25 dev {DEVICE} src {address(i)}",  # goes before eth0's /24
+                # The kernel prefers this route to the shorter prefix (/24) of eth0.
+                f"route add 10.77.0.0/25 dev {DEVICE} src {address(i)}",
             ]
             self._run(_batch(f"{{node{i}}}", "ip", ways))
 
     def _end_switch(self) -> None:
-        """Its devices, and the routes through them, go with it."""
+        """Kill the switch; its devices and the routes through them disappear with it."""
         if self._switch is not None:
             self._switch.kill()
             self._switch.communicate()
             self._switch = None
 
     def channels(self) -> Mapping[int, Channel]:
+        """Map nodes to the channels of their agents."""
         assert self._agents is not None
         return self._agents.channels()
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """Another agent in the same namespace, on a link that is up."""
+        """Start another agent in the same namespace, after setting the node's link up again."""
         assert self._agents is not None
         self._run(_batch(str(self._holders[f"node{node}"].pid), "ip", ["link set eth0 up"]))
-        self._shaped = None  # routes of a link that was down are gone
+        self._shaped = None  # shape the links again, because a link that was down lost its routes
         return self._agents.renew(node, command, token)
 
     def abandon(self, node: int) -> None:
+        """Kill the agent of a node and every process that it left behind."""
         assert self._agents is not None
         self._agents.abandon(node)
 
     def poll(self) -> tuple[State, str]:
+        """Return the state of the agents."""
         assert self._agents is not None
         return self._agents.poll()
 
     def stop(self) -> None:
-        """The agents leave, then their namespaces."""
+        """End the agents, then the switch and the namespaces."""
         if self._agents is not None:
             self._agents.stop()
         self._end_switch()
@@ -277,4 +288,5 @@ class EmulatedJob(Job):
 
 
 def build() -> Emulated:
+    """Return the engine."""
     return Emulated()

@@ -1,4 +1,7 @@
-"""Nodes without a scheduler: a list of hosts, reached by ssh or by a command typed on each."""
+"""Engine for a list of hosts without a scheduler.
+
+Agents are started over ssh, or by a command that a person runs on each host.
+"""
 
 import re
 import shutil
@@ -15,7 +18,10 @@ SETTINGS = dict(
 
 
 def parse(line: str) -> tuple[str, tuple[int, ...]]:
-    """``gpu01 0,1,4-7``: an address, and the devices to use there (none = all)."""
+    """Split an entry such as ``gpu01 0,1,4-7`` into the host and the devices to use on it.
+
+    No devices means all. Raise SpecError for an entry that is not a host.
+    """
     match = re.fullmatch(r"\s*(\S+)(?:\s+(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?\s*", line)
     ranges = [p.partition("-") for p in (match[2] or "").split(",") if p] if match else []
     if match is None or any(last and int(last) < int(first) for first, _, last in ranges):
@@ -32,19 +38,21 @@ def parse(line: str) -> tuple[str, tuple[int, ...]]:
         raise SpecError(
             f"{line!r} would be an option of ssh",
             where="[hosts] nodes",
-            expected="a host",
+            expected="the name or address of a host",
             fix="edit the cluster file",
         )
     return match[1], tuple(devices)
 
 
 class Hosts:
+    """The engine for a list of hosts."""
+
     def probe(self) -> Capabilities:
-        """Needs ssh only if it is to be used."""
+        """Return that the engine can always be used, because ssh is optional."""
         return Capabilities(available=True, version="ssh" if shutil.which("ssh") else "by hand")
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """One command for each node; over ssh the token goes through stdin."""
+        """Return one command for each node. Over ssh, the token is passed through stdin."""
         hosts = [parse(line) for line in deployment.settings["nodes"]]
         if len(hosts) < len(deployment.nodes):
             raise SpecError(
@@ -76,13 +84,14 @@ class Hosts:
         return tuple(commands)
 
     def again(self, deployment: Deployment, node: int, host: str) -> Command:
-        """The command of one node."""
+        """Return the command that starts the agent of one node again."""
         return self.plan(deployment)[node]
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes:
-        """Run ssh, or say what to run."""
+        """Run the ssh commands, or print the commands that a person has to run."""
         return Processes(commands, deployment.folder, read_token(deployment.token_file))
 
 
 def build() -> Hosts:
+    """Return the engine."""
     return Hosts()

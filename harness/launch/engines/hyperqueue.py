@@ -1,7 +1,8 @@
-"""HyperQueue: a task on a worker of its own for each agent.
+"""Engine for HyperQueue: each agent is a task that has a whole worker to itself.
 
-Needs the extra ``scaleproof[hyperqueue]`` and a server that runs. Its folder (``server_dir``) and
-the folder of results are on a disk that all workers share, as HyperQueue asks anyway.
+The engine needs the extra ``scaleproof[hyperqueue]`` and a running server. The folder of the server
+(``server_dir``) and the folder of results must be on a disk that all workers share, which
+HyperQueue itself requires, too.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ SETTINGS = dict(
     server_dir="", listen="", port=0, token_file="", python="", one_machine=False,
 )  # fmt: skip
 
-#: Seconds for tasks to end once nobody talks to their agents.
+#: Seconds that tasks have to end after the connections to their agents are closed.
 STOP_S = 30.0
 
 
 class HyperQueue:
+    """The engine for HyperQueue."""
+
     def probe(self) -> Capabilities:
-        """Needs the package; whether a server answers is seen when tasks are submitted."""
+        """Return whether the package is installed; the server is only used by ``start``."""
         if importlib.util.find_spec("hyperqueue") is None:
             return Capabilities(
                 available=False,
@@ -48,28 +51,31 @@ class HyperQueue:
         return Capabilities(available=True, version=metadata.version("hyperqueue"))
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """Plans what each task runs; its token comes with the task, on stdin."""
+        """Return the command of each task. The token is passed to the task through stdin."""
         return tuple(self.again(deployment, node, "") for node in range(len(deployment.nodes)))
 
     def again(self, deployment: Deployment, node: int, host: str) -> Command:
-        """The task of one node: any worker that is free."""
+        """Return the command of the task for one node, which runs on any free worker."""
         argv = agent(deployment, f"--order={node}", token="/dev/stdin")
         return Command(nodes=(node,), argv=tuple(argv), env=importable())
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Tasks:
-        """Submit a job of one task for each node."""
+        """Submit a job with one task for each node."""
         return Tasks(commands, deployment)
 
 
 class Tasks(Job):
-    """Tasks in the server's queue, then on their workers. The package is imported here only."""
+    """Tasks that wait in the server's queue and then run on workers.
+
+    Only this class imports the package ``hyperqueue``.
+    """
 
     def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:
         import hyperqueue
         from hyperqueue.ffi.protocol import ResourceRequest
 
         self._job_of: Any = hyperqueue.Job
-        # A whole worker: two agents are never on one, however many cores and devices it has.
+        # Request a whole worker, so that no two agents share one, whatever its size.
         self._whole_worker = ResourceRequest(n_nodes=1, cpus=0)
         self._folder = deployment.folder
         self._submitted: list[Any] = []
@@ -79,18 +85,19 @@ class Tasks(Job):
         try:
             self._client: Any = hyperqueue.Client(where)
             self._submit(commands, read_token(deployment.token_file))
-        except Exception as error:  # the package raises nothing more special
-            first = str(error).strip().splitlines()[:1]  # below it is a trace of the package's
+        except Exception as error:  # the package has no more specific exceptions
+            first = str(error).strip().splitlines()[:1]  # the other lines are a backtrace
             raise LaunchError(
-                f"no server takes tasks: {(first or [type(error).__name__])[0]}",
+                f"no server accepts tasks: {(first or [type(error).__name__])[0]}",
                 where="hyperqueue engine",
-                expected=f"a HyperQueue server in {where or '~/.hq-server'}",
+                expected=f"a running HyperQueue server with the folder {where or '~/.hq-server'}",
                 fix="hq server info",
             ) from None
 
     def _submit(self, commands: Sequence[Command], token: bytes) -> None:
+        """Submit a job with one task for each command."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        job = self._job_of(name="scaleproof", max_fails=None)  # the others go on
+        job = self._job_of(name="scaleproof", max_fails=None)  # a failure must not end other tasks
         for command in commands:
             (node,) = command.nodes
             log = self._log(node)
@@ -103,7 +110,7 @@ class Tasks(Job):
                 stdout=str(log),
                 stderr=str(self._folder / f"{log.stem}.err"),
                 resources=self._whole_worker,
-                crash_limit=1,  # an agent that is started again by the server would find nobody
+                crash_limit=1,  # no restart by the server: nobody would wait for that agent
             )
         submitted = self._client.submit(job)
         self._submitted.append(submitted)
@@ -111,20 +118,21 @@ class Tasks(Job):
             self._places[command.nodes[0]] = (submitted.id, task)
 
     def _log(self, node: int) -> Path:
+        """Return the path of the log of a node's agent."""
         return self._folder / f"agent{node}.log"
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """A task of its own."""
+        """Submit a new job with a task for this node."""
         assert command is not None
         self._submit([command], token)
         return None
 
     def abandon(self, node: int) -> None:
-        """Its failure ends nothing any more."""
+        """Forget the task of this node, so that its failure does not end the job."""
         self._places.pop(node, None)
 
     def poll(self) -> tuple[State, str]:
-        """Pending until every task has opened its log; ended as soon as one has failed."""
+        """Return PENDING until every task has opened its log, and ENDED as soon as one failed."""
         failures = {
             (job.id, task): failure
             for job in self._submitted
@@ -142,9 +150,9 @@ class Tasks(Job):
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """Wait until the agents have left: they do, once nobody talks to them.
+        """Wait until the agents have exited, which they do after their connections are closed.
 
-        LaunchError for tasks that still wait for a worker: only ``hq`` can withdraw them.
+        Raise LaunchError if tasks still wait for a worker, because only ``hq`` can cancel them.
         """
         submitted = self._submitted
         self._submitted = []
@@ -160,10 +168,10 @@ class Tasks(Job):
                 )
 
     def _over(self, job: Any, deadline: float) -> bool:
-        """Whether all its tasks ended before that; the server is asked once a second."""
+        """Return whether all tasks of a job end by the deadline; the client asks every second."""
 
         class Late(Exception):
-            """The deadline has passed."""
+            """Raised inside the client to stop waiting, because the deadline has passed."""
 
         def look(_: object) -> None:
             if time.monotonic() > deadline:
@@ -176,4 +184,5 @@ class Tasks(Job):
 
 
 def build() -> HyperQueue:
+    """Return the engine."""
     return HyperQueue()

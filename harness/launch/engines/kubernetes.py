@@ -1,9 +1,11 @@
-"""Kubernetes: an indexed Job whose pods are the nodes, behind a headless Service.
+"""Engine for Kubernetes: an indexed Job whose pods are the nodes, with a headless Service.
 
-A JobSet or a TrainJob instead where the cluster has them (``kind``); a TrainJob's pods have the
-shared memory of its runtime. Needs the extra ``scaleproof[kubernetes]`` and an address of this
-machine that pods can reach (``listen``). The manifests are checked against the published schemas,
-and the conformance suite runs through a strict stand-in: no cluster was in the loop.
+If the cluster supports them, ``kind`` selects a JobSet or a TrainJob instead. The runtime of a
+TrainJob determines the shared memory of its pods. The engine needs the extra
+``scaleproof[kubernetes]`` and an address of this machine that pods can reach (``listen``).
+
+Tests check the manifests against the published schemas, and run the conformance suite with a strict
+simulated API server. The engine has not been tested with a real cluster.
 """
 
 from __future__ import annotations
@@ -38,37 +40,43 @@ SETTINGS = dict(
     image_pull_secrets=[], node_selector=[], tolerations=[], capabilities=[], resources=[],
     labels=[], annotations=[],
 )  # fmt: skip
+#: Kinds of objects that can run the pods.
 KINDS = ("job", "jobset", "trainjob")
-#: What pods are given; a TrainJob's have it from its runtime.
+#: Settings of pods. The pods of a TrainJob get them from its runtime instead.
 OF_PODS = (
     "service_account", "image_pull_secrets", "node_selector", "tolerations", "capabilities",
     "resources", "annotations",
 )  # fmt: skip
+#: Seconds that ``stop`` may wait until all objects and pods are gone.
 STOP_S = 60.0
-#: Seconds between questions to a cluster that does not answer, at first and at most.
+#: First and longest pause, in seconds, between requests to a cluster that does not answer.
 BACKOFF_S = (1.0, 60.0)
-#: Why a container waits that will not start by itself.
+#: Reasons of Kubernetes for a waiting container that will not start without help.
 STUCK = frozenset({
     "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull",
     "CreateContainerConfigError", "CreateContainerError", "CrashLoopBackOff",
 })  # fmt: skip
-#: The label that pods of one run have, and no other's: a run of the same name may still be leaving.
+#: The label that identifies the pods of one run. The name is not enough, because the pods of an
+#: earlier run with the same name may still be terminating.
 RUN = "scaleproof.io/run"
 
 
 def manifests(deployment: Deployment) -> str:
-    """Manifests that are created, as YAML; the token's Secret aside, which no file ever holds."""
+    """Return the manifests of all objects as YAML, except for the Secret with the token.
+
+    The Secret is never written to a file. Raise SpecError for invalid settings.
+    """
     asked = deployment.settings
     if not asked["image"]:
         raise SpecError(
-            "no image",
+            "the setting image is empty",
             where="[kubernetes]",
             expected='image = "registry/scaleproof:tag"',
             fix="edit the cluster file",
         )
     if asked["kind"] not in KINDS:
         raise SpecError(
-            f"kind {asked['kind']!r}",
+            f"the kind {asked['kind']!r} is unknown",
             where="[kubernetes]",
             expected=", ".join(KINDS),
             fix="edit the cluster file",
@@ -77,14 +85,14 @@ def manifests(deployment: Deployment) -> str:
         raise SpecError(
             "a TrainJob needs equal nodes",
             where="[kubernetes]",
-            expected="kind = 'jobset'",
+            expected="the same number of ranks on every node, or kind = 'jobset'",
             fix="edit the cluster file",
         )
     if asked["kind"] == "trainjob" and (given := [n for n in OF_PODS if asked[n]]):
         raise SpecError(
-            f"{given[0]} is not a TrainJob's to say",
+            f"a TrainJob cannot set {given[0]}",
             where="[kubernetes]",
-            expected="it in the runtime that the TrainJob refers to, or kind = 'jobset'",
+            expected="this setting in the runtime of the TrainJob, or kind = 'jobset'",
             fix="edit the cluster file",
         )
     groups = _groups(deployment.nodes)
@@ -110,9 +118,10 @@ def manifests(deployment: Deployment) -> str:
 
 
 def selector(deployment: Deployment) -> str:
-    """Which pods are ours: by our own label, but for those that a TrainJob makes from its runtime.
+    """Return the label selector of this run's pods.
 
-    Of these it makes a JobSet of its own name.
+    The pods of a TrainJob come from its runtime and lack the label of the run. The TrainJob creates
+    a JobSet with its name, so the JobSet's label selects them.
     """
     if deployment.settings["kind"] == "trainjob":
         return f"jobset.sigs.k8s.io/jobset-name={deployment.settings['name']}"
@@ -120,18 +129,21 @@ def selector(deployment: Deployment) -> str:
 
 
 def _run_of(deployment: Deployment) -> str:
-    """A name of this run: its folder's, which no other run has."""
+    """Return a unique name of this run: a hash of its folder, which no other run uses."""
     return hashlib.sha256(str(deployment.folder.resolve()).encode()).hexdigest()[:16]
 
 
 def _pairs(asked: Mapping[str, Json], name: str) -> dict[str, str]:
-    """``["pool=a100"]`` as a mapping; SpecError for what has no value."""
+    """Return a setting such as ``["pool=a100"]`` as a mapping.
+
+    Raise SpecError for an entry that is not KEY=VALUE.
+    """
     pairs = {}
     for text in asked[name]:
         key, equals, value = text.partition("=")
         if not (key and equals and value):
             raise SpecError(
-                f"{name}: {text!r}",
+                f"{name}: {text!r} is not KEY=VALUE",
                 where="[kubernetes]",
                 expected=f'{name} = ["KEY=VALUE"]',
                 fix="edit the cluster file",
@@ -141,12 +153,15 @@ def _pairs(asked: Mapping[str, Json], name: str) -> dict[str, str]:
 
 
 def _toleration(text: str) -> dict[str, str]:
-    """``KEY[=VALUE]:EFFECT``, as kubectl writes a taint."""
+    """Parse a toleration of the form ``KEY[=VALUE]:EFFECT``, as kubectl writes a taint.
+
+    Raise SpecError for any other form.
+    """
     taint, colon, effect = text.rpartition(":")
     key, equals, value = taint.partition("=")
     if not (key and colon and effect in ("NoSchedule", "PreferNoSchedule", "NoExecute")):
         raise SpecError(
-            f"tolerations: {text!r}",
+            f"tolerations: {text!r} is not KEY[=VALUE]:EFFECT",
             where="[kubernetes]",
             expected='tolerations = ["nvidia.com/gpu=present:NoSchedule"]',
             fix="edit the cluster file",
@@ -157,7 +172,7 @@ def _toleration(text: str) -> dict[str, str]:
 
 
 def _pod(asked: Mapping[str, Json]) -> dict[str, Json]:
-    """The specification of a pod, beside what every run's has."""
+    """Return the optional fields of a pod's specification that the settings ask for."""
     given = {
         "serviceAccountName": asked["service_account"],
         "imagePullSecrets": [{"name": name} for name in asked["image_pull_secrets"]],
@@ -168,12 +183,13 @@ def _pod(asked: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _container(asked: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the optional fields of a container: its added Linux capabilities."""
     added = list(asked["capabilities"])
     return {"securityContext": {"capabilities": {"add": added}}} if added else {}
 
 
 def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
-    """Neighbours of one size: how many, the ranks on each, the number of the first."""
+    """Group consecutive nodes of one size: their count, ranks on each, and first node's number."""
     groups = []
     first = 0
     for ranks, same in itertools.groupby(nodes):
@@ -183,32 +199,35 @@ def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
 
 
 class Kubernetes:
+    """The engine for Kubernetes."""
+
     def probe(self) -> Capabilities:
-        """Needs the client; whether a cluster answers is seen when it is started."""
+        """Return whether the client is installed; the cluster is only used by ``start``."""
         if importlib.util.find_spec("kubernetes") is None:
             return Capabilities(
                 available=False,
-                reason="the client is not installed (pip install 'scaleproof[kubernetes]')",
+                reason="kubernetes is not installed (pip install 'scaleproof[kubernetes]')",
             )
         return Capabilities(available=True, version=metadata.version("kubernetes"))
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """The manifests, as kubectl would take them."""
+        """Return the manifests, with the kubectl command that would apply them."""
         path = str(deployment.folder / "manifests.yaml")
         nodes = tuple(range(len(deployment.nodes)))
         argv = ("kubectl", "apply", "-f", path)
         return (Command(nodes=nodes, argv=argv, files={path: manifests(deployment)}),)
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Pods:
+        """Create the objects in the cluster."""
         return Pods(deployment)
 
 
 class Pods(Job):
-    """The objects that were created in the cluster: a Secret, and what it owns, so that its end is
-    theirs.
+    """The objects of a run in the cluster: a Secret, and the objects that it owns.
 
-    The client is imported here only. What the cluster says meanwhile is asked for with patience:
-    a token that runs out, a proxy or a restart of its server are no end of a run whose agents talk.
+    Deleting the Secret deletes all of them. Only this class imports the client. An expired token, a
+    proxy or a restart of the API server must not end a run whose agents are still connected, so
+    failed requests are repeated with growing pauses.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -217,7 +236,8 @@ class Pods(Job):
         import yaml
 
         self._error = kubernetes.client.ApiException
-        odd = (ValueError, AttributeError, KeyError, TypeError)  # a proxy's page, read as an answer
+        # The client raises these errors if it receives, for example, an error page of a proxy.
+        odd = (ValueError, AttributeError, KeyError, TypeError)
         self._unanswered = (self._error, urllib3.exceptions.HTTPError, *odd)
         asked = deployment.settings
         self._asked = asked
@@ -243,7 +263,7 @@ class Pods(Job):
         }
         try:
             self._api = self._client()
-            self._root = {}  # from here on it may be there
+            self._root = {}  # from now on the Secret may exist, even if its creation fails
             self._root = self._owner(self._create(secret))
             for manifest in yaml.safe_load_all(manifests(deployment)):
                 manifest["metadata"]["ownerReferences"] = [self._root]
@@ -268,12 +288,15 @@ class Pods(Job):
                 expected="a reachable API server",
                 fix="kubectl cluster-info",
             ) from None
-        except BaseException:  # Ctrl-C between two objects
+        except BaseException:  # also Ctrl-C between the creation of two objects
             self.stop()
             raise
 
     def _client(self) -> Any:
-        """A client whose notes on the cluster are this run's, not a shared temporary folder's."""
+        """Return a client that caches facts about the cluster in the folder of this run.
+
+        By default they are cached in a temporary folder that all runs share.
+        """
         import kubernetes
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -282,24 +305,27 @@ class Pods(Job):
         return kubernetes.dynamic.DynamicClient(client, cache_file=notes)
 
     def _advice(self, status: int, asked: Mapping[str, Json]) -> tuple[str, str]:
-        """Says what the cluster should have had, and the command that shows it."""
+        """Return what was expected of the cluster for an HTTP status, and a command to check it."""
         if status == 404:
-            return f"a cluster that knows kind {asked['kind']!r}", "kubectl api-resources"
+            return f"a cluster that supports kind {asked['kind']!r}", "kubectl api-resources"
         if status == 409:
-            return "no other run of this name", f"kubectl get all,secret -n {self._namespace}"
+            return "no other run with this name", f"kubectl get all,secret -n {self._namespace}"
         return (
-            "the right to create secrets, services and jobs",
+            "permission to create secrets, services and jobs",
             f"kubectl auth can-i create jobs -n {self._namespace}",
         )
 
     def _kind(self, version: str, kind: str) -> Any:
+        """Return the client's interface to the objects of a kind."""
         return self._api.resources.get(api_version=version, kind=kind)
 
     def _create(self, manifest: dict[str, Json]) -> Any:
+        """Create an object in the cluster."""
         kind = self._kind(manifest["apiVersion"], manifest["kind"])
         return kind.create(body=manifest, namespace=self._namespace)
 
     def _owner(self, secret: Any) -> dict[str, str]:
+        """Return the reference that makes the Secret the owner of an object."""
         return {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -308,10 +334,10 @@ class Pods(Job):
         }
 
     def poll(self) -> tuple[State, str]:
-        """By the pods' phases: pending while any is, ended as soon as one has.
+        """Return PENDING while any pod is pending, and ENDED as soon as one has ended.
 
-        The last answer stays where the cluster gives none; then it is asked less and less often,
-        by a client that has read its credentials anew.
+        If the cluster does not answer, the last state is returned again. Requests then become less
+        frequent, and each uses a client that has read its credentials again.
         """
         if time.monotonic() < self._asked_again_at:
             return self._said
@@ -326,6 +352,7 @@ class Pods(Job):
         return self._said
 
     def _judged(self, pods: Sequence[Any]) -> tuple[State, str]:
+        """Return the state that the phases of the pods mean."""
         phases = {pod.metadata.name: pod.status.phase for pod in pods}
         over = [
             f"{name} {word}" for name, word in phases.items() if word in ("Failed", "Succeeded")
@@ -346,7 +373,7 @@ class Pods(Job):
         return State.RUNNING, ""
 
     def _patient(self, stuck: bool) -> State:
-        """Pending; ended where pods have not been able to start for ``stuck_s``."""
+        """Return PENDING, or ENDED if pods have been unable to start for ``stuck_s`` seconds."""
         if not stuck:
             self._stuck_since = None
             return State.PENDING
@@ -357,9 +384,10 @@ class Pods(Job):
         return State.ENDED if late else State.PENDING
 
     def stop(self) -> None:
-        """Delete it all, whatever of it is gone already, and wait until the pods are gone.
+        """Delete all objects that still exist, and wait until the pods are gone.
 
-        What the Secret owns goes with it, even where only this one request arrives.
+        The cluster deletes what the Secret owns, even if only the request to delete the Secret
+        arrives.
         """
         root, created = self._root, self._made
         self._root = None
@@ -380,8 +408,10 @@ class Pods(Job):
             time.sleep(0.5)
 
     def _root_gone(self, root: dict[str, str]) -> bool:
-        """Whether the Secret is gone by now. Where its creation was never answered it is ours only
-        if it has our token: another run may have that name.
+        """Ask the cluster to delete the Secret, and return whether nothing is left to delete.
+
+        If the cluster never confirmed its creation, the Secret belongs to this run only if it holds
+        this run's token, because another run may use the same name.
         """
         name = self._asked["name"]
         try:
@@ -394,20 +424,24 @@ class Pods(Job):
             body = {"propagationPolicy": "Background", "preconditions": {"uid": root["uid"]}}
             secrets.delete(name=name, namespace=self._namespace, body=body)
         except self._error as error:
-            return error.status in (403, 404, 409)  # not there, another one, or not for us to touch
+            return error.status in (403, 404, 409)  # not permitted, not there, or another Secret
         except self._unanswered:
             return False
         return True
 
     def _pods(self) -> Sequence[Any]:
-        """Ours: those of a TrainJob of this name that are leaving already are of the run before."""
+        """Return the pods of this run.
+
+        Terminating pods of a TrainJob are left out, because they belong to an earlier run with the
+        same name.
+        """
         listed = self._listed()
         if self._asked["kind"] != "trainjob":
             return listed
         return [pod for pod in listed if not pod.metadata.deletionTimestamp]
 
     def _listed(self) -> Sequence[Any]:
-        """All pods that our labels choose, also those that are leaving."""
+        """Return all pods that the label selector matches, including terminating ones."""
         pods = self._kind("v1", "Pod")
         listed: Sequence[Any] = pods.get(
             namespace=self._namespace, label_selector=self._selector
@@ -416,7 +450,7 @@ class Pods(Job):
 
 
 def _why_stuck(pod: Any) -> Iterator[str]:
-    """Says what keeps a pod from starting until somebody does something about it."""
+    """Yield the reasons why a pod cannot start without help."""
     for container in pod.status.containerStatuses or ():
         waiting = container.state.waiting if container.state else None
         if waiting and waiting.reason in STUCK:
@@ -427,7 +461,10 @@ def _why_stuck(pod: Any) -> Iterator[str]:
 
 
 def _client(kubernetes: Any, host: str) -> Any:
-    """A client of that API server, or of the one that is configured; LaunchError if none is."""
+    """Return a client for the API server at ``host``, or for the configured one if it is empty.
+
+    Raise LaunchError if no server is configured.
+    """
     if host:
         return kubernetes.client.ApiClient(kubernetes.client.Configuration(host=host))
     try:
@@ -436,11 +473,12 @@ def _client(kubernetes: Any, host: str) -> Any:
         raise LaunchError(
             f"no cluster is configured: {error}",
             where="kubernetes engine",
-            expected="~/.kube/config, KUBECONFIG, or a pod",
+            expected="~/.kube/config, KUBECONFIG, or to run inside a pod",
             fix="kubectl cluster-info",
         ) from None
     return kubernetes.client.ApiClient()
 
 
 def build() -> Kubernetes:
+    """Return the engine."""
     return Kubernetes()

@@ -1,7 +1,8 @@
-"""Monarch: an actor on each worker host, which holds the agent's process.
+"""Engine for Monarch: an actor on each worker host starts the agent and holds its process.
 
-Needs the extra ``scaleproof[monarch]`` and worker loops that run (``workers``, their addresses), as
-Monarch's own jobs for Slurm and Kubernetes start them. Of Monarch it uses actors, no tensor engine.
+The engine needs the extra ``scaleproof[monarch]`` and running worker loops, whose addresses are in
+``workers``. Monarch's jobs for Slurm and Kubernetes start them. The engine uses Monarch's actors,
+but not its tensor engine.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ SETTINGS = dict(
     workers=[], wait_s=60, listen="", port=0, token_file="", python="", one_machine=False,
 )  # fmt: skip
 
-#: Seconds for an actor's answer. One that gives none is lost, or its host is.
+#: Seconds to wait for the answer of an actor. After that, the actor or its host counts as lost.
 ANSWER_S = 10.0
-#: Monarch gives its actors no list of their own: this client trusts the network, as their hosts do.
+#: Monarch's setting for connections without certificates. This client trusts the network, as the
+#: worker loops do.
 TRUST = "trust_all_connections"
 
 
 class Monarch:
+    """The engine for Monarch."""
+
     def probe(self) -> Capabilities:
-        """Needs the package; whether workers answer is seen when actors are started."""
+        """Return whether the package is installed; the workers are only used by ``start``."""
         if importlib.util.find_spec("monarch") is None:
             return Capabilities(
                 available=False,
@@ -40,34 +44,41 @@ class Monarch:
         return Capabilities(available=True, version=metadata.version("torchmonarch"))
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """Plans what each actor runs; its token comes in Monarch's own message and a pipe."""
+        """Return the command that each actor runs.
+
+        The token travels in a message of Monarch and then through a pipe to the agent.
+        """
         workers = deployment.settings["workers"]
         if len(workers) < len(deployment.nodes):
             raise SpecError(
                 f"--nodes asks for {len(deployment.nodes)} nodes, {len(workers)} are listed",
                 where="[monarch] workers",
-                expected='the address of a worker loop for each node, as "tcp://gpu01:26600"',
+                expected='the address of a worker loop for each node, like "tcp://gpu01:26600"',
                 fix=f"--nodes {len(workers)}" if workers else "workers = [...] in --cluster FILE",
             )
         return tuple(self.again(deployment, node, "") for node in range(len(deployment.nodes)))
 
     def again(self, deployment: Deployment, node: int, host: str) -> Command:
-        """The command of one node."""
+        """Return the command that starts the agent of one node again."""
         argv = agent(deployment, f"--order={node}", token="/dev/stdin")
         return Command(nodes=(node,), argv=tuple(argv), env=importable())
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> MonarchActors:
-        """Reach the workers and start the agents."""
+        """Connect to the workers and start the agents."""
         return MonarchActors(commands, deployment)
 
 
 class MonarchActors(Job):
-    """One actor a host. The package is imported here only: it takes a second."""
+    """One actor on each host, which holds the process of an agent.
+
+    Only this class imports the package ``monarch``, because the import takes a second.
+    """
 
     def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:
         import monarch.actor
 
-        #: Else Monarch ends this whole program when a host is lost; the agents' channels tell.
+        # By default Monarch ends this whole program if a host is lost. The loss is noticed through
+        # the agents' channels instead.
         monarch.actor.unhandled_fault_hook = lambda failure: None
         workers = deployment.settings["workers"][: len(commands)]
         wait_s = float(deployment.settings["wait_s"])
@@ -90,7 +101,7 @@ class MonarchActors(Job):
             self.stop()
             if not isinstance(error, Exception):  # Ctrl-C
                 raise
-            text = str(error).strip().splitlines()[:1] or [f"no answer in {wait_s:g} s"]
+            text = str(error).strip().splitlines()[:1] or [f"no answer within {wait_s:g} s"]
             raise LaunchError(
                 text[0],
                 where="monarch engine",
@@ -99,7 +110,7 @@ class MonarchActors(Job):
             ) from None
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """Another agent in the same actor."""
+        """Start another agent in the same actor."""
         assert command is not None
         try:
             begun = self._actors[node].begin.call_one(command.argv, dict(command.env), token)
@@ -109,7 +120,7 @@ class MonarchActors(Job):
         return None
 
     def poll(self) -> tuple[State, str]:
-        """Ended as soon as one agent, or the actor that holds it, has."""
+        """Return ENDED as soon as one agent, or the actor that holds it, has ended."""
         asked = [actor.ask.call_one() for actor in self._actors]
         deadline = time.monotonic() + ANSWER_S
         for i, answer in enumerate(asked):
@@ -122,7 +133,7 @@ class MonarchActors(Job):
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """The agents, the actors and their processes; the workers stay."""
+        """End the agents, the actors and their processes; the worker loops keep running."""
         actors = self._actors
         processes = self._processes
         self._actors = []
@@ -136,7 +147,11 @@ class MonarchActors(Job):
 
 
 def _holder(actor: Any) -> Any:
-    """The class of actors: it is made here since its base is, and travels by value."""
+    """Return the class of the actors.
+
+    It is defined in a function because its base class comes from the late import of Monarch.
+    Monarch sends the class to the hosts by value.
+    """
 
     class Held(actor.Actor):  # type: ignore[misc]
         @actor.endpoint  # type: ignore[untyped-decorator]
@@ -154,7 +169,7 @@ def _holder(actor: Any) -> Any:
     return Held
 
 
-#: Starts a worker loop by hand.
+#: The command that starts a worker loop by hand, as a format string with the address.
 _WORKER = (
     "python -c \"from monarch.actor import run_worker_loop_forever as run; run(address='{}', "
     f"ca='{TRUST}')\""
@@ -162,4 +177,5 @@ _WORKER = (
 
 
 def build() -> Monarch:
+    """Return the engine."""
     return Monarch()

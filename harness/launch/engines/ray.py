@@ -1,6 +1,6 @@
-"""Ray: a placement group with one bundle per node, each with an actor that starts the agent.
+"""Engine for Ray: a placement group has one bundle per node, with an actor that starts the agent.
 
-Needs the extra ``scaleproof[ray]`` and a cluster that runs; Ray Train is not used.
+The engine needs the extra ``scaleproof[ray]`` and a running cluster. It does not use Ray Train.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ SETTINGS = dict(
 
 
 def bundles(deployment: Deployment) -> list[dict[str, float]]:
-    """The resources reserved on each node: a core or a GPU for each rank, or the site's own
-    resource.
+    """Return the resources to reserve on each node.
+
+    Every rank gets one core, one GPU, or one unit of the custom ``resource`` of the cluster file.
     """
     resource = str(deployment.settings["resource"])
     kind = resource or ("GPU" if deployment.device is Device.CUDA else "CPU")
@@ -43,8 +44,10 @@ def bundles(deployment: Deployment) -> list[dict[str, float]]:
 
 
 class Ray:
+    """The engine for Ray."""
+
     def probe(self) -> Capabilities:
-        """Needs the package; whether a cluster answers is seen when it is started."""
+        """Return whether the package is installed; the cluster is only used by ``start``."""
         if importlib.util.find_spec("ray") is None:
             return Capabilities(
                 available=False, reason="ray is not installed (pip install 'scaleproof[ray]')"
@@ -52,7 +55,10 @@ class Ray:
         return Capabilities(available=True, version=metadata.version("ray"))
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """Plans what each actor runs; its token comes through Ray's own channel and a pipe."""
+        """Return the command that each actor runs.
+
+        The token travels through Ray's channel and then through a pipe to the agent.
+        """
         asked = deployment.settings
         return tuple(
             Command(
@@ -70,7 +76,10 @@ class Ray:
 
 
 class RayActors(Job):
-    """A placement group and its actors. ray is imported here only: it takes a second."""
+    """A placement group and its actors.
+
+    Only this class imports the package ``ray``, because the import takes a second.
+    """
 
     def __init__(self, commands: Sequence[Command], deployment: Deployment) -> None:
         import ray
@@ -91,7 +100,7 @@ class RayActors(Job):
         if not self._group.wait(float(asked["wait_s"])):
             self.stop()
             raise _failed(
-                f"{bundles(deployment)} cannot be reserved within {asked['wait_s']} s", "ray status"
+                f"no resources for {bundles(deployment)} within {asked['wait_s']} s", "ray status"
             )
         token = read_token(deployment.token_file)
         remote: Any = ray.remote(Host)
@@ -104,7 +113,7 @@ class RayActors(Job):
             self._hosts.append(actor.remote(command.argv, dict(command.env), token))
 
     def poll(self) -> tuple[State, str]:
-        """Ended as soon as one agent, or the actor that holds it, has."""
+        """Return ENDED as soon as one agent, or the actor that holds it, has ended."""
         for i, host in enumerate(self._hosts):
             try:
                 reason = self._ray.get(host.poll.remote(), timeout=10)
@@ -115,7 +124,7 @@ class RayActors(Job):
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """The agents, the actors, the reservation; the cluster stays."""
+        """End the agents and the actors, and remove the placement group; the cluster stays."""
         for host in self._hosts:
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.get(host.stop.remote(), timeout=10)
@@ -128,13 +137,16 @@ class RayActors(Job):
 
 
 def _options(bundle: Mapping[str, float]) -> dict[str, Json]:
+    """Return the options of an actor that uses all resources of its bundle."""
     resources = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU")}
     return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": resources}
 
 
 def _failed(what: str, fix: str) -> LaunchError:
+    """Return an error about a Ray cluster that cannot be used."""
     return LaunchError(what, where="ray engine", expected="a Ray cluster with free nodes", fix=fix)
 
 
 def build() -> Ray:
+    """Return the engine."""
     return Ray()

@@ -1,7 +1,7 @@
-"""Slurm: starts agents by srun inside an allocation, by a batch job elsewhere.
+"""Engine for Slurm: srun starts agents inside an allocation, and a batch job starts them elsewhere.
 
-Time in the queue is noted and never measured. The batch script is written here rather than by a
-library, so that ``--dry-run`` can print it and nodes of unequal size get a component each.
+Time in the queue is recorded and is not part of any measurement. This module writes the batch
+script itself, so that ``--dry-run`` can print it and nodes of different sizes get a component each.
 """
 
 from __future__ import annotations
@@ -39,21 +39,28 @@ SETTINGS = dict(
     listen="", port=0, token_file="", python="", srun=[], one_machine=False,
 )  # fmt: skip
 
-#: What squeue says, in this program's words; whatever else it says is an end.
+#: States of squeue and the states of a job that they mean. Any other state of squeue means ENDED.
 STATES = {
     "PENDING": State.PENDING, "CONFIGURING": State.PENDING, "REQUEUED": State.PENDING,
     "SUSPENDED": State.PENDING, "RUNNING": State.RUNNING, "COMPLETING": State.RUNNING,
 }  # fmt: skip
+#: Seconds that a cancelled job has to leave the queue.
 STOP_S = 30.0
 
 
 def groups(nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """(nodes, ranks on each) of neighbours of equal size: (4, 4, 8) -> [(2, 4), (1, 8)]."""
+    """Group consecutive nodes of equal size as (nodes, ranks on each).
+
+    For example, (4, 4, 8) gives [(2, 4), (1, 8)].
+    """
     return [(len(list(same)), ranks) for ranks, same in itertools.groupby(nodes)]
 
 
 def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
-    """Sbatch's options for nodes of one size."""
+    """Return the options of sbatch for the nodes of one size.
+
+    Raise SpecError if the cluster file has an invalid setting.
+    """
     asked = deployment.settings
     if asked["tasks"] not in ("node", "rank"):
         raise SpecError(
@@ -71,7 +78,7 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
     if asked["cpus"] or deployment.device is Device.CPU:
         options.append(f"--cpus-per-task={max(1, asked['cpus']) * ranks // tasks}")
     elif not any(line.startswith(("--exclusive", "--cpus-per-")) for line in asked["lines"]):
-        options.append("--exclusive")  # else a task gets one CPU, whatever its GPUs need
+        options.append("--exclusive")  # otherwise a task gets one CPU, whatever its GPUs need
     for key in ("partition", "account", "mem", "time"):
         if asked[key]:
             options.append(f"--{key}={_one_word(asked[key])}")
@@ -80,16 +87,16 @@ def component(num_nodes: int, ranks: int, deployment: Deployment) -> list[str]:
     return [*options, *asked["lines"]]
 
 
-#: Options of sbatch that say how large the job is.
+#: Options of sbatch that set the size of the job.
 _SIZES = re.compile(r"(--nodes|--ntasks(-per-node)?|-N|-n)\b")
 
 
 def _check_line(line: str) -> None:
-    """SpecError for a line of the cluster file that is no option, or contradicts the ranks."""
+    """Raise SpecError for a line that is not an option, or that changes the size of the job."""
     if not line.startswith("-"):
         bare = line.removeprefix("#SBATCH").strip()
         raise SpecError(
-            f"lines: {line!r} is no option of sbatch",
+            f"lines: {line!r} is not an option of sbatch",
             where="[slurm]",
             expected="an option, without #SBATCH",
             fix=f'lines = ["{bare if bare.startswith("-") else "--exclusive"}"]',
@@ -98,24 +105,27 @@ def _check_line(line: str) -> None:
         raise SpecError(
             f"lines: {line!r} would change where ranks run",
             where="[slurm]",
-            expected="--nodes and --gpus of the command, or tasks",
+            expected="the size in --nodes and --gpus of the command, or in tasks",
             fix='tasks = "rank"' if "ntasks" in line else "--nodes 2 --gpus 16",
         )
 
 
 def _one_word(text: str) -> str:
+    """Put a text in quotes if it contains spaces."""
     return f'"{text}"' if re.search(r"\s", text) else text
 
 
 def _tasks(ranks: int, asked: Mapping[str, Json]) -> int:
+    """Return the number of tasks on a node: one, or one for each rank."""
     return ranks if asked["tasks"] == "rank" else 1
 
 
 def step(deployment: Deployment) -> list[str]:
-    """Srun's options for every node: agents bind ranks to CPUs, or Slurm binds each to its own.
+    """Return the options of srun for every node.
 
-    ``srun`` in the cluster file adds others, a container's for example. Srun does not take over
-    --cpus-per-task from its job (since Slurm 22.05).
+    Either the agents bind ranks to CPUs, or Slurm binds each task to its CPUs. The setting ``srun``
+    of the cluster file adds options, for example those of a container. Since Slurm 22.05, srun does
+    not inherit --cpus-per-task from its job.
     """
     asked = deployment.settings
     binds = asked["tasks"] == "rank" and (asked["cpus"] or deployment.device is Device.CPU)
@@ -124,10 +134,10 @@ def step(deployment: Deployment) -> list[str]:
 
 
 def over_all(deployment: Deployment, command: Sequence[str], *options: str) -> list[str]:
-    """Srun of a command on every node of the job.
+    """Return the words of srun that run a command on every node of the job.
 
-    A component says how many tasks it has: since Slurm 24 srun would read the first one's number
-    from the job's environment for all.
+    Every component states its number of tasks. Otherwise srun, since Slurm 24, would use the number
+    of the first component, from the job's environment, for all components.
     """
     parts = groups(deployment.nodes)
     if len(parts) == 1:
@@ -141,7 +151,7 @@ def over_all(deployment: Deployment, command: Sequence[str], *options: str) -> l
 
 
 def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool = True) -> str:
-    """A batch script that runs ``command`` on every node of the job, or on its first."""
+    """Return a batch script that runs a command on every node of the job, or on its first node."""
     parts = [component(n, ranks, deployment) for n, ranks in groups(deployment.nodes)]
     lines = ["#!/bin/bash", "#SBATCH --job-name=scaleproof"]
     lines += [f"#SBATCH --output={quoted(str(deployment.folder / 'slurm.log'))}"]
@@ -156,24 +166,27 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
 
 
 def quoted(path: str) -> str:
-    """As sbatch reads a word of its options: in quotes where it has spaces, and % as itself."""
+    """Write a path as one word of an sbatch option, with quotes for spaces and % escaped."""
     return _one_word(path.replace("%", "%%"))
 
 
 def _line(option: str) -> str:
-    """An option as it stands; SpecError for one that would be more than a line of the script."""
+    """Return an option unchanged. Raise SpecError if it would be more than one line of a script."""
     if not option.isprintable():
         raise SpecError(
             f"{option!r} has a control character",
             where="[slurm]",
-            expected="one line",
+            expected="one line of plain text",
             fix="edit the cluster file",
         )
     return option
 
 
 class Slurm:
+    """The engine for Slurm, which also has a queue for whole runs."""
+
     def probe(self) -> Capabilities:
+        """Return whether srun is installed and the Slurm controller answers."""
         if shutil.which("srun") is None:
             return Capabilities(available=False, reason="srun is not installed")
         version = subprocess.run(
@@ -191,7 +204,7 @@ class Slurm:
         return Capabilities(available=True, version=version.stdout.strip())
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """Srun inside an allocation, else a batch script that holds it."""
+        """Return an srun command inside an allocation, and the submission of a script elsewhere."""
         command = agent(deployment)
         nodes = tuple(range(len(deployment.nodes)))
         if "SLURM_JOB_ID" in os.environ:
@@ -205,7 +218,10 @@ class Slurm:
         return (Command(nodes=nodes, argv=tuple(argv), files=files),)
 
     def again(self, deployment: Deployment, node: int, host: str) -> Command:
-        """A step of one task on the node that lost its agent: the allocation is kept."""
+        """Return an srun command for one task on the node that lost its agent.
+
+        The allocation is kept.
+        """
         argv = ["srun", "--overlap", *step(deployment), "--nodes=1", "--ntasks=1"]
         parts = groups(deployment.nodes)
         before = node
@@ -219,43 +235,46 @@ class Slurm:
         return Command(nodes=(node,), argv=(*argv, *command), env=importable())
 
     def start(self, commands: tuple[Command, ...], deployment: Deployment) -> Processes | BatchJob:
-        """Start the step, or submit the job."""
+        """Start the job step inside the allocation, or submit the batch job."""
         if commands[0].argv[0] == "srun":
             return Processes(commands, deployment.folder)
         return BatchJob(commands[0], deployment.folder)
 
     def left(self, deployment: Deployment, command: Sequence[str]) -> str:
-        """The script of such a job: it can be submitted as it is."""
+        """Return the script of a job for a whole run, which a user can also submit."""
         return script(deployment, command, everywhere=False)
 
     def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
-        """A batch job whose first node runs the command."""
+        """Submit a batch job whose first node runs the command, and return its id."""
         path = str(deployment.folder / "job.sbatch")
         text = self.left(deployment, command)
         argv = ("sbatch", "--parsable", path)
         return submit(Command(nodes=(), argv=argv, files={path: text}))
 
     def log(self, folder: Path) -> Path:
+        """Return the path of the job's log."""
         return folder / "slurm.log"
 
     def state_of(self, job: str) -> tuple[str, str]:
+        """Return the state of a job and its reason, as the function ``state_of`` does."""
         return state_of(job)
 
     def cancel(self, job: str) -> None:
+        """Cancel a job and wait, as the function ``cancel`` does."""
         cancel(job)
 
 
 class BatchJob(Job):
-    """A job in the queue, then on its nodes."""
+    """A batch job that waits in the queue and then runs the agents on its nodes."""
 
     def __init__(self, command: Command, folder: Path) -> None:
         self.log = folder / "slurm.log"
         self.job = submit(command)
         self._seen = ("PENDING", "None")
-        self._steps = Processes((), folder)  # of nodes whose agent was lost
+        self._steps = Processes((), folder)  # the job steps of agents that were started again
 
     def poll(self) -> tuple[State, str]:
-        """As squeue has it, or had it when it last answered."""
+        """Return the state that squeue reports, or its last answer if it does not answer now."""
         with contextlib.suppress(LaunchError):
             self._seen = state_of(self.job)
         word, reason = self._seen
@@ -268,22 +287,23 @@ class BatchJob(Job):
         return State.ENDED, f"job {self.job}: {last} (log {self.log})"
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """A step inside the job."""
+        """Start an agent as a job step inside the running job."""
         assert command is not None
         inside = (command.argv[0], f"--jobid={self.job}", *command.argv[1:])
         return self._steps.renew(node, replace(command, argv=inside), token)
 
     def abandon(self, node: int) -> None:
+        """Kill the job step of an agent that was started again."""
         self._steps.abandon(node)
 
     def stop(self) -> None:
-        """Cancel it, and wait until it has left the queue."""
+        """Cancel the job, and wait until it has left the queue."""
         cancel(self.job)
         self._steps.stop()
 
 
 def submit(command: Command) -> str:
-    """The id of a new batch job."""
+    """Submit a batch job, and return its id. Raise LaunchError if sbatch fails."""
     for name, text in command.files.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text, encoding="utf-8")
@@ -306,9 +326,9 @@ def submit(command: Command) -> str:
 
 
 def state_of(job: str) -> tuple[str, str]:
-    """Squeue's state of a job and its reason; empty when it is not in the queue.
+    """Return the state of a job and its reason from squeue, or empty strings if it is not queued.
 
-    LaunchError when squeue does not answer: that says nothing of the job.
+    Raise LaunchError if squeue does not answer, because then the state is unknown.
     """
     done = subprocess.run(
         ["squeue", "-h", "-j", job, "-o", "%T|%r"],
@@ -322,7 +342,7 @@ def state_of(job: str) -> tuple[str, str]:
         raise LaunchError(
             f"squeue does not answer: {done.stderr.strip() or done.returncode}",
             where="slurm engine",
-            expected="a controller that answers",
+            expected="a Slurm controller that answers",
             fix=f"squeue -j {job}",
         )
     lines = done.stdout.strip().splitlines()
@@ -331,7 +351,7 @@ def state_of(job: str) -> tuple[str, str]:
 
 
 def cancel(job: str) -> None:
-    """Cancel a job, and wait until it has left the queue; LaunchError if it stays."""
+    """Cancel a job, and wait until it has left the queue. Raise LaunchError if it stays."""
     subprocess.run(["scancel", job], capture_output=True, check=False)
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
@@ -340,9 +360,12 @@ def cancel(job: str) -> None:
                 return
         time.sleep(0.1)
     raise LaunchError(
-        f"job {job} does not end", where="slurm engine", fix=f"scancel --signal=KILL {job}"
+        f"job {job} does not end after scancel",
+        where="slurm engine",
+        fix=f"scancel --signal=KILL {job}",
     )
 
 
 def build() -> Slurm:
+    """Return the engine."""
     return Slurm()

@@ -1,4 +1,7 @@
-"""torchrun, on one node or several: fresh interpreters, the launcher that users know."""
+"""Engine for torchrun, with one or several nodes on this machine.
+
+Ranks start in fresh interpreters, as torchrun starts them for users.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,14 @@ from harness.launch.wire.evidence import examine, lives, rank_end
 from harness.launch.wire.messages import LaunchSpec, RankEnd
 
 ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)
-#: Torchrun's own, in s. It restarts nobody: a world that lost a rank is measured by nobody.
+#: Settings of torchrun, in seconds. Restarts are always off, because a world that lost a rank must
+#: not be measured.
 SETTINGS = dict(monitor_interval=0.1, join_timeout=60)
+#: Seconds between two checks of the ranks.
 TICK_S = 0.2
+#: Seconds between the first failure and the end of the world, in which ranks may write evidence.
 GRACE_S = 1.0
-#: An entry of torchrun's report on failures; its lines may stand behind a log's own prefix.
+#: An entry in torchrun's report on failures. Its lines may follow a prefix of the log.
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
 
 
@@ -55,7 +61,10 @@ def commands(
     logs: str,
     asked: Mapping[str, Json] = SETTINGS,
 ) -> list[list[str]]:
-    """One command per node. Node 0 hosts the rendezvous; unequal nodes are fine."""
+    """Return one torchrun command for each node.
+
+    Node 0 hosts the rendezvous. Nodes may have different numbers of ranks.
+    """
     configuration = (
         f"is_host={{}},join_timeout={asked['join_timeout']:g},last_call_timeout=1,read_timeout=20"
     )
@@ -80,16 +89,20 @@ def commands(
 
 
 def environment() -> dict[str, str]:
+    """Return the environment of torchrun and its ranks."""
     ours = {
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONSAFEPATH": "1",  # as programs.MODULE
+        "PYTHONSAFEPATH": "1",  # the ranks get the same option as in programs.MODULE
     }
     return {**os.environ, **importable(), **ours}
 
 
 def device_shares(case: CaseSpec) -> list[dict[str, str]]:
-    """Each node's own devices: the nodes are all on this machine and may not share one."""
+    """Return the environment that limits each node to separate devices.
+
+    All nodes are on this machine. Nothing is limited for ranks on CPUs, or if ranks share a GPU.
+    """
     if case.device is Device.CPU or StandIn.SHARED_GPU in case.stand_in:
         return [{} for _ in case.nodes]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -104,7 +117,10 @@ def device_shares(case: CaseSpec) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """A port that nobody else is given until torchrun comes to listen there: bound, in reuse."""
+    """Yield a free port that no other process can get before torchrun listens on it.
+
+    The port stays bound with SO_REUSEADDR, which allows torchrun to bind it, too.
+    """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -112,9 +128,9 @@ def held_port() -> Iterator[int]:
 
 
 class Torchrun(Fleet):
-    """One torchrun agent per node, all on this machine, rendezvous on a free port.
+    """The engine: one torchrun process per node, all on this machine, with a free rendezvous port.
 
-    Cases are described by an agent of ours: torchrun only ever starts whole worlds.
+    An agent of this package describes cases, because torchrun can only start whole worlds.
     """
 
     def __init__(self) -> None:
@@ -122,17 +138,19 @@ class Torchrun(Fleet):
         self._asked: Mapping[str, Json] = SETTINGS
 
     def configure(self, settings: Mapping[str, Json]) -> None:
-        """Take what a cluster file says of torchrun."""
+        """Take the settings of torchrun from a cluster file."""
         self._asked = {name: settings.get(name, usual) for name, usual in SETTINGS.items()}
 
     def _agent(self) -> tuple[Job, None]:
+        """Start the agent that describes cases."""
         return InheritingJob([agent_command((sys.executable,), 0, {})]), None
 
     def probe(self) -> Capabilities:
+        """Return that torchrun can be used, with the version of torch that includes it."""
         return Capabilities(available=True, version=f"torch {metadata.version('torch')}")
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """Plans what each launch will run, on each node."""
+        """Return the command that each launch runs for each node."""
         folder = deployment.folder
         by_node = commands(
             deployment.nodes,
@@ -145,8 +163,8 @@ class Torchrun(Fleet):
         return tuple(Command(nodes=(i,), argv=tuple(argv)) for i, argv in enumerate(by_node))
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
-        """Start every node's torchrun and wait for all of them."""
-        evidence.adopt()  # what ranks leave behind is ours to end, as where an agent is
+        """Start the torchrun process of every node, and wait for all of them."""
+        evidence.adopt()  # so that processes left by ranks can be ended, which agents do elsewhere
         out = Path(spec.out)
         beats = Beats(out / "beats", spec.case.world_size, create=True)
         (out / "launch.json").write_text(json.dumps(to_doc(spec)), encoding="utf-8")
@@ -162,11 +180,12 @@ class Torchrun(Fleet):
         )
 
     def launch_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
-        """One after the other: a world of torchrun's has the whole machine."""
+        """Launch worlds one after the other, because each world uses the whole machine."""
         return [self.launch(spec, tick) for spec in specs]
 
     @staticmethod
     def _run(watched: WatchedLauncher, port: int, settings: Mapping[str, Json], tick: Tick) -> None:
+        """Start torchrun for every node, and watch the ranks until all nodes have ended."""
         spec, out = watched.spec, watched.out
         logs = out / "work.torchrun"
         asked = commands(
@@ -187,16 +206,18 @@ class Torchrun(Fleet):
                     watched.nodes.append(node)
             while watched.alive:
                 tick(min(watched.beats.read(r)[1] for r in range(spec.case.world_size)))
-                time.sleep(TICK_S)  # torchrun has no handle to wait on together with a deadline
+                time.sleep(TICK_S)  # there is no way to wait for torchrun and a deadline at once
                 watched.look()
         finally:
             watched.kill()
-            shutil.rmtree(logs, ignore_errors=True)  # ranks' output is in their own logs
+            shutil.rmtree(logs, ignore_errors=True)  # the output of ranks is in separate logs
 
 
 class WatchedLauncher:
-    """A world under torchrun. Its ranks are not our children: they are seen through /proc, and
-    how they ended stands in torchrun's own report, which only names those that it saw fail.
+    """A world that torchrun runs.
+
+    Its ranks are not children of this process, so they are watched through /proc. Their exit
+    statuses come from torchrun's report, which only names the ranks whose failure it noticed.
     """
 
     def __init__(self, spec: LaunchSpec, out: Path, beats: Beats) -> None:
@@ -214,11 +235,14 @@ class WatchedLauncher:
 
     @property
     def alive(self) -> bool:
-        """Whether any node's torchrun still runs."""
+        """Whether the torchrun process of any node is still running."""
         return any(node.poll() is None for node in self.nodes)
 
     def look(self) -> None:
-        """Note which ranks are gone; end the world when one failed a grace ago, or is silent."""
+        """Record which ranks are gone, and end the world if it has failed.
+
+        It ends ``GRACE_S`` after a rank failed, or at once if a rank is silent past its deadline.
+        """
         now = time.monotonic()
         for rank, pid in self._pids().items():
             if rank not in self._gone and not lives(pid):
@@ -233,7 +257,7 @@ class WatchedLauncher:
             self.end()
 
     def end(self) -> None:
-        """Examine what is left, then end it."""
+        """Collect evidence from the remaining ranks, then kill them."""
         left = {r: pid for r, pid in self._pids().items() if r not in self._gone}
         self._states |= examine(self.out, left)
         for rank, pid in left.items():
@@ -243,7 +267,7 @@ class WatchedLauncher:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the torchruns; their ranks die with them, what these had started is ours."""
+        """Kill the torchrun processes, which ends their ranks, and all that the ranks started."""
         for node in self.nodes:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
@@ -251,6 +275,7 @@ class WatchedLauncher:
         evidence.end(self.family, self._pids().values())
 
     def _pids(self) -> dict[int, int]:
+        """Return the process ids that ranks have written so far."""
         pids = {}
         for rank in range(self.spec.case.world_size):
             path = self.out / f"rank{rank}.pid"
@@ -259,10 +284,11 @@ class WatchedLauncher:
         return pids
 
     def _done(self, rank: int) -> bool:
+        """Return whether a rank has reported that it is done."""
         return self.beats.read(rank)[0] is Phase.DONE
 
     def _silent(self) -> bool:
-        """Whether any rank has been silent past its deadline."""
+        """Return whether any rank has been silent past its deadline."""
         limits = self.spec.deadlines
         seen = (self.beats.read(rank) for rank in range(self.spec.case.world_size))
         return any(
@@ -271,7 +297,10 @@ class WatchedLauncher:
         )
 
     def ends(self) -> tuple[RankEnd, ...]:
-        """How every rank ended: by torchrun's report, else by when it was gone."""
+        """Return how every rank ended.
+
+        The exit status comes from torchrun's report, or is 0 if the report does not name the rank.
+        """
         statuses = self._reported()
         rank_ends = []
         order = sorted(self._gone, key=lambda r: self._gone[r])
@@ -298,9 +327,9 @@ class WatchedLauncher:
         return tuple(rank_ends)
 
     def _reported(self) -> dict[int, int]:
-        """Rank -> exit status, of the ranks that torchrun saw fail (its signals negative).
+        """Map the ranks that torchrun saw fail to their exit status, negative for a signal.
 
-        A rank may have removed the folder, and the logs with it.
+        A missing log is ignored, because a rank may have removed the folder.
         """
         logs = (self.out / f"node{i}.log" for i in range(len(self.nodes)))
         texts = (log.read_text(errors="replace", encoding="utf-8") for log in logs if log.is_file())
@@ -309,4 +338,5 @@ class WatchedLauncher:
 
 
 def build() -> Torchrun:
+    """Return the engine."""
     return Torchrun()

@@ -1,4 +1,4 @@
-"""Heartbeats: the phase, step and time of each rank, in a small shared file."""
+"""Heartbeats of the ranks: the phase, step and time of each rank, in a small shared file."""
 
 import mmap
 import struct
@@ -10,7 +10,7 @@ _SLOT = struct.Struct("<IId")
 
 
 class Phase(IntEnum):
-    """Where a rank is; the deadlines differ."""
+    """The phase of a launch that a rank is in; each phase has its own deadline."""
 
     START = 0
     GROUP = 1
@@ -23,7 +23,7 @@ class Phase(IntEnum):
 
 
 class Beats:
-    """``world_size`` slots of (phase, step, monotonic seconds) in a memory-mapped file."""
+    """A memory-mapped file with a slot of (phase, step, monotonic seconds) for each rank."""
 
     def __init__(self, path: Path, world_size: int, *, create: bool = False) -> None:
         if create:
@@ -36,18 +36,18 @@ class Beats:
             self._map = mmap.mmap(handle.fileno(), world_size * _SLOT.size)
 
     def write(self, rank: int, phase: Phase, step: int = 0) -> None:
-        """Called by the rank; costs about a microsecond.
+        """Write the heartbeat of a rank. The rank itself calls this; it takes about a microsecond.
 
-        One copy of 16 aligned bytes: packing in place would write byte by byte, and a rank that
-        loses its core in between would leave a time that never was.
+        The slot is written as one copy of 16 aligned bytes. Packing in place would write byte by
+        byte, and a rank that loses its core meanwhile would leave a mixture of two times.
         """
         start = rank * _SLOT.size
         self._map[start : start + _SLOT.size] = _SLOT.pack(phase, step, time.monotonic())
 
     def read(self, rank: int) -> tuple[Phase, int, float]:
-        """Phase, step and seconds since the rank's last beat."""
+        """Return the phase and step of a rank, and the seconds since its last heartbeat."""
         stamp, again = self._slot(rank), self._slot(rank)
-        while stamp != again:  # a slot read while it was being written is torn
+        while stamp != again:  # a read during a write can mix two values, so read until two agree
             stamp = again
             again = self._slot(rank)
         phase, step, at = _SLOT.unpack(stamp)

@@ -1,10 +1,10 @@
-"""Messages between a launching program and its agents: framed, authenticated, never pickled.
+"""Authenticated connections between the main program and its agents; nothing is pickled.
 
-A message is a JSON document and the bytes behind it (a file, or none). A socket that an agent
-inherits is nobody else's, so its key is empty. Over the network both ends first prove to each other
-that they hold the same token, and every frame carries a MAC over its direction, its number and its
-content: what is sent can be read by whoever listens on the wire, but not changed, repeated or made
-up. Until a peer has proven itself, 64 bytes of it are read and none is interpreted.
+A message is a JSON document, optionally followed by bytes (a file). A socket that an agent inherits
+is private to the two processes, so its key is empty. Over the network, both ends first prove to
+each other that they hold the same token. Then every frame carries a MAC over its direction, its
+number and its content. The traffic is not encrypted, but nobody else can change, repeat or forge a
+frame. Until a peer has proven itself, at most 64 of its bytes are read, and none is interpreted.
 
     listener -> dialer   GREETING, nonce
     dialer -> listener   nonce, HMAC(token, "dialer" + both nonces)
@@ -34,34 +34,43 @@ from harness.base.errors import LaunchError
 GREETING = b"scaleproof 1\n"
 NONCE = 32
 MAC = 32
-#: Longest body of one frame; what does not fit is a fault or an attack. Files come in pieces.
+#: The most bytes in the body of one frame. A larger frame is an error or an attack, because files
+#: are sent in pieces.
 LARGEST = 1 << 28
-#: Seconds that a peer has to prove itself, and that one send may stand still.
+#: Seconds that a peer has to prove itself.
 PROOF_S = 5.0
+#: Seconds for which one send may make no progress.
 STALL_S = 20.0
-#: Peers that may be proving themselves at one time; of more, the oldest from the address that most
-#: of them came from is dropped, and may try again.
+#: The most peers that may be proving themselves at one time. If there are more, the oldest peer
+#: from the most frequent address is dropped; it may try again.
 PENDING = 1024
-#: Connections that are taken before proofs are looked at again: a flood must not keep them waiting.
+#: The most connections that are accepted before proofs are read again, so that a flood of
+#: connections does not delay peers that are proving themselves.
 GREETED = 64
-#: The answer to a peer with another token; one that is dropped for want of room hears nothing.
+#: The answer to a peer with another token. A peer that is dropped because there are too many gets
+#: no answer.
 REFUSED = bytes(MAC)
-#: Bytes of one send, which may stand still for ``STALL_S``; all of a large file may take longer.
+#: Bytes of one send. ``STALL_S`` applies to each send, so a large file may take longer in total.
 PIECE = 1 << 20
 _HEAD = struct.Struct(">I")
 _BODY = struct.Struct(">I")
 
 
 class ChannelError(Exception):
-    """The other end sent what no honest peer sends; the connection is of no more use."""
+    """The other end sent something that violates the protocol; the connection must be closed."""
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
+    """Return the HMAC-SHA256 of the joined parts."""
     return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
 
 
 class Channel:
-    """One end of an authenticated connection. ``dialed`` tells the two directions apart."""
+    """One end of an authenticated connection.
+
+    ``dialed`` is True at the end that connected, and False at the end that listened. It
+    distinguishes the two directions in the MAC of a frame.
+    """
 
     def __init__(self, sock: socket.socket, key: bytes = b"", *, dialed: bool) -> None:
         sock.settimeout(STALL_S)
@@ -72,14 +81,15 @@ class Channel:
         self._buffer = bytearray()
 
     def fileno(self) -> int:
+        """Return the descriptor of the socket, so that a channel can be selected on."""
         return self._sock.fileno()
 
     def address(self) -> str:
-        """The address of this end; empty on an inherited socket."""
+        """Return the IP address of this end, or "" for an inherited socket."""
         return self._sock.getsockname()[0] if self._sock.family != socket.AF_UNIX else ""
 
     def send(self, message: Json, blob: bytes = b"") -> None:
-        """One message; OSError when the other end is gone or does not read."""
+        """Send one message. Raise OSError if the other end is gone or does not read."""
         text = json.dumps(message).encode()
         body = b"".join((_BODY.pack(len(text)), text, blob))
         mac = _mac(self._key, self._ours, _count(self._num_sent), body)
@@ -89,12 +99,13 @@ class Channel:
             self._sock.sendall(frame[start : start + PIECE])
 
     def receive(self) -> list[tuple[dict[str, Json], bytes]] | None:
-        """Messages that are whole after one read, however long that takes to come; None when the
-        other end is gone.
+        """Wait for data without a time limit, read once, and return the messages that are complete.
+
+        Return None if the other end is gone. Raise ChannelError for an invalid frame.
         """
-        readable = select.poll()  # ``select`` ends at descriptor 1024
+        readable = select.poll()  # ``select`` only supports descriptors below 1024
         readable.register(self._sock, select.POLLIN)
-        readable.poll()  # the socket's own time-out is for sending
+        readable.poll()  # without a limit, because the socket's time-out is meant for sending
         try:
             data = self._sock.recv(1 << 20)
         except ConnectionError:
@@ -105,10 +116,11 @@ class Channel:
         return list(self._whole())
 
     def _whole(self) -> Iterator[tuple[dict[str, Json], bytes]]:
+        """Take the complete messages out of the buffer, after checking their MACs."""
         while len(self._buffer) >= _HEAD.size + MAC:
             (length,) = _HEAD.unpack_from(self._buffer)
             if not _BODY.size <= length <= LARGEST:
-                raise ChannelError(f"a frame of {length} bytes")
+                raise ChannelError(f"a frame has the invalid length {length}")
             end = _HEAD.size + MAC + length
             if len(self._buffer) < end:
                 return
@@ -117,12 +129,12 @@ class Channel:
             del self._buffer[:end]
             expected = _mac(self._key, self._theirs, _count(self._num_received), body)
             if not hmac.compare_digest(mac, expected):
-                raise ChannelError("a frame that its sender cannot have made")
+                raise ChannelError("a frame has a wrong MAC")
             self._num_received += 1
             (size,) = _BODY.unpack_from(body)
             message = _parsed(body[_BODY.size : _BODY.size + size])
             if not isinstance(message, dict):
-                raise ChannelError("a message that is no object")
+                raise ChannelError("a message is not a JSON object")
             yield message, body[_BODY.size + size :]
 
     def close(self) -> None:
@@ -130,19 +142,20 @@ class Channel:
 
 
 def _parsed(text: bytes) -> Json:
-    """A message's document; ChannelError for one that is none."""
+    """Return the document in a message. Raise ChannelError if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ChannelError(f"a message that is no JSON: {error}") from None
+        raise ChannelError(f"a message is not JSON: {error}") from None
 
 
 def _count(number: int) -> bytes:
+    """Return the number of a frame as bytes for its MAC."""
     return number.to_bytes(8, "big")
 
 
 def make_token(path: Path) -> None:
-    """A new secret in a file that only its owner can read."""
+    """Write a new random token to a new file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
@@ -150,29 +163,37 @@ def make_token(path: Path) -> None:
 
 
 def read_token(path: Path) -> bytes:
-    """The secret; LaunchError if the file is not there, empty, or readable by others."""
+    """Return the token in a file.
+
+    Raise LaunchError if the file is missing or too short, or if other users can read it.
+    """
     fix = f"(umask 077; head -c 32 /dev/urandom | xxd -p -c 64 > {path})"
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise LaunchError(f"token file: {error.strerror}", where=str(path), fix=fix) from None
+        raise LaunchError(
+            f"the token file cannot be read: {error.strerror}", where=str(path), fix=fix
+        ) from None
     if stat.S_ISREG(mode) and mode & 0o077:
         raise LaunchError(
-            "other users can read the token",
+            "other users can read the token file",
             where=str(path),
             expected="mode 600",
             fix=f"chmod 600 {path}",
         )
     if len(text) < 32:
         raise LaunchError(
-            "the file holds no token", where=str(path), expected="at least 32 characters", fix=fix
+            "the token is too short", where=str(path), expected="at least 32 characters", fix=fix
         )
     return text.encode()
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT``; an IPv6 host in brackets."""
+    """Split ``HOST:PORT`` into host and port. An IPv6 host is written in brackets.
+
+    Raise LaunchError if the text is not an address.
+    """
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
         raise LaunchError(
@@ -182,10 +203,11 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def dial(address: str, token: bytes, timeout_s: float) -> Channel:
-    """Connect to a listener and prove each other; LaunchError if it cannot be reached or lies.
+    """Connect to a listener, and let both ends prove that they hold the token.
 
-    Tries again until ``timeout_s``: a node may be up before the program that waits for it, and
-    that may be busy with others.
+    Attempts are repeated for ``timeout_s`` seconds, because the node may be up before the main
+    program, which may also be busy with other agents. Raise LaunchError if the listener cannot be
+    reached or has another token.
     """
     host, port = parse_address(address)
     deadline = time.monotonic() + timeout_s
@@ -199,9 +221,9 @@ def dial(address: str, token: bytes, timeout_s: float) -> Channel:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise LaunchError(
-                    f"cannot be reached: {error.strerror or error}",
+                    f"the address cannot be reached: {error.strerror or error}",
                     where=address,
-                    expected="a scaleproof run that waits for nodes at this address",
+                    expected="a scaleproof run that is waiting for nodes at this address",
                     fix=f"nc -vz {host} {port}",
                 ) from None
             time.sleep(0.2)
@@ -210,12 +232,13 @@ def dial(address: str, token: bytes, timeout_s: float) -> Channel:
 
 
 def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
-    """The key of a session with a listener that holds the token too; LaunchError if it does not.
+    """Return the key of a session with a listener that proves that it holds the token.
 
-    OSError of one that has no time: it may be asked again.
+    Raise LaunchError if it does not hold the token, and OSError if it drops the connection because
+    it is busy. In the second case the caller may try again.
     """
     lied = LaunchError(
-        "the program there has another token, or is not scaleproof",
+        "the program at this address has another token, or is not scaleproof",
         where=address,
         expected="the token file of the run to join",
         fix="sha256sum TOKEN_FILE on both machines",
@@ -227,14 +250,15 @@ def _prove(sock: socket.socket, token: bytes, address: str) -> bytes:
     theirs = greeting[len(GREETING) :]
     ours = secrets.token_bytes(NONCE)
     sock.sendall(ours + _mac(token, b"dialer", theirs, ours))
-    answer = _exactly(sock, MAC)  # an end before it is no answer: there was no room
+    # If the connection ends here, the listener had too many peers: ``_exactly`` raises OSError.
+    answer = _exactly(sock, MAC)
     if not hmac.compare_digest(answer, _mac(token, b"listener", theirs, ours)):
         raise lied
     return _mac(token, b"session", theirs, ours)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
-    """``size`` bytes; ConnectionError when the other end leaves before."""
+    """Receive exactly ``size`` bytes. Raise ConnectionError if the other end closes before."""
     received = b""
     while len(received) < size:
         data = sock.recv(size - len(received))
@@ -245,7 +269,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def _notice_loss(sock: socket.socket) -> None:
-    """Ask the kernel to break the connection when the other end has not answered for 10 s."""
+    """Ask the kernel to end the connection if the other end does not answer for 10 s."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
         sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
@@ -253,12 +277,13 @@ def _notice_loss(sock: socket.socket) -> None:
 
 
 def server(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket that listens on an address of either family; on all of both without a host.
+    """Return a socket that listens on an IPv4 or IPv6 address of this machine.
 
-    LaunchError for a host that is not of this machine.
+    Without a host it listens on all addresses of both families. Raise LaunchError if the host is
+    not an address of this machine.
     """
     if not host and socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # a kernel without IPv6
+        with contextlib.suppress(OSError):  # the kernel may lack IPv6
             return socket.create_server(
                 (host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
             )
@@ -277,7 +302,11 @@ def server(host: str, port: int, backlog: int) -> socket.socket:
 
 
 class Pending:
-    """A peer that is proving itself: since when, from where, our nonce, and what it has sent."""
+    """A peer that has not proven itself yet.
+
+    ``since`` is the time of its connection, ``address`` its IP address, ``nonce`` the nonce that
+    was sent to it, and ``got`` the bytes that it has sent so far.
+    """
 
     def __init__(self, address: str) -> None:
         self.since = time.monotonic()
@@ -287,9 +316,9 @@ class Pending:
 
 
 class Listener:
-    """Waits for agents that hold the token; whoever else knocks is dropped and counted.
+    """A socket that accepts agents that hold the token, and counts and drops all other peers.
 
-    ``forget``: the token's file was made for this listener, and goes with it.
+    ``forget`` means that the token file was made for this listener, so ``close`` deletes it.
     """
 
     def __init__(
@@ -304,10 +333,14 @@ class Listener:
 
     @property
     def port(self) -> int:
+        """The port on which it listens."""
         return int(self._sock.getsockname()[1])
 
     def accept(self, timeout_s: float) -> list[Channel]:
-        """Agents that have proven themselves within ``timeout_s``; never waits for one peer."""
+        """Return channels to the agents that prove themselves within ``timeout_s`` seconds.
+
+        A slow peer never delays the others.
+        """
         proven = []
         with selectors.DefaultSelector() as selector:
             for sock in (self._sock, *self._pending):
@@ -315,7 +348,7 @@ class Listener:
             for key, _ in selector.select(timeout_s):
                 if key.fileobj is self._sock:
                     self._welcome()
-                elif key.fileobj in self._pending:  # else it was dropped for another one just now
+                elif key.fileobj in self._pending:  # it may have been dropped in this loop
                     channel = self._examine(key.fileobj)
                     proven += [] if channel is None else [channel]
         now = time.monotonic()
@@ -325,12 +358,14 @@ class Listener:
         return proven
 
     def _welcome(self) -> None:
+        """Accept the connections that are waiting, ``GREETED`` at most."""
         with contextlib.suppress(OSError):
             for _ in range(GREETED):
                 sock, address = self._sock.accept()
                 self._greet(sock, str(address[0]))
 
     def _greet(self, sock: socket.socket, address: str) -> None:
+        """Greet a new peer with a nonce, and drop an old peer if there are too many."""
         if len(self._pending) >= PENDING:
             busiest, _ = Counter(pending.address for pending in self._pending.values()).most_common(
                 1
@@ -345,7 +380,7 @@ class Listener:
             self._refuse(sock)
 
     def _examine(self, sock: socket.socket) -> Channel | None:
-        """Take what has arrived of a peer's proof; a Channel when it is whole and right."""
+        """Read more of a peer's proof, and return a channel if the proof is complete and valid."""
         ours, received = self._pending[sock].nonce, self._pending[sock].got
         try:
             data = sock.recv(NONCE + MAC - len(received))
@@ -375,6 +410,7 @@ class Listener:
         return channel
 
     def _refuse(self, sock: socket.socket) -> None:
+        """Drop a peer that has not proven itself, and count it."""
         del self._pending[sock]
         sock.close()
         self.num_refused += 1

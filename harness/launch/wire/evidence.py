@@ -1,4 +1,4 @@
-"""What a rank leaves behind: heartbeats, evidence files and orphaned processes."""
+"""Collect what a rank leaves behind (heartbeats, evidence files), and end orphaned processes."""
 
 import contextlib
 import ctypes
@@ -18,27 +18,33 @@ from harness.base.errors import ScaleproofError
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Collective, RankEnd, RankError
 
-#: The variable by which what we have started is known again, however far it has gone away.
+#: The environment variable that marks all processes of a family. It identifies a process that has
+#: left its process group and its session.
 FAMILY = "SCALEPROOF_FAMILY"
+#: Option of prctl(2) with which a process adopts the orphans among its descendants.
 _PR_SET_CHILD_SUBREAPER = 36
-#: Seconds that ending them may take.
+#: Seconds that ``end`` may take to kill and reap all processes.
 END_S = 5.0
 
 
 def adopt() -> None:
-    """Become the parent of whatever our descendants leave behind."""
+    """Make this process the parent of every orphan among its descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def new_family() -> dict[str, str]:
-    """An environment that marks what is started in it; it begins with our own pid."""
+    """Return an environment that marks the processes started in it as one new family.
+
+    The mark starts with the pid of this process.
+    """
     return {FAMILY: f"{os.getpid()}-{secrets.token_hex(4)}"}
 
 
 def end(family: dict[str, str] | None = None, sessions: Collection[int] = ()) -> None:
-    """SIGKILL and reap every child, and what it leaves in turn.
+    """Kill and reap every child process, and the orphans that each of them leaves.
 
-    With a family only what belongs to it, by its mark or (the dead have none) by its session.
+    With ``family``, only its members are ended. A process belongs to it by its mark, or by its
+    session, because a zombie has no environment any more.
     """
     mark = f"{FAMILY}={family[FAMILY]}".encode() if family else b""
     deadline = time.monotonic() + END_S
@@ -55,12 +61,14 @@ def end(family: dict[str, str] | None = None, sessions: Collection[int] = ()) ->
 
 
 def _children() -> Iterator[int]:
+    """Yield the pids of the children of this process."""
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that is over
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
             yield from map(int, (task / "children").read_text(encoding="utf-8").split())
 
 
 def _environment(pid: int) -> list[bytes]:
+    """Return the environment of a process as ``NAME=value`` texts; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -68,20 +76,25 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _session(pid: int) -> int:
+    """Return the session of a process, or -1 if the process is gone."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
         return -1
 
 
-#: Seconds that hung ranks get to write down their stacks and collectives; and py-spy, for the rest.
+#: Seconds that hung ranks have to write their stacks and their last collectives.
 EXAMINE_S = 0.5
+#: Seconds that py-spy has to write the stacks of all ranks that did not write them themselves.
 SPY_S = 2.0
 
 
 def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:
-    """Process state of these ranks (``T`` stopped, ``D`` in the kernel); what else they were at,
-    they write down themselves. A stopped one cannot: py-spy looks into it, where that is installed.
+    """Return the process state of these ranks (``T`` stopped, ``D`` in the kernel, and so on).
+
+    ``pids`` maps ranks to process ids. Signals also ask the ranks to write their stacks and
+    collectives into ``out``. For a rank that cannot, for example because it is stopped, py-spy
+    writes the stack if it is installed.
     """
     states: dict[int, str] = {}
     for rank, pid in pids.items():
@@ -100,7 +113,7 @@ def examine(out: Path, pids: Mapping[int, int]) -> dict[int, str]:
 
 
 def _spy(out: Path, pids: Mapping[int, int]) -> None:
-    """Write down the stacks of ranks that cannot do so."""
+    """Write the stacks of ranks that did not do so themselves, with py-spy if it is installed."""
     spy = programs.which("py-spy")
     deadline = time.monotonic() + SPY_S
     for rank, pid in pids.items() if spy else ():
@@ -112,12 +125,13 @@ def _spy(out: Path, pids: Mapping[int, int]) -> None:
 
 
 def _said(out: Path, rank: int) -> bool:
+    """Return whether a rank has written its stack and its collectives."""
     stack, flight = out / f"rank{rank}.stack", out / f"rank{rank}.flight.json"
     return stack.is_file() and stack.stat().st_size > 0 and flight.is_file()
 
 
 def lives(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
@@ -142,7 +156,10 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
     state: str,
     out_of_memory: bool = False,
 ) -> RankEnd:
-    """How a rank ended, by its status (``number`` is a signal's) and by all that it wrote."""
+    """Return how a rank ended, from its exit status and the files that it wrote.
+
+    ``number`` is the signal that ended it, if one did.
+    """
     phase, step, silent = beats.read(rank)
     stack = out / f"rank{rank}.stack"
     return RankEnd(
@@ -167,7 +184,7 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
 
 
 def _written(path: Path, kind: Any) -> Any:
-    """A document that a rank wrote before it ended; None if there is none that is whole."""
+    """Return a document that a rank wrote before it ended, or None if no complete one exists."""
     try:
         return from_doc(kind, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, ScaleproofError):
@@ -175,7 +192,10 @@ def _written(path: Path, kind: Any) -> Any:
 
 
 def memory_kills() -> int:
-    """How often the kernel has killed a process for memory since boot; 0 where it does not say."""
+    """Return how many processes the kernel has killed since boot because memory ran out.
+
+    The result is 0 if the kernel does not report it.
+    """
     try:
         lines = Path("/proc/vmstat").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Messages between a launching program and its agents."""
+"""Messages between the main program and its agents, as dataclasses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,15 +13,18 @@ from harness.host.accelerators import Accelerators
 from harness.host.machine import Machine
 from harness.launch.wire.beats import Phase
 
-#: The file of it.
+#: The name of the file that holds a ``Recorded`` document.
 FILE = "recorded.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """``steps`` are those of the window with its warm-up, the ``cut``; the window lies between
-    ``started_at`` and ``lasted_s`` later. ``results`` is where runs are kept, ``argv`` what was
-    typed. ``missing`` says why ranks left nothing, by their numbers.
+    """A measured training that was not started by a run, with all facts that its record needs.
+
+    ``steps`` counts the steps of the window including its warm-up, ``cut`` those of the warm-up.
+    The window starts at ``started_at`` and lasts ``lasted_s`` seconds. ``results`` is the folder of
+    all runs, ``argv`` the command line of the training. ``missing`` maps the numbers of ranks that
+    left no result to the reason.
     """
 
     case: CaseSpec
@@ -34,14 +37,18 @@ class Recorded:
     missing: Mapping[str, str]
 
 
-#: What is kept of an exception's message and of its traceback, which may hold a tensor.
+#: The most characters that are kept of an exception's message and of its traceback. Either may
+#: contain a printed tensor.
 MESSAGE_CHARS = 4_000
 TRACEBACK_CHARS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """Longest silence of a rank in each phase, in seconds, before the world is ended."""
+    """The longest time without progress of a rank in each phase, in seconds.
+
+    The agent ends the world if a rank exceeds it.
+    """
 
     start_s: float = 60.0
     first_step_s: float = 120.0
@@ -50,7 +57,7 @@ class Deadlines:
     meet_s: float = 20.0
 
     def allowed_s(self, phase: Phase, step: int) -> float:
-        """How long a rank may be silent there; whoever started it, the rule is one."""
+        """Return the seconds for which a rank may be silent in a phase; all engines use this."""
         if phase <= Phase.GROUP:
             return self.start_s
         if phase >= Phase.FINISH:
@@ -61,17 +68,22 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Address:
+    """The address of a TCP socket."""
+
     host: str
     port: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """An agent's facts of the machine it is on. ``door`` takes connections and never answers.
+    """The facts that an agent reports about its machine.
 
-    ``order`` is where a scheduler put it among the others; -1 = nobody said. ``environment`` are
-    the variables of backends that can change speed and are set there, whatever a case says.
-    ``accelerators`` are the GPUs that ranks can use there, ``facts`` what nodes have in common.
+    ``door`` is a socket that accepts connections and never answers; other nodes use it to test
+    whether they can reach this one. ``order`` is the agent's position according to a scheduler, or
+    -1 if it is unknown. ``environment`` holds the variables of communication backends that are set
+    on the machine and can change the speed of any case. ``accelerators`` describes the GPUs that
+    ranks can use. ``facts`` describes the machine's hardware and software, for the comparison of
+    nodes.
     """
 
     agent: str
@@ -86,8 +98,10 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class HowFar:
-    """Where a run is before its next launch: s spent and left (None: not foreseen), and what that
-    ``launch`` is, in words by their name.
+    """The progress of a run before its next launch.
+
+    ``elapsed_s`` and ``left_s`` are the seconds since its start and until its end; ``left_s`` is
+    None if the end cannot be predicted. ``launch`` describes the next launch as names and texts.
     """
 
     elapsed_s: float
@@ -97,13 +111,15 @@ class HowFar:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The ranks of a world that one agent starts: ``count`` of them, from rank ``first`` on.
+    """The ranks of a world that one agent starts: ``count`` ranks, from rank ``first`` on.
 
-    ``node_first`` and ``node_count`` are the ranks of its whole node, which several agents may
-    share. ``store`` is where rank 0 serves the rendezvous; None asks this agent to open it.
+    ``node_first`` and ``node_count`` describe the ranks of the whole node, which several agents may
+    share. ``store`` is the address of the rendezvous store that rank 0 serves; None asks this agent
+    to open it.
 
-    ``device`` is the first of the node's devices that this world has, ``core`` the first core of
-    its CPU ranks there. ``agents`` is how many are on that node: one, or one for each of its ranks.
+    ``device`` is the first of the node's devices that this world uses, ``core`` the first core of
+    its CPU ranks on the node. ``agents`` is the number of agents on the node: one, or one for each
+    rank.
     """
 
     node: int
@@ -118,21 +134,26 @@ class Share:
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="gate"):
-    """Check that training is right: the case's ``twin`` (smallest size), and once the full size."""
+    """Run the correctness checks of a case.
+
+    ``twin`` is the same case with the smallest model size. Some checks also run at the full size.
+    """
 
     twin: CaseSpec
 
 
-#: Before the suffix of a file that a rank leaves of the steps behind its window.
+#: Prefix of the suffix of files about the profiled steps that follow a rank's window.
 BEHIND = "behind."
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="timed"):
-    """Train ``steps`` steps, the first ``cut`` of them to warm up, the last ``profiled`` traced.
+    """Train ``steps`` steps; the first ``cut`` are warm-up, and the last ``profiled`` are traced.
 
-    With ``pairs`` they are outlined: no operators are followed, and what that costs is seen.
-    ``draw`` seeds the launch's own noise (paced schedule), ``data_seed`` the order of samples.
-    ``behind`` are further steps of the same training, which are profiled and no part of the window.
+    With ``pairs``, the trace is only an outline without operators. Before it, this many single
+    steps with the profiler alternate with steps without it, which shows the profiler's overhead.
+    ``draw`` seeds the random durations of a launch (paced schedule), ``data_seed`` the order of
+    samples. ``behind`` describes further steps of the same training, which are profiled and do not
+    belong to the window.
     """
 
     steps: int
@@ -145,12 +166,13 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
 
 
 class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="refer"):
-    """Train the plain model of a case as the harness itself does: the losses to compare with.
+    """Train the plain model of a case with this package's own code, for losses to compare with.
 
-    ``of`` is the case; the world that is launched has one rank for each of its shards. Where it is
-    ``streamed``, one rank takes the shards in turn, with one block of the model on its device.
-    ``replicates``: so many trainings more, each of which rounds otherwise, with gradients as in 16
-    bits where they are exchanged so (``coarse``).
+    ``of`` is the case. The launched world has one rank for each shard of its batch. If it is
+    ``streamed``, one rank processes the shards in turn, with one block of the model at a time on
+    its device. ``replicates`` is the number of additional trainings with different rounding. They
+    show how much the losses vary. ``coarse`` means that they round to 16 bits, for cases that
+    exchange gradients in 16 bits.
     """
 
     of: CaseSpec
@@ -162,15 +184,16 @@ class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="re
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sweep"):
-    """Time the collectives: ``only`` one at the largest payload, or all of them at all."""
+    """Time collectives: all of them at all payloads, or ``only`` one at the largest payload."""
 
     only: str = ""
 
 
 class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="train"):
-    """Train with a checkpoint in ``folder`` after step ``save_after``, broken or gone on with.
+    """Train ``steps`` steps and save a checkpoint in ``folder`` after step ``save_after``.
 
-    ``fault`` strikes ``rank`` before step ``fault_step``; ``resume`` starts from the checkpoint.
+    ``fault`` is injected into ``rank`` before step ``fault_step``. ``resume`` starts from the
+    checkpoint. ``asynchronous`` saves it while training continues.
     """
 
     steps: int
@@ -184,9 +207,9 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="tr
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="play"):
-    """Train to ``steps`` from the latest checkpoint in ``folder``, with one after ``every`` steps.
+    """Train to ``steps`` from the latest checkpoint in ``folder``; save one every ``every`` steps.
 
-    ``rank`` is killed before its first step at or after ``strike_at`` (s since the epoch; 0 =
+    ``rank`` is killed before its first step at or after ``strike_at`` (seconds since the epoch; 0 =
     never).
     """
 
@@ -198,11 +221,12 @@ class Play(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="pla
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="script"):
-    """Run a user's own training, unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
+    """Run a user's training script unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
 
-    It starts in a copy of ``folder``, or with ``clean`` there itself, once these paths are removed;
-    ``fresh``: in an interpreter of its own. ``profiled`` and ``pairs`` are as in ``Timed``. Paths
-    of ``data`` are only read, and shared with the folder.
+    The script runs in a copy of ``folder``. With ``clean``, it runs in the folder itself after
+    these paths are removed. ``fresh`` starts it in a separate interpreter. ``profiled`` and
+    ``pairs`` are as in ``Timed``. The paths in ``data`` are only read, so the copy shares them with
+    the folder.
     """
 
     folder: str
@@ -216,11 +240,11 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="break"):
-    """Run a user's own training for ``steps`` updates of its weights, and break it if asked to.
+    """Run a user's training script for ``steps`` updates of its weights, optionally with a fault.
 
-    It runs in ``place``, which becomes a copy of ``folder`` where there is none yet; ``words`` is
-    its command. ``fault`` strikes ``rank`` before update ``fault_step``. ``fresh`` and ``data`` are
-    as in ``Script``.
+    It runs in ``place``, which becomes a copy of ``folder`` if it does not exist yet. ``words`` is
+    its command. ``fault`` is injected into ``rank`` before update ``fault_step``. ``fresh`` and
+    ``data`` are as in ``Script``.
     """
 
     folder: str
@@ -235,7 +259,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="br
 
 
 class Place(StrEnum):
-    """Where a planted flip of a bit strikes."""
+    """The data in which an injected bit flip happens."""
 
     WEIGHT = "weight"
     ACTIVATION = "activation"
@@ -247,9 +271,9 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedBitFlip:
-    """Bit ``bit`` (0 to 30) of one element of 32 bits, drawn anew each time, on one rank.
+    """A flip of bit ``bit`` (0 to 30) in a randomly chosen 32-bit element on one rank.
 
-    In every step from ``step`` on, ``times`` times; in what is stored, once.
+    It is repeated ``times`` times in every step from ``step`` on. In stored data it happens once.
     """
 
     place: Place
@@ -260,22 +284,27 @@ class InjectedBitFlip:
 
 
 class Bits(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="bits"):
-    """Compute the same micro-batches on several ranks, and leave hashes of every bit."""
+    """Compute the same micro-batches on several ranks, and save hashes of the results.
+
+    The hashes cover every bit, so a wrong result of one rank shows. ``flip`` injects such an error.
+    """
 
     steps: int
     flip: InjectedBitFlip | None = None
 
 
-#: What a rank does in a launch; each has its file in ``training/rank/tasks``.
+#: What a rank does in a launch. Each task has a file in ``training/rank/tasks``.
 Task: TypeAlias = Gate | Timed | Refer | Sweep | Train | Script | Break | Bits | Play
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """One world to start. ``files`` maps kind -> the strategy, model and compressor: a module of
-    this package by its name, a user's by the path of its file. ``hosts`` are the nodes to use, by
-    their numbers; empty = the first ones. ``devices`` are the first devices to use there; empty =
-    from 0 on, and no other world beside this one.
+    """A world to start.
+
+    ``files`` maps a kind (strategy, model, compressor) to the name of a module of this package, or
+    to the path of a user's file. ``hosts`` holds the numbers of the nodes to use; empty means the
+    first ones. ``devices`` holds the first device to use on each node; empty means that the world
+    starts at device 0 and runs alone.
     """
 
     launch: str
@@ -285,22 +314,25 @@ class LaunchSpec:
     files: Mapping[str, str]
     hosts: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
-    detailed: bool = False  # under torch's own check of every collective: slow, for evidence only
+    detailed: bool = False  # torch checks every collective; slow, so only to find a culprit
     deadlines: Deadlines = Deadlines()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """An exception that a rank wrote down before it ended."""
+    """An exception that a rank wrote to a file before it ended."""
 
     type: str
     message: str
     traceback: str
-    peer: bool  # it only reports that another rank is gone
+    peer: bool  # the exception only reports that another rank is gone
 
     @classmethod
     def of(cls, error: BaseException, message: str, text: str) -> Self:
-        """An exception's, of a message and a ``text`` of any length: beginning and end are kept."""
+        """Describe an exception with this message and traceback (``text``).
+
+        Of long texts the beginning and the end are kept.
+        """
         return cls(
             type=type(error).__name__,
             message=_bounded(message, MESSAGE_CHARS),
@@ -310,6 +342,7 @@ class RankError:
 
 
 def _bounded(text: str, most: int) -> str:
+    """Shorten a text to about ``most`` characters by leaving out its middle."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} ... {len(text) - most} characters ... {text[-most // 2 :]}"
@@ -328,9 +361,11 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """How one rank ended, with the evidence that tells a culprit from its victims.
+    """How one rank ended, with the evidence that distinguishes a culprit from its victims.
 
-    ``lost``: its whole node is gone, and why; nothing else is then known of the rank.
+    ``state`` is the state of its process, ``stack`` the stacks of its threads, and ``flight`` the
+    last collectives in its flight recorder. ``lost`` is the reason why its whole node was lost; in
+    that case nothing else is known about the rank.
     """
 
     rank: int
@@ -338,21 +373,24 @@ class RankEnd:
     exit_code: int | None
     signal: int | None
     killed: bool  # by the agent, after another rank had ended or a deadline had passed
-    finished: bool  # left its result behind
+    finished: bool  # the rank wrote its result
     phase: str
     step: int
     silent_s: float
-    order: int  # 0 = first rank seen to end
+    order: int  # 0 = the first rank that was seen to end
     node: int = 0
-    ended_s: float = 0.0  # since its agent was asked for the launch
+    ended_s: float = 0.0  # seconds since its agent received the launch
     error: RankError | None = None
     state: str = ""
     stack: str = ""
     flight: tuple[Collective, ...] = ()
-    out_of_memory: bool = False  # the kernel says that it killed a process for memory
+    out_of_memory: bool = False  # the kernel reported that it killed a process for memory
     lost: str = ""
 
 
 def readings_file(out: Path, first: int) -> Path:
-    """Where a launch's folder has the readings of the devices of an agent, by its first rank."""
+    """Return the file, in a launch's folder, with the device readings of the agent of this rank.
+
+    ``first`` is the agent's first rank.
+    """
     return out / f"devices{first}.jsonl"

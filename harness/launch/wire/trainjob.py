@@ -1,9 +1,10 @@
-"""Messages to the controller of a TrainJob, by the agent on its first node.
+"""Report the progress of a run to the controller of a TrainJob, from the agent on its first node.
 
-Kubeflow Trainer (2.2 and later, feature gate ``TrainJobStatus``) gives the pods of a TrainJob, and
-nobody else, the address that takes its status, a token for it, and the certificate of whoever
-answers there. An agent has no thread beside its own, since it forks ranks: a process sends, which
-imports nothing of this package. It is started before a launch, and gone before steps are timed.
+Kubeflow Trainer (2.2 and later, feature gate ``TrainJobStatus``) gives only the pods of a TrainJob
+the address of its status server, a token for it, and the server's certificate. An agent forks ranks
+and must not have other threads, so a separate process sends each status. This file is its program
+and imports nothing from this package. The process starts before a launch and ends before steps are
+timed.
 """
 
 import contextlib
@@ -23,20 +24,24 @@ from urllib.parse import urlsplit
 URL, CERTIFICATE, TOKEN = (
     f"KUBEFLOW_TRAINER_SERVER_{what}" for what in ("URL", "CA_CERT", "TOKEN")
 )
-#: Seconds between two of them, as its guide asks for; and for one.
+#: The least seconds between two reports, as the guide of Kubeflow Trainer requests.
 EVERY_S = 5.0
+#: Seconds that one request may take.
 REQUEST_S = 5.0
-#: What a metric's name, and its value, may have: characters.
+#: The most characters of a metric's name, and of its value, that the controller accepts.
 MOST_CHARS = 64
-#: Seconds that an int32 holds.
+#: The most seconds that fit into the controller's int32.
 MOST_S = 2**31 - 1
 
 
 def status(
     elapsed_s: float, left_s: float | None, launch: Mapping[str, str], now_s: float
 ) -> dict[str, Any]:
-    """The document that its controller takes. A run that goes on is at 99 % at most; of one whose
-    end is not foreseen there is no share. ``now_s`` is s since the epoch.
+    """Return the status document in the format that the controller accepts.
+
+    A run that is still in progress reports 99 % at most. If ``left_s`` is None because the end
+    cannot be predicted, the document has no percentage. ``launch`` holds the metrics to show, and
+    ``now_s`` is the time in seconds since the epoch.
     """
     document: dict[str, Any] = {
         "metrics": [
@@ -55,8 +60,9 @@ def status(
 
 
 class Reporter:
-    """Sends one status after the other, none while the last is under way; nothing elsewhere than in
-    a TrainJob.
+    """A sender of status documents, which does nothing outside a TrainJob.
+
+    It skips a status while the previous one is still being sent.
     """
 
     def __init__(self) -> None:
@@ -65,13 +71,13 @@ class Reporter:
         self._child: subprocess.Popen[bytes] | None = None
 
     def tell(self, elapsed_s: float, left_s: float | None, launch: Mapping[str, str]) -> None:
-        """Start to send it; nobody waits for the answer."""
+        """Start a process that sends the status, if one is due, without waiting for the answer."""
         due = time.monotonic() - self._sent_at >= EVERY_S
         if not self._wanted or not due or (self._child is not None and self._child.poll() is None):
             return
         self._sent_at = time.monotonic()
         document = json.dumps(status(elapsed_s, left_s, launch, time.time())).encode()
-        with contextlib.suppress(OSError):  # no run ends because nobody hears of it
+        with contextlib.suppress(OSError):  # a run must not fail because its status cannot be sent
             self._child = subprocess.Popen(
                 [sys.executable, "-I", str(Path(__file__))],
                 stdin=subprocess.PIPE,
@@ -83,7 +89,7 @@ class Reporter:
                 stdin.write(document)
 
     def close(self) -> None:
-        """Send nothing more."""
+        """End the process that is sending, if there is one."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
@@ -91,13 +97,18 @@ class Reporter:
 
 
 def send(document: bytes) -> int:
-    """Post it; the HTTP status. The token is read each time: it is exchanged every hour."""
+    """Send a document by POST, and return the HTTP status.
+
+    The token is read from its file each time, because it is replaced every hour. Raise ValueError
+    if the address does not use https.
+    """
     address = urlsplit(os.environ[URL])
     if address.scheme != "https" or address.hostname is None:
-        raise ValueError("a status goes over https alone: its token does")
+        raise ValueError(f"{URL} must be an https address, because the request holds a token")
     context = ssl.create_default_context(cafile=os.environ[CERTIFICATE])
     token = Path(os.environ[TOKEN]).read_text(encoding="utf-8").strip()
-    connection = http.client.HTTPSConnection(  # neither a proxy nor another address gets the token
+    # http.client uses no proxy and follows no redirect, so no other host receives the token.
+    connection = http.client.HTTPSConnection(
         address.hostname, address.port, timeout=REQUEST_S, context=context
     )
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}

@@ -1,4 +1,6 @@
-"""The shipped JSON Schema; ``python -m harness.record.schema`` writes it again."""
+"""The JSON Schema of the record, which the package contains. ``python -m harness.record.schema``
+regenerates it.
+"""
 
 from pathlib import Path
 
@@ -11,7 +13,7 @@ RECORD = HERE / "record.schema.json"
 
 
 def record_schema() -> dict[str, Json]:
-    """The schema of ``record.json``, made from the dataclasses themselves."""
+    """Return the JSON Schema of ``record.json``, generated from the dataclasses."""
     schema = json_schema(RunRecord, title=f"scaleproof record, schema {SCHEMA}")
     digest = {"type": "string", "description": "sha256 of the file without this line"}
     schema["$defs"]["RunRecord"]["properties"][DIGEST] = digest
@@ -19,4 +21,5 @@ def record_schema() -> dict[str, Json]:
 
 
 def write() -> None:
+    """Write the JSON Schema into the package."""
     RECORD.write_text(schema_text(record_schema()), encoding="utf-8")

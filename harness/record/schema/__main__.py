@@ -1,4 +1,4 @@
-"""Write the shipped schemas."""
+"""Regenerate the JSON Schema of the record."""
 
 from harness.record.schema import write
 

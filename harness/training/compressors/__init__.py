@@ -1,1 +1,4 @@
-"""How gradients are encoded. One file adds one compressor: a head of literals, payload, build."""
+"""Compressors of gradients.
+
+One file is one compressor: a head of literals, the function ``promise`` and the function ``build``.
+"""

@@ -4,7 +4,7 @@ import torch
 
 from harness.training.transports import cast
 
-BESIDE = True  # what others are held beside, as dense training in fp32 is
+BESIDE = True  # other compressors are compared with it, as with dense training in fp32
 ERROR_BOUND = 1e-2
 
 promise, build = cast(torch.bfloat16)

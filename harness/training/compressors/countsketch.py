@@ -1,4 +1,4 @@
-"""Count-sketch: sketches are added, the largest of the sum found in it and then exchanged."""
+"""Count-sketch: ranks add sketches, find the largest entries in the sum, and exchange them."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from harness.training.observe.laps import lap
 from harness.training.transports import ErrorFeedback, Knobs, Promise, done, kept, total
 
 ERROR_BOUND = 1.0
-#: A sketch has ``rows`` of ``columns`` for each entry that is to be found in it.
+#: A sketch has ``rows`` rows, each with ``columns`` columns for each entry that it has to find.
 KNOBS = dict(rho=0.01, rows=5, columns=4.0, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
@@ -19,11 +19,12 @@ METHOD = dict(optimizer="sgd")
 
 
 def _columns(n: int, knobs: Knobs) -> int:
+    """Return the number of columns of a sketch of n elements."""
     return max(1, int(knobs["columns"] * kept(n, knobs["rho"])))
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
-    """The sketch, and the values of what was found in it, all-reduced."""
+    """Return the bytes of two all-reduces: of the sketch, and of the values of found entries."""
     n = total(shapes)
     payload = 4.0 * (knobs["rows"] * _columns(n, knobs) + kept(n, knobs["rho"]))
     return Promise(
@@ -34,7 +35,10 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
 
 
 class Sketched:
-    """The hook (Charikar et al., 2002; Rothchild et al., 2020, with values exchanged exactly)."""
+    """The hook of count-sketch (Charikar et al., 2002; Rothchild et al., 2020).
+
+    Unlike in the papers, the values of the found entries are exchanged exactly.
+    """
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
         self.world = ctx.world_size
@@ -44,7 +48,10 @@ class Sketched:
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def table(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of every entry in every row: its column int64, its sign, both (rows, n); on all ranks."""
+        """Return the column (int64) and the sign of every entry in every row, both (rows, n).
+
+        They are drawn from the seed and are therefore the same on all ranks.
+        """
         if n not in self.tables:
             source = torch.Generator().manual_seed(self.seed + n)
             size = (int(self.knobs["rows"]), n)

@@ -9,20 +9,20 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs, Sparse, generator
 
 ERROR_BOUND = 1.0
-#: ``warm_up``: steps in which more is sent, in four stages; ``clip``: the largest norm of what all
-#: ranks together may send, 0 for any.
+#: ``warm_up``: steps in which more entries are sent, in four stages. ``clip``: the largest norm of
+#: the gradients of all ranks together; 0 sets no limit.
 KNOBS = dict(rho=0.01, momentum=0.9, sampled=0.01, feedback=True, warm_up=0, clip=0.0)
 LOSSLESS = dict(rho=1.0, sampled=1.0, momentum=0.0, clip=0.0)
 CLAIM = "contracts"
-#: What is sent adds up to the gradients only without momentum, and uncut.
+#: The sent entries add up to the gradients only without momentum and without clipping.
 TELESCOPES = dict(momentum=0.0, clip=0.0)
-#: The gate takes few steps.
+#: The correctness check takes few steps, so its warm-up must be short.
 TWIN = dict(warm_up=2)
-#: Its momentum is in place of the optimizer's.
+#: Its momentum replaces that of the optimizer.
 METHOD = dict(optimizer="sgd")
-#: Samples at least, so that the threshold means something.
+#: Fewest sampled entries from which a threshold is estimated.
 FEWEST_SAMPLED = 256
-#: The share that is kept in the first stage of the warm-up; its powers in the next ones.
+#: The share of entries that the first stage of the warm-up sends; later stages use its powers.
 FIRST = 0.25
 STAGES = 4
 
@@ -30,8 +30,10 @@ promise = transports.promise
 
 
 class Corrected(Sparse):
-    """Momentum correction: what is owed gathers momentum, and loses it when it is sent (Lin et al.,
-    2018).
+    """The hook with momentum correction (Lin et al., 2018).
+
+    Momentum accumulates locally in the entries that are not sent. It is cleared for an entry when
+    the entry is sent.
     """
 
     momentum = 0.0
@@ -51,20 +53,24 @@ class Corrected(Sparse):
         self.rho = self.kept_now()
         if self.clip:
             flat = bucket.buffer()
-            most = self.clip / self.world**0.5  # N such gradients, unlike each other, have ``clip``
+            # The sum of N independent gradients of this norm has the norm ``clip``.
+            most = self.clip / self.world**0.5
             flat.mul_((most / flat.norm().clamp(min=1e-30)).clamp(max=1.0))
         self.step += bucket.is_last()
         return super().__call__(bucket)
 
     def kept_now(self) -> float:
-        """The share that is kept in this step: 25 %, 6.25 %, .. until it is the one asked for."""
+        """Return the share of entries sent in this step: 25 %, 6.25 %, .. down to ``rho``."""
         if self.step >= self.warm_up:
             return self.last_rho
         stage = STAGES * self.step // self.warm_up
         return float(max(self.last_rho, FIRST ** (stage + 1)))
 
     def sampled(self, x: Tensor, k: int) -> Tensor:
-        """Entries above what a sample says; the largest of them if these are too many."""
+        """Return the indices of at most k entries above a threshold that a sample estimates.
+
+        If more than k exceed the threshold, only the k largest are returned.
+        """
         magnitude, n = x.abs(), x.numel()
         count = min(n, max(FEWEST_SAMPLED, int(self.share * n)))
         place = torch.randint(n, (count,), generator=self.generator, device=x.device)

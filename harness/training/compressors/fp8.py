@@ -1,4 +1,4 @@
-"""Block-wise fp8 (e4m3) in two phases: 3 bits of mantissa, scaled by each block's largest."""
+"""Block-wise fp8 (e4m3) in two phases: 3 bits of mantissa, scaled by each block's largest value."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ LARGEST = 448.0
 
 
 class Codec:
-    """Collectives refuse fp8: it travels as bytes."""
+    """A codec that sends fp8 as uint8, because collectives do not accept fp8."""
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:
         self.unit = int(knobs["block"])

@@ -11,7 +11,10 @@ CLAIM = "contracts"
 
 
 class Codec:
-    """Round to nearest of amax / 127 a block: wrong by half a step an element at most."""
+    """A codec that rounds to multiples of amax / 127 of each block.
+
+    The error of an element is at most half of such a step.
+    """
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:
         self.unit = int(knobs["block"])

@@ -1,4 +1,4 @@
-"""Negative control: masks to top-k but sends dense; the byte check must catch it."""
+"""Negative control: it masks to top-k but sends dense tensors, which the byte check must detect."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,10 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json])
 
 
 def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
-    """Zeroes the small entries and all-reduces all of them: right numbers, no saving."""
+    """Return a hook that sets small entries to zero and all-reduces all entries.
+
+    The gradients are correct, but no bytes are saved.
+    """
     feedback = ErrorFeedback()
 
     def hook(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -39,5 +42,5 @@ def build(ctx: RankContext, knobs: Mapping[str, Json]) -> Hook:
         dist.all_reduce(flat)
         return done(flat.div_(ctx.world_size))
 
-    hook.feedback = feedback  # type: ignore[attr-defined]  # so that the gate sees what is owed
+    hook.feedback = feedback  # type: ignore[attr-defined]  # the check reads it
     return hook

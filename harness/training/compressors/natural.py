@@ -1,4 +1,4 @@
-"""Natural compression: the next power of two above or below, drawn without bias; a byte each."""
+"""Natural compression: unbiased random rounding to a neighbouring power of two, in one byte."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,13 @@ ERROR_BOUND = 0.5
 KNOBS: dict[str, int] = {}
 CLAIM = "unbiased"
 METHOD = dict(optimizer="sgd")
-#: Exponents of fp32 that seven bits hold; smaller numbers are 0, larger ones the largest.
+#: Subtracted from fp32 exponents to get codes of seven bits. Numbers with smaller exponents become
+#: 0, and numbers too large for the codes get the largest one.
 LOWEST = 127 - 100
 
 
 class Codec:
-    """A sign and seven bits of exponent (Horvath et al., 2022, who keep nine bits)."""
+    """A codec of a sign and seven bits of exponent (Horvath et al., 2022, who keep nine bits)."""
 
     unit = 1
 
@@ -30,7 +31,8 @@ class Codec:
         drawn = torch.randint(
             1 << 23, x.shape, generator=self.generator, device=x.device, dtype=torch.int32
         )
-        # What is added to the mantissa carries into the exponent as often as it is large.
+        # A random number added to the mantissa carries into the exponent with a probability that is
+        # proportional to the mantissa.
         exponent = (((bits & 0x7FFFFFFF) + drawn) >> 23) - LOWEST
         sign = (bits >> 24) & 0x80
         return (exponent.clamp_(0, 127) | sign).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""No compression, through the same hook: must equal DDP bit for bit."""
+"""No compression, through the same hook: the result must equal DDP's bit for bit."""
 
 import torch
 

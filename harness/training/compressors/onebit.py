@@ -1,4 +1,4 @@
-"""1-bit in two phases with double error feedback: signs, and a scale for each block."""
+"""1-bit in two phases with double error feedback: signs and a scale for each block."""
 
 import torch
 from torch import Tensor
@@ -14,12 +14,14 @@ SIGNS = transports.lookup(1, (-1.0, 1.0))
 
 
 class Codec:
-    """A block's mean magnitude with each one's sign (Seide et al., 2014; Tang et al., 2021)."""
+    """A codec of signs and each block's mean magnitude (Seide et al., 2014; Tang et al., 2021)."""
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:
         self.unit = int(knobs["block"])
         if self.unit % 8:
-            raise ValueError(f"block = {self.unit}: signs fill whole bytes, a multiple of 8")
+            raise ValueError(
+                f"block is {self.unit}; expected a multiple of 8, because signs fill whole bytes"
+            )
 
     def bytes(self, m: int) -> int:
         return m // 8 + 4 * (m // self.unit)

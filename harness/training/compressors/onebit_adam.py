@@ -1,4 +1,4 @@
-"""1-bit Adam's exchange: momentum in place of gradients, by signs in two phases."""
+"""The exchange of 1-bit Adam: momentum instead of gradients, as signs in two phases."""
 
 from typing import Any
 
@@ -14,15 +14,17 @@ from harness.training.transports import Knobs, TwoPhase, done
 ERROR_BOUND = 1.5
 KNOBS = dict(block=1024, feedback=True, momentum=0.9)
 CLAIM = "contracts"
-#: What it is published with: Adam whose variance is frozen after the dense steps (``start``).
+#: The published combination: Adam whose variance is frozen after the dense steps (``start``).
 METHOD = dict(optimizer="frozen_adam", start=16)
 
 
 class Momentum(TwoPhase):
-    """Encodes b u + g, u being what all were given of it before (Tang et al., 2021, Algorithm 1).
+    """The hook of 1-bit Adam (Tang et al., 2021, Algorithm 1).
 
-    What is handed on is that less b u: the gradient of which Adam's own mean becomes what was
-    exchanged. So any optimizer can step with it, and what is owed adds up to the gradients.
+    It exchanges the momentum b u + g, where u is the result of the previous exchange. It returns
+    the exchanged momentum minus b u as the gradient. Adam's running mean of this gradient then
+    equals the exchanged momentum. Any optimizer can therefore step with it, and error feedback
+    makes the sum of the returned gradients follow that of the true ones.
     """
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
@@ -32,7 +34,7 @@ class Momentum(TwoPhase):
         self.velocity: dict[Tensor, Tensor] = {}
 
     def heard(self, parameters: list[Tensor], mean: Tensor) -> None:
-        """The momentum goes on where gradients are exchanged whole."""
+        """Update the momentum in the dense steps, in which whole gradients are exchanged."""
         parts = mean.split([tensor.numel() for tensor in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             before = self.velocity.get(parameter)
@@ -58,7 +60,7 @@ class Momentum(TwoPhase):
         return done(made.sub_(before))
 
     def _of(self, parameter: Tensor) -> Tensor:
-        """The momentum of a parameter, flat."""
+        """Return the flat momentum of a parameter, or zeros before the first step."""
         known = self.velocity.get(parameter)
         return parameter.new_zeros(parameter.numel()).float() if known is None else known
 

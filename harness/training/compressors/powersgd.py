@@ -19,11 +19,12 @@ METHOD = dict(optimizer="momentum")
 
 
 def _matrix(shape: torch.Size) -> tuple[int, int]:
+    """Return the shape of a parameter as a matrix with its first dimension as rows."""
     return shape[0], shape.numel() // shape[0]
 
 
 def _rank(shape: torch.Size, rank: int) -> int | None:
-    """The rank used for a parameter; None when factors would not be smaller than it."""
+    """Return the rank for a parameter; None if its factors would not be smaller than itself."""
     if len(shape) < 2:
         return None
     m, q = _matrix(shape)
@@ -32,7 +33,7 @@ def _rank(shape: torch.Size, rank: int) -> int | None:
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
-    """Factors of the matrices, and the rest as it is; for one bucket."""
+    """Return the bytes of the factors of matrices and of all other parameters, in one bucket."""
     total = 0.0
     for shape in shapes:
         r = _rank(shape, knobs["rank"])
@@ -45,7 +46,7 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json])
 
 
 def _mean(parts: list[Tensor], world: int) -> list[Tensor]:
-    """All parts averaged over ranks in one all-reduce."""
+    """Average all parts over the ranks in one all-reduce."""
     flat = torch.cat([part.flatten() for part in parts])
     dist.all_reduce(flat)
     flat.div_(world)
@@ -56,7 +57,7 @@ def _mean(parts: list[Tensor], world: int) -> list[Tensor]:
 
 
 class LowRank:
-    """The hook: one power step per matrix (Vogels et al., NeurIPS 2019, algorithm 1)."""
+    """The hook: one power iteration per matrix (Vogels et al., NeurIPS 2019, algorithm 1)."""
 
     def __init__(self, ctx: RankContext, knobs: Mapping[str, Json]) -> None:
         self.world = ctx.world_size
@@ -65,7 +66,7 @@ class LowRank:
         self.factors: dict[Tensor, Tensor] = {}
 
     def warm(self, parameter: Tensor, q: int, r: int) -> Tensor:
-        """The right factor of the last step; the first one is drawn alike on all ranks."""
+        """Return the right factor of the last step; the first one is drawn from a common seed."""
         if parameter not in self.factors:
             generator = torch.Generator().manual_seed(q * 7919 + r)
             drawn = torch.randn(q, r, generator=generator)
@@ -91,7 +92,7 @@ class LowRank:
         averaged = _mean([*left, *(gradients[i].float() for i in dense)], self.world)
         with lap("encode"):
             bases = [torch.linalg.qr(tensor).Q for tensor in averaged[: len(left)]]
-            # Row by row through the matrix: m.T @ p takes a CPU thirty times as long.
+            # This order reads the matrix by rows; m.T @ p takes thirty times as long on a CPU.
             right = [(p.T @ m).T for m, p in zip(matrices.values(), bases, strict=True)]
         right = _mean(right, self.world) if right else []
         with lap("decode"):

@@ -1,4 +1,4 @@
-"""QSGD: each element a level between 0 and its block's norm, drawn without bias; 4 bits packed."""
+"""QSGD: unbiased random rounding to levels between 0 and the block's norm, packed in 4 bits."""
 
 import torch
 from torch import Tensor
@@ -10,19 +10,21 @@ ERROR_BOUND = 4.0
 KNOBS = dict(block=512)
 CLAIM = "unbiased"
 METHOD = dict(optimizer="sgd")
-#: A sign and three bits of level.
+#: Levels above 0; 4 bits hold a sign and three bits of level.
 LEVELS = 7
 MEANING = transports.lookup(4, [*range(8), *(-level for level in range(8))])
 
 
 class Codec:
-    """Stochastic levels of |x| / norm (Alistarh et al., 2017)."""
+    """A codec of stochastic levels of |x| / norm (Alistarh et al., 2017)."""
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
         self.unit = int(knobs["block"])
         self.generator = generator
         if self.unit % 2:
-            raise ValueError(f"block = {self.unit}: two values fill a byte, an even number")
+            raise ValueError(
+                f"block is {self.unit}; expected an even number, because two values fill a byte"
+            )
 
     def bytes(self, m: int) -> int:
         return m // 2 + 4 * (m // self.unit)

@@ -1,4 +1,4 @@
-"""Random-k: places drawn alike on all ranks, so that only values travel, in one all-reduce."""
+"""Random-k: all ranks draw the same indices, so one all-reduce sends the values only."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from harness.training.observe.laps import lap
 from harness.training.transports import ErrorFeedback, Knobs, Promise, done, kept, total
 
 ERROR_BOUND = 32.0
-#: Without feedback, values are scaled by n/k: unbiased, but far off.
+#: Without feedback, values are scaled by n/k: the result is unbiased, but its error is large.
 KNOBS = dict(rho=0.1, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
@@ -21,7 +21,7 @@ METHOD = dict(optimizer="sgd")
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
-    """4 bytes a kept entry, all-reduced."""
+    """Return the bytes of an all-reduce with 4 bytes per sent entry."""
     payload = 4.0 * kept(total(shapes), knobs["rho"])
     return Promise(
         payload_bytes={"all_reduce": payload},
@@ -31,9 +31,10 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
 
 
 def places(step: int, n: int, k: int, device: torch.device) -> Tensor:
-    """K different places of n, drawn from the step: i -> a i + b mod n, with a coprime to n.
+    """Return k different indices below n, drawn from the step.
 
-    In a time that grows with k only, and without torch's global generator.
+    They are a i + b mod n for i < k, where a is coprime to n. The time grows with k only, and
+    torch's global generator is not used.
     """
     drawn = random.Random(step)
     factor = drawn.randrange(n)
@@ -44,7 +45,10 @@ def places(step: int, n: int, k: int, device: torch.device) -> Tensor:
 
 
 class Shared:
-    """The hook; ranks have taken equally many steps, and draw the same places."""
+    """The hook of random-k.
+
+    All ranks draw the same indices, because they have taken the same number of steps.
+    """
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
         self.world = ctx.world_size

@@ -1,4 +1,4 @@
-"""signSGD: the majority of signs, in two phases; magnitudes are the learning rate's."""
+"""signSGD: a majority vote of signs in two phases; the magnitude is a constant."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,19 @@ from harness.training import transports
 from harness.training.compressors.terngrad import MEANING
 from harness.training.transports import Knobs
 
-#: A magnitude that is the learning rate's bounds no error: the direction is what is checked.
+#: A constant magnitude bounds no error, so only the direction is checked.
 ERROR_BOUND = 1e3
-#: ``magnitude`` of every element of the gradient.
+#: ``magnitude``: the magnitude of every element of the resulting gradient.
 KNOBS = dict(magnitude=0.01)
 CLAIM = "descends"
 METHOD = dict(optimizer="sgd")
 
 
 class Codec:
-    """The sign of an element (Bernstein et al., 2018 and 2019), where that of 0 is 0.
+    """A codec of signs in two bits (Bernstein et al., 2018 and 2019); the sign of 0 is 0.
 
-    A sign takes two bits. One bit would make +1 of a tie, which half of all votes of two ranks end
-    in, and of every row of an embedding that no sample touched.
+    One bit per sign would turn ties into +1. Half of all votes of two ranks are ties, and so are
+    all rows of an embedding that no sample uses.
     """
 
     unit = 4

@@ -1,4 +1,4 @@
-"""TernGrad: -1, 0 or 1 times each block's largest magnitude, drawn without bias; 2 bits packed."""
+"""TernGrad: unbiased rounding to -1, 0 or 1 times the block's largest magnitude, in 2 bits."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs
 
 ERROR_BOUND = 16.0
-#: ``clip`` in standard deviations, 2.5 in the paper, 0 for none: what is clipped is biased, so that
-#: its direction is all that is claimed of it.
+#: ``clip``: limit of magnitudes in standard deviations; 2.5 in the paper, 0 for none. Clipping
+#: causes a bias, so only the direction is claimed then.
 KNOBS = dict(block=1024, clip=0.0)
 CLAIM = "unbiased"
 METHOD = dict(optimizer="momentum")
@@ -19,14 +19,16 @@ MEANING = transports.lookup(2, (-1.0, 0.0, 1.0, 0.0))
 
 
 class Codec:
-    """Kept with a probability of magnitude / largest (Wen et al., 2017)."""
+    """A codec that keeps an element with probability magnitude / largest (Wen et al., 2017)."""
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
         self.unit = int(knobs["block"])
         self.clip = float(knobs["clip"])
         self.generator = generator
         if self.unit % 4:
-            raise ValueError(f"block = {self.unit}: four values fill a byte, a multiple of 4")
+            raise ValueError(
+                f"block is {self.unit}; expected a multiple of 4, because four values fill a byte"
+            )
 
     def bytes(self, m: int) -> int:
         return m // 4 + 4 * (m // self.unit)

@@ -1,4 +1,4 @@
-"""Threshold with error feedback: entries of a magnitude and above, up to a share of all."""
+"""Threshold with error feedback: entries of at least a given magnitude, up to a share of all."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs, Sparse
 
 ERROR_BOUND = 1.0
-#: ``rho`` is the room for entries: more are owed, and what is not needed is sent as zeros.
+#: ``rho``: the share of entries that a message can hold. Further entries are added to the next
+#: gradient, and unused space is sent as zeros.
 KNOBS = dict(threshold=0.01, rho=0.05, feedback=True)
 LOSSLESS = dict(threshold=0.0, rho=1.0)
 CLAIM = "contracts"
@@ -18,7 +19,10 @@ promise = transports.promise
 
 
 def build(ctx: RankContext, knobs: Knobs) -> Sparse:
-    """Strom, 2015; with room of a fixed size, so that no sizes need exchanging."""
+    """Return the hook (Strom, 2015), with messages of a fixed size.
+
+    Ranks therefore do not need to exchange sizes.
+    """
     least = float(knobs["threshold"])
 
     def choose(x: Tensor, k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Top-k by magnitude with error feedback: values and int32 indices, all-gathered."""
+"""Top-k by magnitude with error feedback: an all-gather of values and int32 indices."""
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ promise = transports.promise
 
 
 def select(x: Tensor, k: int) -> Tensor:
-    """Indices of the k largest magnitudes."""
+    """Return the indices of the k largest magnitudes."""
     return torch.topk(x.abs(), k, sorted=False).indices
 
 
 def build(ctx: RankContext, knobs: Knobs) -> Sparse:
-    """Stich, Cordonnier and Jaggi, 2018."""
+    """Return the hook (Stich, Cordonnier and Jaggi, 2018)."""
     return Sparse(ctx, float(knobs["rho"]), select, bool(knobs["feedback"]))

@@ -1,1 +1,4 @@
-"""Models to train. One file adds one model: a head of literals, build, batch, loss, flops."""
+"""Models to train.
+
+One file is one model: a head of literals and the functions build, batch, loss and flops.
+"""

@@ -1,4 +1,4 @@
-"""Decoder-only transformer: GPT-2 and Llama shapes from nano to 70B, every strategy's workload."""
+"""Decoder-only transformer: shapes of GPT-2 and Llama from nano to 70B, for every strategy."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ SIZES = {
     "124m": dict(d=768, layers=12, heads=12, kv=12, ff=3072, vocab=50304, seq=1024, batch=8),
     "175m": dict(d=896, layers=14, heads=14, kv=14, ff=3584, vocab=32000, seq=1024, batch=8),
     "350m": dict(d=1024, layers=24, heads=16, kv=16, ff=4096, vocab=50304, seq=1024, batch=8),
-    # A head of two blocks' work: with 22 blocks every stage of 2, 4 or 8 has as much to do.
+    # The head has the work of two blocks, so 22 blocks give 2, 4 or 8 stages equal work.
     "1b2": dict(d=2048, layers=22, heads=16, kv=16, ff=8192, vocab=50304, seq=1024, batch=4),
     "1b3": dict(d=2048, layers=24, heads=16, kv=16, ff=8192, vocab=50304, seq=1024, batch=4),
     "llama-1b": dict(
@@ -34,10 +34,10 @@ SIZES = {
     ),
 }
 
-#: All blocks between the embedding and the head are equal.
+#: All blocks between the embedding and the head are identical.
 ALIKE = True
 
-#: How layers are cut by width: by groups of heads, so that each rank has whole ones.
+#: How layers are split by width: by groups of heads, so that each rank has whole groups.
 TENSOR = {
     "units": "kv",
     "cut": {
@@ -46,7 +46,7 @@ TENSOR = {
     },
 }  # fmt: skip
 
-#: Modules that see the whole sequence at once, where it is cut: with ``attend(q, k, v)``.
+#: Modules that need the whole sequence. If it is split, their ``attend(q, k, v)`` is replaced.
 CONTEXT = "block*.attention"
 
 
@@ -54,9 +54,10 @@ CONTEXT = "block*.attention"
 def _rotary(
     seq: int, dim: int, device: torch.device, dtype: torch.dtype, mode: object
 ) -> tuple[Tensor, Tensor]:
-    """Cos and sin of shape (seq, dim / 2), without values under a ``mode`` of fake tensors.
+    """Return cosines and sines of shape (seq, dim / 2).
 
-    No module buffer: DDP would broadcast it every step.
+    The argument ``mode`` separates cached tensors of a fake tensor mode, which have no values. They
+    are no buffers of a module, because DDP would broadcast these in every step.
     """
     frequency = 10000.0 ** -(torch.arange(0, dim, 2, device=device).float() / dim)
     angle = torch.arange(seq, device=device).float()[:, None] * frequency[None]
@@ -64,7 +65,7 @@ def _rotary(
 
 
 def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
-    """Rotary position embedding of (B, heads, S, dim), halves paired as in Llama."""
+    """Apply the rotary position embedding to (B, heads, S, dim), with halves paired as in Llama."""
     mode = None if type(x) is Tensor else getattr(x, "fake_mode", None)
     cos, sin = _rotary(length or x.shape[2], x.shape[3], x.device, x.dtype, mode)
     if positions is not None:
@@ -77,8 +78,8 @@ def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
 class CausalAttention(nn.Module):
     """Causal attention of queries (B, heads, S, dim) to keys and values (B, groups, S, dim).
 
-    A rank that has a part of the sequence is told which ``positions`` of what ``length``, and
-    another way to ``attend`` to the others'.
+    If a rank holds a part of the sequence, ``positions`` are its positions in a sequence of
+    ``length``, and ``attend`` is replaced by attention over all ranks.
     """
 
     positions: Tensor | None = None
@@ -95,10 +96,11 @@ class CausalAttention(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Pre-norm attention (grouped query) and feed-forward (GELU, or SwiGLU when gated).
+    """Pre-norm grouped-query attention and feed-forward (GELU, or SwiGLU if gated).
 
-    Rows of ``qkv`` and of a gated ``up`` are ordered by group of heads, so that any number of
-    groups is a slice of them: a rank of tensor parallelism has some, and finds how many by itself.
+    Rows of ``qkv`` and of a gated ``up`` are ordered by group of heads, so any range of groups is a
+    slice of them. A rank of tensor parallelism holds some groups; forward infers their number from
+    the shapes.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -134,7 +136,7 @@ class DecoderBlock(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Embedding, blocks, norm and an untied head."""
+    """Build embedding, blocks, norm and an untied head."""
     d = size["d"]
     embed = nn.Embedding(size["vocab"], d)
     nn.init.normal_(embed.weight, std=0.02)
@@ -146,9 +148,9 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Tokens (B, S) and next tokens (B, S) of a learnable language.
+    """Return tokens (B, S) and next tokens (B, S) of a learnable language.
 
-    next = 5 x + 17 mod V, replaced by a random token one time in ten.
+    The token after x is 5 x + 17 mod V; one token in ten is replaced by a random one.
     """
     s = int(size["seq"])
     vocab = size["vocab"]
@@ -156,7 +158,9 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     noisy = random % 10 == 0
     noisy[:, 0] = False
     places = torch.arange(s + 1, device=ids.device)
-    drawn = torch.where(noisy, random >> 8, random) % vocab  # where it counts: first, and noisy
+    drawn = (
+        torch.where(noisy, random >> 8, random) % vocab
+    )  # used at the first and at noisy positions
     last = torch.where(noisy, places, 0).cummax(1).values
     tables = (torch.tensor(numbers, device=ids.device) for numbers in _applied(s, vocab))
     factor, offset = (table[places - last] for table in tables)
@@ -166,7 +170,7 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _applied(times: int, vocab: int) -> tuple[list[int], list[int]]:
-    """A and b of a x + b mod V, which is 5 x + 17 applied 0, 1 .. ``times`` times."""
+    """Return the a and b of a x + b mod V, which is 5 x + 17 applied 0, 1, .. ``times`` times."""
     factors = [1]
     offsets = [0]
     for _ in range(times):
@@ -180,7 +184,10 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def floor(size: Mapping[str, Json]) -> float:
-    """Entropy of the next token in nats: what is replaced may be replaced by itself."""
+    """Return the entropy of the next token in nats, the least possible loss.
+
+    The random token that replaces another one may be the same token.
+    """
     noise = 0.1
     vocab = size["vocab"]
     usual = 1 - noise + noise / vocab
@@ -193,7 +200,10 @@ def tokens(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 (P - P_embedding - P_norm) S + 12 L S^2 d: no discount for causality (PaLM, app. B)."""
+    """Return 6 (P - P_embedding - P_norm) S + 12 L S^2 d (PaLM, app. B).
+
+    Attention counts in full, although causal attention needs only half of it.
+    """
     d = size["d"]
     s = int(size["seq"])
     layers = size["layers"]

@@ -1,4 +1,4 @@
-"""DeepSeekMoE: many small experts, some that see every token, and a first layer without any."""
+"""DeepSeekMoE: many small experts, some of which get every token, and a dense first layer."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from harness.training.models import decoder, moe
 from harness.training.models.decoder import DecoderBlock
 from harness.training.models.moe import ExpertBlock
 
-#: Dai et al. (2024), table 1 and the published configuration of the 16B model.
+#: Sizes from Dai et al. (2024), table 1, and the published configuration of the 16B model.
 SIZES = {
     "nano": dict(
         d=64, layers=3, heads=4, kv=4, ff=128, fine=32, experts=16, shared=2, vocab=256, seq=32,
@@ -23,7 +23,7 @@ SIZES = {
     ),
 }  # fmt: skip
 KNOBS = dict(top=6, capacity=1.25, balance=0.01)
-#: Modules whose parameters have the experts as dim 0, which a mesh may cut.
+#: Modules whose parameters have the experts as dimension 0, which a mesh may divide.
 EXPERTS = "block*.experts"
 
 batch, tokens, floor = decoder.batch, decoder.tokens, decoder.floor
@@ -31,7 +31,7 @@ loss = moe.loss
 
 
 class SharingBlock(ExpertBlock):
-    """Experts of which each token sees its ``top``, beside those that all tokens see."""
+    """A block in which each token uses its ``top`` experts and the shared experts."""
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__({**size, "ff": size["fine"]})
@@ -46,7 +46,7 @@ class SharingBlock(ExpertBlock):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Embedding, one dense block, blocks of experts, norm and an untied head."""
+    """Build embedding, one dense block, blocks of experts, norm and an untied head."""
     plain = dict(decoder.build({**size, "layers": 0}).named_children())
     blocks: list[tuple[str, nn.Module]] = [("block0", DecoderBlock(size))]
     blocks += [(f"block{i}", SharingBlock(size)) for i in range(1, size["layers"])]
@@ -55,7 +55,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """As the dense decoder; of the experts those count that a token is sent to."""
+    """Return FLOPs as for the dense decoder; only the experts that a token uses count."""
     d = size["d"]
     s = int(size["seq"])
     layers = size["layers"]

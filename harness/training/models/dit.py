@@ -1,4 +1,4 @@
-"""Diffusion transformer: noisy latents as patches, blocks that a time and a class modulate."""
+"""Diffusion transformer: patches of noisy latents in blocks modulated by a time and a class."""
 
 import math
 from collections import OrderedDict
@@ -12,7 +12,8 @@ from harness.base.documents import Json
 from harness.training.data import hashed, uniform
 from harness.training.models.vit import EncoderBlock
 
-#: Peebles and Xie (2023), table 1: latents of 4 channels, 8 times smaller than the image.
+#: Sizes from Peebles and Xie (2023), table 1; latents have 4 channels and edges 8 times shorter
+#: than those of the image.
 SIZES = {
     "nano": dict(d=64, layers=2, heads=4, patch=2, latent=8, classes=16, batch=8),
     "tiny": dict(d=192, layers=4, heads=3, patch=2, latent=16, classes=16, batch=8),
@@ -22,18 +23,18 @@ SIZES = {
     "xl2": dict(d=1152, layers=28, heads=16, patch=2, latent=32, classes=1000, batch=16),
     "xl2-512": dict(d=1152, layers=28, heads=16, patch=2, latent=64, classes=1000, batch=4),
 }
-#: All blocks between the patches and the head are equal.
+#: All blocks between the patches and the head are identical.
 ALIKE = True
 CHANNELS = 4
-#: Sines and cosines of a time, and times that there are.
+#: The number of sines and cosines that encode a time, and the number of times.
 WAVES = 256
 TIMES = 1000
 
 
 class Conditioned(nn.Module):
-    """A latent, a time and a class, (B, C H W + 2) -> their sum's token and those of patches.
+    """Embed a latent, a time and a class, (B, C H W + 2), as tokens (B, 1 + patches, d).
 
-    The first token of what it returns, (B, 1 + patches, d), is what modulates all blocks.
+    The first token is the sum of the embeddings of time and class; it modulates all blocks.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -43,7 +44,7 @@ class Conditioned(nn.Module):
         self.classes = size["classes"]
         self.project = nn.Conv2d(CHANNELS, d, patch, stride=patch)
         self.times = nn.Sequential(nn.Linear(WAVES, d), nn.SiLU(), nn.Linear(d, d))
-        self.labels = nn.Embedding(size["classes"] + 1, d)  # one more: of no class
+        self.labels = nn.Embedding(size["classes"] + 1, d)  # one more stands for no class
         self.positions = nn.Parameter(torch.empty(1, _patches(size), d))
         nn.init.normal_(self.positions, std=0.02)
 
@@ -60,17 +61,17 @@ class Conditioned(nn.Module):
 
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalised tokens (B, S, d), scaled and shifted by (B, d)."""
+    """Normalise tokens (B, S, d), and scale and shift them by vectors (B, d)."""
     normal = functional.layer_norm(x, x.shape[-1:], eps=1e-6)
     return normal * (1 + scale[:, None]) + shift[:, None]
 
 
 class DiTBlock(EncoderBlock):
-    """Attention and feed-forward, each shifted, scaled and gated by the first token (adaLN)."""
+    """Attention and feed-forward that the first token shifts, scales and gates (adaLN)."""
 
     def __init__(self, d: int, heads: int) -> None:
         super().__init__(d, heads)
-        del self.norm1, self.norm2  # theirs have no weights
+        del self.norm1, self.norm2  # adaLN uses norms without weights
         self.modulation = nn.Linear(d, 6 * d)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ class DiTBlock(EncoderBlock):
 
 
 class Unpatched(nn.Module):
-    """Tokens to noise and its variance, (B, 1 + S, d) -> (B, S, patch^2 2 C)."""
+    """Map tokens (B, 1 + S, d) to noise and its variance, (B, S, patch^2 2 C)."""
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
@@ -98,16 +99,21 @@ class Unpatched(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Patches, blocks and head; initialised as linear layers are, not with gates of zero."""
+    """Build patches, blocks and head.
+
+    Gates have torch's default initialisation. Gates of zero would give the weights of the blocks
+    no gradients in the first step.
+    """
     blocks = [(f"block{i}", DiTBlock(size["d"], size["heads"])) for i in range(size["layers"])]
     named = [("patches", Conditioned(size)), *blocks, ("head", Unpatched(size))]
     return nn.Sequential(OrderedDict(named))
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Noisy latents with a time and a class, (B, C H W + 2), and the noise by patch (B, S, p^2 C).
+    """Return noisy latents with a time and a class (B, C H W + 2), and their noise by patch.
 
-    The noise is the latent's own: what is left when a smooth picture is taken away.
+    The noise has the shape (B, S, p^2 C). A latent is a constant picture, given by the class, mixed
+    with noise, where the time sets their shares.
     """
     edge, patch = size["latent"], size["patch"]
     noise = uniform(ids, CHANNELS * edge * edge)
@@ -123,7 +129,10 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Squared error of the noise; the variance is trained to be that of a unit."""
+    """Return the squared error of the noise plus the mean square of the variance outputs.
+
+    The second term trains the outputs for the variance to be 0, the logarithm of a unit variance.
+    """
     noise, variance = output.float().chunk(2, -1)
     return functional.mse_loss(noise, targets.float()) + variance.square().mean()
 
@@ -137,7 +146,7 @@ def _patches(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 per multiply-add, 4 where the input needs no gradient; and attention."""
+    """Return 6 per multiply-add, attention included, and 4 if the input needs no gradient."""
     d, layers = size["d"], size["layers"]
     s = tokens(size)
     square = size["patch"] ** 2

@@ -1,4 +1,4 @@
-"""A recommender: tables of rare rows, dense features, and what they have in common (DLRM)."""
+"""A recommender (DLRM): embedding tables, dense features, and the dot products of their vectors."""
 
 import itertools
 from collections import OrderedDict
@@ -11,7 +11,8 @@ from torch.nn import functional
 from harness.base.documents import Json
 from harness.training.data import hashed, uniform
 
-#: Naumov et al. (2019); "criteo" is MLPerf's: Criteo's terabyte, with at most 40 million rows.
+#: The model is from Naumov et al. (2019). "criteo" is the size of MLPerf for Criteo's terabyte data
+#: set, with tables of at most 40 million rows.
 SIZES = {
     "nano": dict(d=16, dense=13, bottom=[32, 16], top=[64, 32, 1], batch=32,
         rows=[97, 64, 31, 8, 53, 5, 120, 16]),
@@ -28,16 +29,16 @@ SIZES = {
 }  # fmt: skip
 
 
-#: Numbers of rows are told in two digits, each of which a float holds.
+#: Base of the two digits that encode a row index; a float holds each digit exactly.
 DIGIT = 8192
 
 
-#: A module of embedding tables, ``table0`` and so on, that a strategy may share out.
+#: The module of the embedding tables ``table0``, ``table1`` ..; a strategy may divide them.
 TABLES = "looked.tables"
 
 
 def _layers(first: int, widths: Sequence[int]) -> list[nn.Module]:
-    """Linear layers with ReLU between them."""
+    """Return linear layers, each followed by a ReLU."""
     layers: list[nn.Module] = []
     for before, width in zip([first, *widths], widths, strict=False):
         layers += [nn.Linear(before, width), nn.ReLU()]
@@ -45,7 +46,7 @@ def _layers(first: int, widths: Sequence[int]) -> list[nn.Module]:
 
 
 class Tables(nn.Module):
-    """Embedding tables of unequal lengths: rows (B, tables) -> (B, tables, d)."""
+    """Embedding tables of unequal lengths; row indices (B, tables) give (B, tables, d)."""
 
     embeds = True
 
@@ -62,18 +63,18 @@ class Tables(nn.Module):
         return self.looked_up(rows, range(len(self.rows)))
 
     def looked_up(self, rows: Tensor, tables: Sequence[int]) -> Tensor:
-        """Looks rows up in these tables alone, asked for in this order."""
+        """Look up row indices in these tables only; their order is that of the columns."""
         parts = []
         for column, i in enumerate(tables):
-            asked = rows[:, column].clamp(max=self.rows[i] - 1)  # 16 bits may have rounded it up
+            asked = rows[:, column].clamp(max=self.rows[i] - 1)  # bf16 may have rounded it up
             parts.append(functional.embedding(asked, getattr(self, f"table{i}")))
         return torch.stack(parts, 1)
 
 
 class Looked(nn.Module):
-    """Dense features and a row of each table, (B, dense + tables) -> (B, 1 + tables, d).
+    """Embed dense features and one row of each table as vectors (B, 1 + tables, d).
 
-    What it is given is float, so a row's number comes in two digits.
+    The input (B, dense + 2 tables) is float, so each row index comes in two digits.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -90,12 +91,15 @@ class Looked(nn.Module):
 
 
 class Interacted(nn.Module):
-    """Dot products of all pairs beside the dense vector, (B, 1 + tables, d) -> (B, 1)."""
+    """Map vectors (B, 1 + tables, d) to a logit (B, 1).
+
+    Its layers get the dense vector and the dot products of all pairs.
+    """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
         vectors = 1 + len(size["rows"])
-        # In Python: tensors without data, by which memory is counted, have no values to list.
+        # A Python list also works when memory is counted on tensors without data.
         self.pairs = [row * vectors + column for row in range(vectors) for column in range(row)]
         inputs = size["d"] + len(self.pairs)
         self.top = nn.Sequential(*_layers(inputs, size["top"])[:-1])
@@ -111,14 +115,14 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Features, numbers of rows in two digits, (B, dense + 2 tables), and clicks (B,).
+    """Return features with row indices in two digits (B, dense + 2 tables), and clicks (B,).
 
-    A click follows from the first rows, but for one in ten.
+    The rows of the first and the last table determine a click; one in ten is inverted.
     """
     tables = len(size["rows"])
     num_rows = torch.tensor(size["rows"], device=ids.device)
     drawn = hashed(ids, tables + 1)
-    # The square of a uniform number: rows at the front are asked for more often.
+    # The square of a uniform number makes rows at the front more frequent.
     share = (drawn[:, :tables] % (1 << 24)).double() / (1 << 24)
     rows = (share * share * num_rows).long().clamp(max=num_rows - 1)
     noisy = drawn[:, tables] % 10 == 0
@@ -133,7 +137,10 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 per multiply-add; 4 in the first layer, whose input needs no gradient; rows are free."""
+    """Return 6 per multiply-add, and 4 in the first layer, whose input needs no gradient.
+
+    Row look-ups need no FLOPs.
+    """
     bottom = [size["dense"], *size["bottom"]]
     vectors = 1 + len(size["rows"])
     top = [size["d"] + vectors * (vectors - 1) // 2, *size["top"]]

@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-3: learned positions, LayerNorm, biases; the head is not tied to the embedding."""
+"""GPT-2 and GPT-3: learned positions, LayerNorm and biases, with an untied head."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from torch.nn import functional
 from harness.base.documents import Json
 from harness.training.models import decoder
 
-#: Brown et al. (2020), table 2.1; but 16 heads of 128, which make the 2048 of "1b3", not 24.
+#: Sizes from Brown et al. (2020), table 2.1. The table states 24 heads of 128 for "1b3", but its
+#: width of 2048 needs 16.
 SIZES = {
     "nano": dict(d=64, layers=4, heads=4, vocab=256, seq=32, batch=8),
     "tiny": dict(d=128, layers=4, heads=4, vocab=512, seq=64, batch=4),
@@ -22,14 +23,14 @@ SIZES = {
     "13b": dict(d=5120, layers=40, heads=40, vocab=50257, seq=2048, batch=1),
     "175b": dict(d=12288, layers=96, heads=96, vocab=50257, seq=2048, batch=1),
 }
-#: All blocks between the positions and the head are equal.
+#: All blocks between the positions and the head are identical.
 ALIKE = True
 
 batch, loss, tokens, floor = decoder.batch, decoder.loss, decoder.tokens, decoder.floor
 
 
 class Positions(nn.Module):
-    """Adds a learned vector for each place of the sequence, (B, S, d) -> the same."""
+    """Add a learned vector for each position of the sequence, (B, S, d)."""
 
     def __init__(self, seq: int, d: int) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Positions(nn.Module):
 
 
 class GPTBlock(nn.Module):
-    """Pre-norm attention and a feed-forward four times as wide, (B, S, d) -> the same."""
+    """Pre-norm attention and a feed-forward layer four times as wide, (B, S, d) to the same."""
 
     def __init__(self, d: int, heads: int) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class GPTBlock(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Embedding, positions, blocks, norm and head."""
+    """Build embedding, positions, blocks, norm and head."""
     d = size["d"]
     embed = nn.Embedding(size["vocab"], d)
     nn.init.normal_(embed.weight, std=0.02)
@@ -77,7 +78,10 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 (12 L d^2 + V d) S + 12 L S^2 d: no discount for causality (PaLM, app. B)."""
+    """Return 6 (12 L d^2 + V d) S + 12 L S^2 d (PaLM, app. B).
+
+    Attention counts in full, although causal attention needs only half of it.
+    """
     d = size["d"]
     s = int(size["seq"])
     layers = size["layers"]

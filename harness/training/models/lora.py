@@ -1,4 +1,4 @@
-"""LoRA fine-tuning of a Llama: frozen weights, and the adapters beside them that train."""
+"""LoRA fine-tuning of a Llama: frozen weights with adapters that train."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -21,19 +21,20 @@ SIZES = {
     "llama-8b": dict(d=4096, layers=32, heads=32, kv=8, ff=14336, vocab=128256, seq=2048, batch=1),
     "llama-70b": dict(d=8192, layers=80, heads=64, kv=8, ff=28672, vocab=128256, seq=2048, batch=1),
 }
-#: Hu et al. (2022): a product of ``rank`` columns beside each projection, alpha / rank times it.
-#: ``targets``: the attention's queries and values ("qv"), or every projection ("all").
+#: An adapter adds alpha / rank times a matrix product of rank ``rank`` to a projection (Hu et al.,
+#: 2022). ``targets`` are the projections with adapters: the attention's queries and values ("qv")
+#: or all of them ("all").
 KNOBS = dict(rank=16, alpha=32.0, targets="all")
-#: All blocks between the embedding and the head are equal.
+#: All blocks between the embedding and the head are identical.
 ALIKE = True
-#: What the blocks project: name, and figures of its inputs and outputs.
+#: The names of the projections of a block.
 PROJECTIONS = ("q", "k", "v", "out", "gate", "up", "down")
 
 batch, loss, tokens, floor = decoder.batch, decoder.loss, decoder.tokens, decoder.floor
 
 
 def _widths(size: Mapping[str, Json]) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of each projection."""
+    """Return the numbers of inputs and outputs of each projection."""
     d, ff = int(size["d"]), int(size["ff"])
     narrow = d // int(size["heads"]) * int(size["kv"])
     return {
@@ -43,17 +44,17 @@ def _widths(size: Mapping[str, Json]) -> dict[str, tuple[int, int]]:
 
 
 def _adapted(size: Mapping[str, Json]) -> tuple[str, ...]:
-    """The projections that have an adapter."""
+    """Return the projections that have an adapter; raise ValueError for unknown ``targets``."""
     targets = str(size["targets"])
     if targets not in ("qv", "all"):
-        raise ValueError(f"lora.targets = {targets}: qv or all")
+        raise ValueError(f"lora.targets is {targets!r}; expected qv or all")
     return ("q", "v") if targets == "qv" else PROJECTIONS
 
 
 class Frozen(nn.Module):
-    """Weights that do not train, (outputs, inputs): the same on every rank, whatever its seed.
+    """Weights of shape (outputs, inputs) that do not train; they do not depend on the seed.
 
-    A buffer, no parameter: optimizers, gradients and what is exchanged know nothing of it.
+    They are a buffer and no parameter, so optimizers and gradient exchange ignore them.
     """
 
     weight: Tensor
@@ -69,12 +70,15 @@ class Frozen(nn.Module):
 
 
 class Adapter(nn.Module):
-    """W x + alpha / r B A x: A is random, B zeros at first, so that training starts from W."""
+    """The projection W x + alpha / r B A x.
+
+    A starts with random values and B with zeros, so training starts from W.
+    """
 
     def __init__(self, widths: tuple[int, int], place: int, rank: int, alpha: float) -> None:
         super().__init__()
         inputs, outputs = widths
-        # Uniform in +- sqrt(3 / inputs) has the variance 1 / inputs.
+        # A uniform distribution in +- sqrt(3 / inputs) has the variance 1 / inputs.
         self.frozen = Frozen(outputs, inputs, place, (3 / inputs) ** 0.5)
         self.scale = alpha / rank if rank else 0.0
         self.down = nn.Linear(inputs, rank, bias=False) if rank else None
@@ -90,7 +94,7 @@ class Adapter(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm, whose weight is frozen at one."""
+    """RMSNorm with a weight that is frozen at one."""
 
     weight: Tensor
 
@@ -103,7 +107,7 @@ class Norm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of a frozen table, (B, S) -> (B, S, d)."""
+    """A frozen embedding table that maps ids (B, S) to rows (B, S, d)."""
 
     def __init__(self, vocab: int, d: int) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ class Embedding(nn.Module):
 
 
 class LoraBlock(nn.Module):
-    """A Llama block, (B, S, d) -> the same."""
+    """A Llama block with adapters that maps (B, S, d) to the same shape."""
 
     q: Adapter
     k: Adapter
@@ -150,24 +154,24 @@ class LoraBlock(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Embedding, blocks, norm and head, all of them frozen but for the blocks' adapters."""
+    """Build embedding, blocks, norm and head; only the adapters of the blocks train."""
     d = size["d"]
     blocks = [(f"block{i}", LoraBlock(size, i)) for i in range(size["layers"])]
     head = nn.Sequential(OrderedDict(norm=Norm(d), fc=Frozen(size["vocab"], d, 2, (3 / d) ** 0.5)))
     model = nn.Sequential(
         OrderedDict([("embed", Embedding(size["vocab"], d)), *blocks, ("head", head)])
     )
-    # DDP would broadcast what is frozen before every step.
+    # DDP would otherwise broadcast the frozen buffers before every step.
     frozen = [name for name, _ in model.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, frozen)
     return model
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """4 a frozen weight and token, which needs no gradient of its own; 6 one of an adapter.
+    """Return 4 per token and frozen weight, which needs no gradient, and 6 per weight of adapters.
 
-    The first block's input is frozen, too: what projects it is not gone back through. Attention
-    as in the decoder, 12 L S^2 d.
+    The input of the first block needs no gradient, so its projections count 2 less. Attention
+    counts 12 L S^2 d, as in the decoder.
     """
     d = int(size["d"])
     s = int(size["seq"])

@@ -1,4 +1,4 @@
-"""Wide MLP: few FLOPs per gradient byte, bound by communication."""
+"""Wide MLP: few FLOPs per gradient byte, so communication limits its speed."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ SIZES = {
     "8192": dict(d=8192, layers=8, classes=1024, batch=64),
 }
 
-#: How layers are cut by width: in pairs, so that what one splits the next one adds up.
+#: How layers are split by width: in pairs, whose second layer adds up the parts of the first one.
 TENSOR = {"units": "d", "cut": {"layer[02468].0": "column", "layer[13579].0": "row"}}
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """``layers`` hidden layers of width ``d`` and a classifier."""
+    """Build ``layers`` hidden layers of width ``d`` and a classifier."""
     d = size["d"]
     blocks = [
         (f"layer{i}", nn.Sequential(nn.Linear(d, d), nn.ReLU())) for i in range(size["layers"])
@@ -30,7 +30,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Uniform features (B, d) and hashed classes (B,)."""
+    """Return uniform features (B, d) and hashed classes (B,)."""
     return uniform(ids, size["d"]), labels(ids, size["classes"])
 
 
@@ -39,6 +39,6 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 per weight, but 4 in the first layer, whose input needs no gradient."""
+    """Return 6 per weight, and 4 in the first layer, whose input needs no gradient."""
     d = size["d"]
     return float(6.0 * (size["layers"] * d * d + d * size["classes"]) - 2.0 * d * d)

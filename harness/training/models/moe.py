@@ -1,4 +1,4 @@
-"""Mixture of experts: a decoder whose feed-forward is routed, top-1 or top-2, with a capacity."""
+"""Mixture of experts: a decoder with routed feed-forward, top-1 or top-2, and a capacity."""
 
 import math
 from collections import OrderedDict
@@ -39,19 +39,19 @@ SIZES = {
         gated=True,
     ),
 }
-#: All blocks between the embedding and the head are equal.
+#: All blocks between the embedding and the head are identical.
 ALIKE = True
 KNOBS = dict(top=2, capacity=1.25, balance=0.01)
-#: Modules whose parameters have the experts as dim 0, which a mesh may cut.
+#: Modules whose parameters have the experts as dimension 0, which a mesh may divide.
 EXPERTS = "block*.experts"
 
 batch, tokens, floor = decoder.batch, decoder.tokens, decoder.floor
 
 
 class Experts(nn.Module):
-    """Two-layer networks, side by side: (experts, room, d) -> the same shape.
+    """Parallel two-layer networks that map (experts, capacity, d) to the same shape.
 
-    With GELU, or SwiGLU when ``gated``.
+    They use GELU, or SwiGLU if ``gated``.
     """
 
     def __init__(self, experts: int, d: int, ff: int, gated: bool = False) -> None:
@@ -73,8 +73,9 @@ class Experts(nn.Module):
 class ExpertBlock(nn.Module):
     """Pre-norm attention and experts (GShard, Lepikhin et al., 2020; Switch, Fedus et al., 2021).
 
-    Each token goes to its ``top`` experts, first choices first, until an expert's room is full:
-    ``capacity`` times its even share of the tokens seen at once. What finds no room is dropped.
+    Each token is sent to its ``top`` experts, all first choices before the second ones. An expert
+    takes at most ``capacity`` times its even share of the choices of a forward pass. Choices
+    beyond that are dropped.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -104,7 +105,7 @@ class ExpertBlock(nn.Module):
         return x + self.routed(self.norm2(x).view(b * s, d)).view(b, s, d)
 
     def routed(self, x: Tensor) -> Tensor:
-        """Tokens (T, d) through their experts, weighed by how sure the router is."""
+        """Return the outputs of the experts for tokens (T, d), weighted by the router's scores."""
         count = x.shape[0]
         num = self.router.out_features
         likely = self.router(x).float().softmax(-1)
@@ -113,7 +114,7 @@ class ExpertBlock(nn.Module):
             sure = sure / sure.sum(-1, keepdim=True)
         room = math.ceil(self.capacity * count * self.top / num)
         wanted = functional.one_hot(chosen.T.flatten(), num)  # first choices first
-        counted = wanted.T.contiguous().cumsum(1).T  # along rows: down columns CUDA takes 6 ms
+        counted = wanted.T.contiguous().cumsum(1).T  # by rows: by columns CUDA takes 6 ms
         place = (counted * wanted).sum(-1) - 1
         lies = torch.where(place < room, chosen.T.flatten() * room + place, num * room)
         source = torch.arange(count, device=x.device).repeat(self.top)
@@ -122,7 +123,7 @@ class ExpertBlock(nn.Module):
         answers = torch.cat((answers, answers.new_zeros(1, d)))[lies]
         mixed = (answers * sure.T.reshape(-1, 1).to(x.dtype)).view(self.top, count, d).sum(0)
         self.routing.note(wanted.sum(0), place >= room)
-        # Switch: experts x sum of (share of first choices) x (mean probability)
+        # Balance loss of Switch: experts x sum of (share of first choices) x (mean probability).
         first = functional.one_hot(chosen[:, 0], num).float().mean(0)
         unbalance = num * (first * likely.mean(0)).sum()
         added: Tensor = _Also.apply(mixed, self.balance * unbalance)  # type: ignore[no-untyped-call]
@@ -130,7 +131,7 @@ class ExpertBlock(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Embedding, blocks, norm and an untied head, as the dense decoder."""
+    """Build embedding, blocks, norm and an untied head, as in the dense decoder."""
     plain = decoder.build({**size, "layers": 0})
     blocks = [(f"block{i}", ExpertBlock(size)) for i in range(size["layers"])]
     named = dict(plain.named_children())
@@ -138,7 +139,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 class _Also(torch.autograd.Function):
-    """Adds a loss of its own to the model's: its gradient is scaled as the model's is."""
+    """An identity that adds a second loss in backward, scaled like the model's loss."""
 
     scale: float | Tensor = 1.0
 
@@ -153,7 +154,7 @@ class _Also(torch.autograd.Function):
 
 
 class _Scaled(torch.autograd.Function):
-    """Notes by what the loss is scaled, as its backward begins."""
+    """An identity that records the scale of the loss when its backward begins."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor) -> Tensor:
@@ -166,14 +167,14 @@ class _Scaled(torch.autograd.Function):
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy; the routers' own losses join in backward."""
+    """Return the cross-entropy; the balance losses of the routers are added in backward."""
     plain = decoder.loss(output, targets)
     scaled: Tensor = _Scaled.apply(plain)  # type: ignore[no-untyped-call]
     return scaled
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """FLOPs as of the dense decoder, but for experts: only those that a token is sent to count."""
+    """Return FLOPs as for the dense decoder; only the experts that a token is sent to count."""
     d = size["d"]
     s = int(size["seq"])
     layers = size["layers"]

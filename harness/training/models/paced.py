@@ -1,10 +1,12 @@
-"""Stand-in that waits for set times instead of computing; real gradients of set sizes.
+"""Simulated compute: layers wait for set times; gradients are real and have set sizes.
 
-Mode ``wait``: each layer waits its share of ``step_ms``, a third in forward, a third for the
-gradient of its input, a third for that of its weight; overlap with communication is real. Mode
-``schedule``: step i ends at window start + i x T, where T carries the efficiency that ``plant``
-states for the world size ("2:0.95,4:0.9"), and a seeded launch noise: the source of truth that
-checks the whole instrument. On a node that is slow on purpose both last longer.
+In mode ``wait`` each layer waits its share of ``step_ms``: a third in forward, a third for the
+gradient of its input and a third for that of its weight. Overlap with communication is real.
+
+In mode ``schedule`` step i ends at the window's start + i x T. The period T follows from the
+efficiency that ``plant`` states for the world size ("2:0.95,4:0.9") and a seeded noise of the
+launch. This known answer checks all measurements. A node that is slowed on purpose lengthens the
+times of both modes.
 """
 
 import time
@@ -28,25 +30,25 @@ MODES = ("wait", "schedule")
 KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)
 STAND_IN = "paced"
 AT_ONCE = dict(step_ms=0.0)
-#: What this rank gets of a core, as ``slow_down`` was told.
+#: The share of a core that this rank has; ``slow_down`` sets it.
 _share = 1.0
 
 
 def slow_down(share: float) -> None:
-    """Whatever is waited for from now on lasts as long as with that share of a core."""
+    """Lengthen all later waits as if this rank had only ``share`` of a core."""
     global _share
     _share = share
 
 
 class Wait(torch.autograd.Function):
-    """Identity that waits in forward and in backward."""
+    """An identity that waits in forward and in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
         ctx.backward_s = backward_s
         if forward_s:
             time.sleep(forward_s / _share)
-        return x.clone()  # no view: schedules that split backward detach it in place
+        return x.clone()  # schedules that split backward detach it in place; a view forbids that
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
@@ -55,7 +57,10 @@ class Wait(torch.autograd.Function):
 
 
 class PacedLayer(nn.Module):
-    """y = x + x * mean(weight, 0): every gradient element depends on the rank's own data."""
+    """The layer y = x + x * mean(weight, 0).
+
+    Every element of its gradient depends on the data of the rank.
+    """
 
     def __init__(self, rows: int, width: int, sample_s: float) -> None:
         super().__init__()
@@ -71,9 +76,10 @@ class PacedLayer(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Equal layers of ``layer_kb`` KiB each; the waits of a default batch add up to ``step_ms``.
+    """Build equal layers of ``layer_kb`` KiB; their waits add up to ``step_ms`` per default batch.
 
-    SpecError for a mode that is none, and a plant that is none or that nothing keeps to.
+    Raise SpecError for an unknown mode, and for a ``plant`` that cannot be read or that the mode
+    does not use.
     """
     if size["mode"] not in MODES:
         raise SpecError(
@@ -81,13 +87,13 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
         )
     if planted(size) and size["mode"] != "schedule":
         raise SpecError(
-            f"paced.plant={size['plant']}: a model that waits keeps to no plant",
-            expected="paced.mode=schedule beside it",
+            f"paced.plant={size['plant']} has no effect in mode wait",
+            expected="paced.plant together with paced.mode=schedule",
             fix=f"--set paced.mode=schedule --set paced.plant={size['plant']}",
         )
     step_s = size["step_ms"] / 1e3
     if size["mode"] == "schedule":
-        step_s *= 0.4  # room for communication before the deadline
+        step_s *= 0.4  # leaves time for communication before the step's deadline
     sample_s = step_s / size["layers"] / size["batch"]
     rows = size["layer_kb"] * 1024 // 4 // size["width"]
     return nn.Sequential(
@@ -98,7 +104,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Features and targets, both (B, width)."""
+    """Return features and targets, both (B, width)."""
     return uniform(ids, size["width"]), uniform(ids + 1, size["width"])
 
 
@@ -107,32 +113,36 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """None worth counting: it waits."""
+    """Return 0, because the layers wait instead of computing."""
     return 0.0
 
 
 def step_s(size: Mapping[str, Json]) -> float:
-    """The least time of a step, whatever computes it."""
+    """Return the least seconds of a step, whichever device runs it."""
     return float(size["step_ms"] / 1e3)
 
 
 def planted(size: Mapping[str, Json]) -> dict[int, float]:
-    """The efficiency of each world that ``plant`` names; SpecError where it cannot be read."""
+    """Return the efficiency of each world size that ``plant`` names.
+
+    Raise SpecError if it cannot be read.
+    """
     try:
         pairs = [item.split(":") for item in size["plant"].split(",") if item]
         return {int(ranks): float(efficiency) for ranks, efficiency in pairs}
     except ValueError:
         raise SpecError(
-            f"paced.plant={size['plant']}",
-            expected="ranks:efficiency, with commas between them",
+            f"paced.plant={size['plant']} cannot be read",
+            expected="pairs ranks:efficiency, separated by commas",
             fix="--set paced.mode=schedule --set paced.plant=2:0.95,4:0.9",
         ) from None
 
 
 def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | None:
-    """Mode ``schedule``: the period T of a step for this world, with the launch's noise.
+    """Return the period T of a step in seconds with the launch's noise; None in mode ``wait``.
 
-    T_N = T_1 / E_N in weak mode, T_1 / (N E_N) in strong mode.
+    T_N is T_1 / E_N in weak mode and T_1 / (N E_N) in strong mode, where E_N is the efficiency that
+    ``plant`` states. ``draw`` seeds the noise.
     """
     if size["mode"] != "schedule":
         return None

@@ -1,4 +1,4 @@
-"""The decoder on samples of unequal length: the rank with the longest sample is last."""
+"""The decoder on samples of unequal length: the rank with the longest sample finishes last."""
 
 from collections.abc import Mapping
 
@@ -18,32 +18,33 @@ SIZES = {
     "124m": dict(d=768, layers=12, heads=12, kv=12, ff=3072, vocab=50304, seq=1024, batch=8),
 }
 KNOBS = dict(length_dist="uniform")
-#: Batches are cut to their longest sample: shapes differ from rank to rank and step to step.
+#: Batches are cut to their longest sample, so shapes differ between ranks and between steps.
 RAGGED = True
-#: Targets that are no token.
+#: The target of positions after the end of a sample; the loss ignores it.
 PADDING = -100
-#: Lengths are whole parts of this share of the longest.
+#: The number of different lengths: each is a share i / GRAIN of the longest (or its cube).
 GRAIN = 16
 
 build = decoder.build
 
 
 def lengths(ids: Tensor, size: Mapping[str, Json]) -> Tensor:
-    """Tokens of each sample, int64, a pure function of the ids; sample 0 is of the longest.
+    """Return the number of tokens of each sample, int64, a pure function of the ids.
 
-    ``uniform``: all lengths alike. ``long_tail``: half of the samples are below an eighth.
+    Sample 0 has the longest length. With ``uniform`` all lengths are equally likely. With
+    ``long_tail`` half of the samples are shorter than an eighth of the longest.
     """
     share = 1 - (hashed(ids, 1)[:, 0] % GRAIN).float() / GRAIN  # in (0, 1]
     if (kind := size["length_dist"]) == "long_tail":
         share = share**3
     elif kind != "uniform":
-        raise ValueError(f"length_dist is uniform or long_tail, not {kind!r}")
+        raise ValueError(f"length_dist is {kind!r}; expected uniform or long_tail")
     length = (share * int(size["seq"])).ceil().long()
     return torch.where(ids == 0, int(size["seq"]), length)
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Tokens and next tokens (B, longest), those beyond a sample's own length masked."""
+    """Return tokens and next tokens (B, longest), masked after the end of each sample."""
     inputs, targets = decoder.batch(ids, size)
     num_tokens = lengths(ids, size)
     longest = int(num_tokens.max())
@@ -54,8 +55,9 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """The mean over samples of each one's mean over its tokens: samples count alike, wherever
-    they are.
+    """Return the mean over samples of the mean loss of their tokens.
+
+    Every sample has the same weight, whatever its length and its rank.
     """
     losses = functional.cross_entropy(
         output.float().flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="none"
@@ -69,7 +71,7 @@ def floor(size: Mapping[str, Json]) -> float:
 
 
 def _mean(size: Mapping[str, Json], power: int) -> float:
-    """The mean over samples of length to this power."""
+    """Return the mean over samples of their length to this power."""
     share = 1 - torch.arange(GRAIN).double() / GRAIN
     share = share**3 if size["length_dist"] == "long_tail" else share
     return float((share * int(size["seq"])).ceil().pow(power).mean())
@@ -80,7 +82,7 @@ def tokens(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """The decoder's, of the mean sample; what is computed for padding is of no use."""
+    """Return the decoder's FLOPs for the mean sample; FLOPs for padding do not count."""
     s = int(size["seq"])
     d = size["d"]
     layers = size["layers"]

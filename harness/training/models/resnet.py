@@ -1,4 +1,7 @@
-"""Residual CNN with group norm, bound by compute (batch norm depends on the world size)."""
+"""Residual CNN whose speed compute limits.
+
+It has group norm, because the result of batch norm would depend on the world size.
+"""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,7 +20,10 @@ SIZES = {
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions around a skip; the first may halve the image and widen the channels."""
+    """Two 3x3 convolutions with a skip connection.
+
+    The first convolution may halve the image and widen the channels.
+    """
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -35,7 +41,7 @@ class Residual(nn.Module):
 
 
 class Head(nn.Module):
-    """Average over the image, then a classifier."""
+    """An average over the image and a classifier."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -46,7 +52,7 @@ class Head(nn.Module):
 
 
 def _plan(size: Mapping[str, Json]) -> list[tuple[int, int, int, int]]:
-    """(in, out, stride, output edge) of every residual block."""
+    """Return (input channels, output channels, stride, output edge) of every residual block."""
     planned = []
     before = size["width"]
     edge = size["image"]
@@ -70,7 +76,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Images (B, 3, H, W) and classes (B,)."""
+    """Return images (B, 3, H, W) and classes (B,)."""
     return images(ids, size["image"]), labels(ids, size["classes"])
 
 
@@ -79,7 +85,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 per multiply-add of convolutions and head; 4 in the stem, whose input needs no gradient."""
+    """Return 6 per multiply-add, and 4 in the stem, whose input needs no gradient."""
     total = 4.0 * 27 * size["width"] * size["image"] ** 2
     for before, channels, stride, edge in _plan(size):
         macs = 9.0 * (before + channels) * channels * edge * edge

@@ -1,4 +1,4 @@
-"""Chosen FLOPs and gradient bytes, to sweep the ratio of compute to communication."""
+"""A model of selectable FLOPs and gradient bytes, to vary the ratio of compute to communication."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ KNOBS = dict(mflop=10.0, grad_mb=4.0)
 
 
 class SyntheticLayer(nn.Module):
-    """``repeats`` products with one shared matrix, and ballast that only weighs on the wire."""
+    """A layer of ``repeats`` products with one matrix and ballast that only adds gradient bytes."""
 
     def __init__(self, d: int, repeats: int, ballast: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SyntheticLayer(nn.Module):
 
 
 def _shape(size: Mapping[str, Json]) -> tuple[int, int]:
-    """Repeats of the product and ballast elements, per layer."""
+    """Return the repeats of the product and the elements of ballast per layer."""
     d, layers = size["d"], size["layers"]
     repeats = max(1, round(size["mflop"] * 1e6 / (6 * d * d * layers)))
     total = size["grad_mb"] * 1e6 / 4
@@ -51,7 +51,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Features and targets, both (B, d)."""
+    """Return features and targets, both (B, d)."""
     return uniform(ids, size["d"]), uniform(ids + 1, size["d"])
 
 
@@ -60,6 +60,6 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 d^2 per product; 4 in the very first, whose input needs no gradient."""
+    """Return 6 d^2 per product, and 4 d^2 for the first, whose input needs no gradient."""
     repeats, _ = _shape(size)
     return float(6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2)

@@ -1,4 +1,4 @@
-"""VGG-like: a small convolutional trunk and big fully connected layers, bound by communication."""
+"""VGG-like CNN: large fully connected layers make communication limit its speed."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,11 +17,12 @@ SIZES = {
 
 
 def _channels(size: Mapping[str, Json]) -> list[int]:
+    """Return the channels of the four convolutions."""
     return [size["width"] * 2**i for i in range(4)]
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Four convolutions, each halving the image, then three fully connected layers."""
+    """Build four convolutions, each of which halves the image, and three fully connected layers."""
     blocks: list[tuple[str, nn.Module]] = []
     before = 3
     edge = size["image"]
@@ -39,7 +40,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Images (B, 3, H, W) and classes (B,)."""
+    """Return images (B, 3, H, W) and classes (B,)."""
     return images(ids, size["image"]), labels(ids, size["classes"])
 
 
@@ -48,7 +49,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """2 per multiply-add; the backward costs twice the forward, but for the first layer's input."""
+    """Return 6 per multiply-add, and 4 in the first layer, whose input needs no gradient."""
     before = 3
     edge = size["image"]
     total = 0.0

@@ -1,4 +1,4 @@
-"""Vision transformer: images as patches, one class token, pre-norm blocks."""
+"""Vision transformer: images as patches, with one class token and pre-norm blocks."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch.nn import functional
 from harness.base.documents import Json
 from harness.training.data import images, labels
 
-#: Dosovitskiy et al. (2021), table 1.
+#: Sizes from Dosovitskiy et al. (2021), table 1.
 SIZES = {
     "nano": dict(d=64, layers=2, heads=4, patch=4, image=16, classes=16, batch=8),
     "tiny": dict(d=192, layers=4, heads=3, patch=4, image=32, classes=16, batch=8),
@@ -18,12 +18,12 @@ SIZES = {
     "l16": dict(d=1024, layers=24, heads=16, patch=16, image=224, classes=1000, batch=32),
     "h14": dict(d=1280, layers=32, heads=16, patch=14, image=224, classes=1000, batch=16),
 }
-#: All blocks between the patches and the head are equal.
+#: All blocks between the patches and the head are identical.
 ALIKE = True
 
 
 class Patches(nn.Module):
-    """Images (B, 3, H, W) -> a class token and one of each patch, (B, 1 + patches, d)."""
+    """Embed images (B, 3, H, W) as a class token and one token per patch, (B, 1 + patches, d)."""
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Patches(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Pre-norm attention to all tokens, and a feed-forward four times as wide."""
+    """Pre-norm attention to all tokens and a feed-forward layer four times as wide."""
 
     def __init__(self, d: int, heads: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class EncoderBlock(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Classifies by the class token, (B, S, d) -> (B, classes)."""
+    """Map tokens (B, S, d) to logits (B, classes) of the class token."""
 
     def __init__(self, d: int, classes: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Images (B, 3, H, W) and classes (B,)."""
+    """Return images (B, 3, H, W) and classes (B,)."""
     return images(ids, size["image"]), labels(ids, size["classes"])
 
 
@@ -107,7 +107,10 @@ def _patches(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """6 per multiply-add, 4 of the patches, whose input needs no gradient; and attention."""
+    """Return 6 per multiply-add, attention included, and 4 in the patches.
+
+    The input of the patches needs no gradient.
+    """
     d, layers = size["d"], size["layers"]
     s = tokens(size)
     embedding = 4.0 * _patches(size) * 3 * size["patch"] ** 2 * d

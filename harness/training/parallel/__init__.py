@@ -1,1 +1,1 @@
-"""The work of each dimension of a mesh on a model, and the bytes that it sends."""
+"""What each dimension of a mesh does to a model, and the bytes that it sends."""

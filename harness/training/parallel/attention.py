@@ -1,7 +1,8 @@
-"""Along ``cp``: attention of a part of the sequence to all of it, in three ways.
+"""Context parallelism along ``cp``: three ways of attention from one part to the whole sequence.
 
-Tensors are (B, heads, S / N, dim); keys and values may have fewer heads (groups). Positions tell
-which part of the sequence a rank has: a query sees keys at its own position and before.
+Tensors have the shape (B, heads, S / N, dim); keys and values may have fewer heads (groups). The
+positions of a rank say which part of the sequence it holds. A query sees keys at its position and
+before.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def visible(queries: Tensor, keys: Tensor) -> Tensor:
-    """Which keys each query sees, bool (len(queries), len(keys))."""
+    """Return the causal mask of positions, bool of shape (len(queries), len(keys))."""
     return queries[:, None] >= keys[None, :]
 
 
 def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
-    """Gathers all keys and values once, and attends to those that its queries see."""
+    """Return attention that all-gathers keys and values and uses those that its queries see."""
     positions = places[group.rank()]
     whole = torch.cat(list(places))
     needed = torch.nonzero(whole <= positions.max()).flatten()
@@ -39,7 +40,11 @@ def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
 
 
 def ulysses(group: dist.ProcessGroup) -> Attend:
-    """Swaps parts of the sequence for parts of the heads, and back (Jacobs et al., 2023)."""
+    """Return attention that exchanges parts of the sequence for heads (Jacobs et al., 2023).
+
+    Each rank then attends over the whole sequence for some heads; a second exchange restores the
+    parts of the sequence.
+    """
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (_through(_Swap, tensor, 1, 2, group) for tensor in (q, k, v))
@@ -52,7 +57,7 @@ def ulysses(group: dist.ProcessGroup) -> Attend:
 
 
 def ring(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
-    """Passes keys and values round, a part at a time (Liu et al., 2023)."""
+    """Return attention that passes keys and values around a ring of ranks (Liu et al., 2023)."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _through(_Ring, q, k, v, group, places)
@@ -61,13 +66,13 @@ def ring(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
 
 
 def _through(function: type[torch.autograd.Function], *given: Any) -> Tensor:
-    """Calls an autograd function on these."""
+    """Apply an autograd function to these arguments."""
     output: Tensor = function.apply(*given)
     return output
 
 
 class _Gather(torch.autograd.Function):
-    """All parts along dim 3; backwards, the sum of what all ranks want of one's own."""
+    """An all-gather along dimension 3; backward reduce-scatters the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -87,7 +92,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Swap(torch.autograd.Function):
-    """Gives away parts of dim ``cut`` for all parts of dim ``joined``."""
+    """An all-to-all that splits dimension ``cut`` and joins dimension ``joined``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tensor:
@@ -100,6 +105,7 @@ class _Swap(torch.autograd.Function):
 
 
 def _swapped(x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the result of an all-to-all that splits ``cut`` and joins ``joined``."""
     n = group.size()
     given = x.unflatten(cut, (n, -1)).movedim(cut, 0).contiguous()
     received = torch.empty_like(given)
@@ -108,8 +114,11 @@ def _swapped(x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tens
 
 
 class _Ring(torch.autograd.Function):
-    """Softmax over parts is joined by their log-sums (Milakov and Gimelshein, 2018); backwards the
-    gradients of keys and values travel on with them until they are home.
+    """Ring attention in fp32.
+
+    The softmax is combined from parts by their log-sum-exp (Milakov and Gimelshein, 2018). In
+    backward the gradients of keys and values travel around the ring with them and return to their
+    rank.
     """
 
     @staticmethod
@@ -174,25 +183,25 @@ class _Ring(torch.autograd.Function):
 
 
 def _each_head(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values once for each head of the queries."""
+    """Repeat keys or values for each head of the queries."""
     return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
 def _each_group(x: Tensor, k: Tensor) -> Tensor:
-    """Gradients of all heads (B, H, S, D), added up over those that share a head of ``k``."""
+    """Add up the gradients (B, H, S, D) of the heads that share a head of ``k``."""
     added: Tensor = x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype)
     return added
 
 
 def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-    """Scaled products in fp32, minus infinity where a key is not seen."""
+    """Return the scaled dot products in fp32, with minus infinity for keys that are not seen."""
     products = q.float() @ _each_head(k, q).float().transpose(-1, -2) * q.shape[-1] ** -0.5
     scores: Tensor = products.masked_fill(~seen, -torch.inf)
     return scores
 
 
 def _passed_on(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sent to the next rank; what the one before sent."""
+    """Send a tensor to the next rank and return the tensor from the previous one."""
     n = group.size()
     rank = group.rank()
     received = torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""Along ``pp``: blocks of a model cut into contiguous stages."""
+"""Pipeline parallelism along ``pp``: the blocks of a model are divided into contiguous stages."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.base.stats import evenly
 from harness.training.tuning.kernels import compiled_blocks
 
-#: What the size of a stage can be weighed by; else a list of its number of blocks.
+#: Quantities that can balance the stages. Any other value of ``split`` lists the blocks per stage.
 SPLITS = ("flops", "layers")
 
 
 def cuts(flops: Mapping[str, float], stages: int, split: str) -> list[list[str]]:
-    """The names of each stage's blocks, of which ``flops`` says what they compute.
+    """Return the names of each stage's blocks.
 
-    ``flops`` makes the largest stage as small as it can be, ``layers`` counts blocks alike,
-    ``3,2,3`` says how many blocks each stage has.
+    ``flops`` maps the blocks to their FLOPs. ``split`` is "flops" to minimise the work of the
+    largest stage, "layers" to give every block the same weight, or a list such as ``3,2,3`` of the
+    number of blocks per stage. Raise ValueError if there are fewer blocks than stages.
     """
     names = list(flops)
     if len(names) < stages:
@@ -37,28 +38,28 @@ def cuts(flops: Mapping[str, float], stages: int, split: str) -> list[list[str]]
 
 
 def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
-    """The blocks of each stage by a list of their numbers, as ``2,3,3``."""
+    """Return the names of each stage's blocks for a list of their numbers such as ``2,3,3``."""
     counts = [int(part) for part in split.split(",") if part.strip().isdigit()]
     if len(counts) != stages or sum(counts) != len(names) or min(counts) < 1:
         raise ValueError(
-            f"split {split!r} is neither {' nor '.join(SPLITS)}, nor the number of blocks of each"
-            f" of {stages} stages, {len(names)} together"
+            f"split is {split!r}; expected {' or '.join(SPLITS)}, or the number of blocks of each"
+            f" of {stages} stages, which add up to {len(names)}"
         )
     rest = iter(names)
     return [[next(rest) for _ in range(count)] for count in counts]
 
 
 class DepthBlock(NamedTuple):
-    """The FLOPs of a block on its inputs, one at least, and its output."""
+    """The FLOPs of a block on its inputs, at least 1, and its output."""
 
     flops: float
     output: Tensor
 
 
 def blocks_of(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
-    """Every block of a model that is given these inputs, by name.
+    """Return every block's FLOPs and output for these inputs on the meta device, by name.
 
-    Inputs are on the meta device. Of one model they are counted once for each shape.
+    The result is cached for each model and input shape.
     """
     known = _COUNTED.setdefault(model, {})
     if x.shape not in known:
@@ -72,22 +73,27 @@ _COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, DepthBlock]]] 
 
 
 def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
-    """The FLOPs of each block on these inputs on the meta device, by name."""
+    """Return the FLOPs of each block for these inputs on the meta device, by name."""
     return {name: block.flops for name, block in blocks_of(model, x).items()}
 
 
 def likeness(block: nn.Module, x: Tensor) -> tuple[object, ...]:
-    """Type, weights and inputs that blocks share if they compute alike, where a file says so."""
+    """Return a key of type, weights and inputs; blocks with equal keys compute the same.
+
+    This is only valid if the model's file states that its blocks are identical.
+    """
     weights = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
     return type(block), weights, tuple(x.shape), x.dtype
 
 
 def _counted(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
+    """Count all blocks of a model; identical blocks are counted once."""
     counted: dict[str, DepthBlock] = {}
     known: dict[object, DepthBlock] = {}
     alike = getattr(model, "alike", False)
     for child, wrapped in model.named_children():
-        block = getattr(wrapped, "_checkpoint_wrapped_module", wrapped)  # else names do not match
+        # The checkpoint wrapper would change the names of parameters.
+        block = getattr(wrapped, "_checkpoint_wrapped_module", wrapped)
         key = likeness(block, x) if alike else child
         if key not in known:
             known[key] = _computed(block, x)
@@ -97,10 +103,11 @@ def _counted(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
 
 
 def _computed(block: nn.Module, x: Tensor) -> DepthBlock:
+    """Count one block on the meta device, without compiled code."""
     meta = {name: parameter.to("meta") for name, parameter in block.named_parameters()}
     meta |= {name: tensor.to("meta") for name, tensor in block.named_buffers()}
     counter = FlopCounterMode(display=False)
-    compiled = bool(compiled_blocks(block))  # only then: the stance imports the compiler
+    compiled = bool(compiled_blocks(block))  # else avoid the import of the compiler
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     with eager, counter, torch.no_grad():
         output = torch.func.functional_call(block, meta, (x,))
@@ -108,7 +115,7 @@ def _computed(block: nn.Module, x: Tensor) -> DepthBlock:
 
 
 def stage(model: nn.Sequential, names: Sequence[str]) -> nn.Sequential:
-    """The blocks of a stage, under their own names, cut by width as the whole model is."""
+    """Return the blocks of a stage with their names and the model's statement of TENSOR."""
     blocks = nn.Sequential(OrderedDict((name, model.get_submodule(name)) for name in names))
     blocks.tensor = getattr(model, "tensor", None)  # type: ignore[assignment]
     return blocks

@@ -1,4 +1,4 @@
-"""Along ``ep``: experts lie on several ranks; tokens are sent to them and back."""
+"""Expert parallelism along ``ep``: ranks hold different experts, and tokens are sent to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from harness.training.parallel import norms
 
 
 class Routing:
-    """Which experts were asked how often, and how many tokens found no room."""
+    """Counts of how often the router chose each expert, and of the choices that were dropped.
+
+    Each token makes ``top`` choices. A choice is dropped if the expert's capacity is full.
+    """
 
     def __init__(self, experts: int, top: int) -> None:
         self.top = top
@@ -23,7 +26,7 @@ class Routing:
         self.dropped = torch.zeros(())
 
     def note(self, asked: Tensor, dropped: Tensor) -> None:
-        """Choices by expert (experts,), and which of them found no room (choices,)."""
+        """Add the choices per expert (experts,) and the mask of dropped choices (choices,)."""
         if asked.device.type == "meta":
             return
         with torch.no_grad():
@@ -35,11 +38,12 @@ class Routing:
 
     @property
     def noted(self) -> Routed:
+        """The counts so far."""
         return Routed(asked=tuple(self.asked.tolist()), dropped=int(self.dropped), top=self.top)
 
 
 def routings(model: nn.Module) -> Iterator[tuple[str, Routing]]:
-    """Every module's that routes, by name."""
+    """Yield the name and the counts of every module that routes tokens."""
     for name, module in model.named_modules():
         routing = getattr(module, "routing", None)
         if isinstance(routing, Routing):
@@ -47,13 +51,16 @@ def routings(model: nn.Module) -> Iterator[tuple[str, Routing]]:
 
 
 def of(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that hold experts, by name, as the model's head says."""
+    """Return the modules that hold experts by name; the model's head says which these are."""
     named = model.named_modules()
     return {name: m for name, m in named if fnmatch.fnmatchcase(name, str(model.experts))}
 
 
 def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
-    """Keep this rank's experts; rooms are sent to where their expert is, and answers back."""
+    """Keep only this rank's experts and exchange inputs and outputs with the other ranks.
+
+    Change the module in place. Its parameters have the experts as dimension 0.
+    """
     n = group.size()
     rank = group.rank()
     plain = experts.forward
@@ -64,7 +71,10 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
         setattr(experts, name, parameter)
 
     def forward(rooms: Tensor) -> Tensor:
-        """(experts, room, d): all of one rank's tokens, sorted by expert."""
+        """Compute the outputs of one rank's tokens, which are sorted by expert.
+
+        Input and output have the shape (experts, capacity, d).
+        """
         num, room, d = rooms.shape
         sent = _exchanged(rooms.view(n, num // n, room, d), group)
         rows_here = sent.transpose(0, 1).reshape(num // n, n * room, d)
@@ -75,12 +85,13 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _exchanged(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the result of a differentiable all-to-all along dimension 0."""
     output: Tensor = _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
     return output
 
 
 class _AllToAll(torch.autograd.Function):
-    """Part i of dim 0 goes to rank i; backwards its gradient comes back."""
+    """An all-to-all that sends part i of dimension 0 to rank i; backward returns the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

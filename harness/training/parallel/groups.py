@@ -17,29 +17,30 @@ from harness.cases import Dim, Mesh
 from harness.training.context import RankContext
 from harness.training.transports import Codec, padded
 
-#: Along these all parameters of a rank are replicated, unless they are experts'.
+#: Dimensions along which all parameters are replicated, except those of experts.
 REPLICATED = (Dim.DP, Dim.EP, Dim.CP)
 
-#: Axes of a DeviceMesh: a name, and the dimensions that it joins.
+#: Axes of a DeviceMesh; each has a name and the dimensions of the case's mesh that it joins.
 Axes = tuple[tuple[Dim, tuple[Dim, ...]], ...]
 
 
 @functools.cache
 def _made(device: str, sizes: tuple[tuple[Dim, int], ...], axes: Axes) -> DeviceMesh:
-    """The mesh with its dimensions joined to these axes. A collective of all ranks."""
+    """Return a DeviceMesh whose axes join dimensions of the mesh. This is a collective."""
     given = Mesh(dict(sizes))
     order = [dim for dim, _ in sizes]
     ranks = torch.arange(given.ranks).view([size for _, size in sizes])
     ranks = ranks.permute([order.index(dim) for _, dims in axes for dim in dims if dim in order])
     ranks = ranks.reshape([given.size(*dims) for _, dims in axes])
-    # torch's own choice is the device that it was compiled for, wherever the model is.
+    # Torch's default is the device that it was built for, even if the model is on a CPU.
     return DeviceMesh(device, ranks, mesh_dim_names=tuple(str(name) for name, _ in axes))
 
 
 def _axes(mesh: Mesh, joined: Sequence[Dim], wanted: Sequence[Dim]) -> Axes:
-    """Each dimension an axis, but for those that are joined under the name of their first.
+    """Return one axis per dimension; ``joined`` dimensions share an axis named after their first.
 
-    Axes are in the order of ``Dim``, whatever the mesh's: FSDP takes the first for replicas.
+    Axes are in the order of ``Dim`` and not of the mesh, because FSDP2 takes the first one for
+    replicas.
     """
     named: dict[Dim, list[Dim]] = {}
     for dim in (*mesh.sizes, *(d for d in wanted if d not in mesh.sizes)):
@@ -49,7 +50,10 @@ def _axes(mesh: Mesh, joined: Sequence[Dim], wanted: Sequence[Dim]) -> Axes:
 
 
 def parameters(ctx: RankContext, *dims: Dim) -> DeviceMesh:
-    """Ranks by what they hold of parameters, along these dimensions (``dp``: ``REPLICATED``)."""
+    """Return the mesh of ranks along these dimensions for parameters.
+
+    ``dp`` stands for all dimensions of ``REPLICATED``.
+    """
     axes = _axes(ctx.mesh, REPLICATED, dims)
     whole = _made(ctx.device.type, tuple(ctx.mesh.sizes.items()), axes)
     names = tuple(str(name) for name, _ in axes if name in dims)
@@ -57,42 +61,47 @@ def parameters(ctx: RankContext, *dims: Dim) -> DeviceMesh:
 
 
 def group(ctx: RankContext, dim: Dim) -> dist.ProcessGroup:
-    """The ranks that differ along this dimension only."""
+    """Return the process group of the ranks that differ along this dimension only."""
     axes = _axes(ctx.mesh, (), [dim])
     return _made(ctx.device.type, tuple(ctx.mesh.sizes.items()), axes).get_group(str(dim))
 
 
 def codec_of(name: str) -> Codec:
-    """A compressor's codec at its usual knobs; ValueError for one that needs its error fed back, or
-    that does not encode row by row.
+    """Return the codec of a compressor with its default knobs.
+
+    Raise ValueError if there is no such compressor, or if it needs error feedback or has no codec
+    that encodes row by row.
     """
     try:
         module = importlib.import_module(f"harness.training.compressors.{name}")
     except ImportError:
-        raise ValueError(f"no compressor is called {name!r}") from None
+        raise ValueError(f"there is no compressor {name!r}") from None
     made = getattr(module, "Codec", None)
     if made is None or module.CLAIM != "contracts" or module.KNOBS.get("feedback", True):
-        raise ValueError(f"{name} is no codec that serves without error feedback, as int8 does")
+        raise ValueError(
+            f"compressor {name!r} cannot encode gradient shards; expected a codec that needs no"
+            " error feedback, such as int8"
+        )
     codec: Codec = made(module.KNOBS, torch.Generator())
     return codec
 
 
 def coded_bytes(codec: Codec, elements: float, ranks: int) -> float:
-    """Bytes of all parts of so many elements, one part for each rank."""
+    """Return the encoded bytes of so many elements in one part for each rank."""
     part = -(-int(elements) // ranks)
     return float(ranks * codec.bytes(padded(part, codec.unit)))
 
 
 class OverAllToAll(DefaultReduceScatter):
-    """Every rank is sent the parts that are its own, and adds them in rank order.
+    """A reduce-scatter by an all-to-all; each rank adds the received parts in rank order.
 
-    With a ``codec`` parts travel encoded (as in ZeRO++: Wang et al., 2023).
+    With a ``codec`` the parts are sent encoded (as in ZeRO++, Wang et al., 2023).
     """
 
     def __init__(self, codec: Codec | None = None) -> None:
         self.codec = codec
 
-    def __call__(  # type: ignore[override]  # nothing is left to wait for
+    def __call__(  # type: ignore[override]  # synchronous, so it returns no work to wait for
         self,
         output_tensor: Tensor,
         input_tensor: Tensor,
@@ -100,7 +109,10 @@ class OverAllToAll(DefaultReduceScatter):
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        """(N-1)/N of the input is sent. FSDP waits for the tensors, so ``async_op`` has no say."""
+        """Reduce-scatter the input; (N-1)/N of it is sent.
+
+        ``async_op`` has no effect, because FSDP2 waits for the tensors themselves.
+        """
         mine, *others = self._exchanged(input_tensor.view(group.size(), -1), group)
         output_tensor.copy_(mine)
         for other in others:
@@ -109,7 +121,7 @@ class OverAllToAll(DefaultReduceScatter):
             output_tensor.div_(group.size())
 
     def _exchanged(self, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The values that every rank has for this one: (ranks, m)."""
+        """Return the parts that all ranks sent to this rank, shape (ranks, m)."""
         if self.codec is None:
             received = torch.empty_like(parts)
             dist.all_to_all_single(received, parts, group=group)

@@ -1,4 +1,4 @@
-"""Norms of tensors that ranks hold in parts: those of the whole tensor, on every rank."""
+"""Norms of whole tensors of which each rank holds a part."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-#: The attribute of a plain parameter that has this rank's part only: the ranks of the others.
+#: Attribute of a plain parameter that is only this rank's part: the group of ranks that hold all.
 PARTED = "parted_over"
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds."""
+    """Return the part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradient(parameter: nn.Parameter) -> Tensor:
-    """This rank's part of a parameter's gradient, cut as the parameter is from here on."""
+    """Return this rank's part of a parameter's gradient.
+
+    If the gradient has other placements than the parameter, it is redistributed first.
+    """
     grad = parameter.grad
     if isinstance(parameter, DTensor) and isinstance(grad, DTensor):
-        if grad.placements != parameter.placements:  # tensor parallelism leaves some whole
+        if (
+            grad.placements != parameter.placements
+        ):  # tensor parallelism leaves some gradients whole
             parameter.grad = grad.redistribute(placements=parameter.placements)
         grad = parameter.grad
     assert grad is not None
@@ -30,10 +35,10 @@ def gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def squares(parameters: Sequence[nn.Parameter], held: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of each whole tensor, float64 (len(held),).
+    """Return the sum of squares of each whole tensor, float64 of shape (len(held),).
 
-    ``held`` is what this rank has of tensors that are cut as these parameters are. A collective of
-    the ranks that have the other parts.
+    ``held`` are this rank's parts of tensors that are split as these parameters are. This is a
+    collective of the ranks that hold the other parts.
     """
     norms = torch._foreach_norm([tensor.double() for tensor in held])
     squared = torch.stack(norms).square()
@@ -51,9 +56,10 @@ def squares(parameters: Sequence[nn.Parameter], held: Sequence[Tensor]) -> Tenso
 def clip(
     parameters: Sequence[nn.Parameter], most: float, stages: dist.ProcessGroup | None = None
 ) -> None:
-    """Scale all gradients down to a norm of ``most`` together (Pascanu et al., 2013).
+    """Scale all gradients so that their common norm is at most ``most`` (Pascanu et al., 2013).
 
-    ``stages``: ranks that train the other parameters of the model.
+    ``stages`` is the group of the ranks that train the other parameters of the model. The squares
+    of their gradients count in the norm.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [gradient(parameter) for parameter in parameters]
@@ -65,7 +71,7 @@ def clip(
 
 
 def _holders(parameter: nn.Parameter) -> tuple[dist.ProcessGroup, ...]:
-    """The groups over which the parts of a parameter add up to all of it."""
+    """Return the groups of ranks that together hold all parts of a parameter."""
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
         cut = [i for i, place in enumerate(parameter.placements) if not place.is_replicate()]

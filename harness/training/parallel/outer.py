@@ -1,4 +1,4 @@
-"""Ranks that train models of their own, and agree every so many steps."""
+"""Strategies whose ranks train separate models and exchange parameters in some steps only."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 
 
 class Rule(Protocol):
-    """The rule by which a rank changes its model after each of its steps.
+    """The rule by which a rank changes its model after each local step.
 
-    A strategy's file also has the class ``Simulation(models, batching, knobs)``: the same of all
-    ranks' models at once, in one process and without collectives, which is the oracle. A rule that
-    depends on what has come in has ``seen``, from which its simulation is told every rank's.
+    A strategy's file also has a class ``Simulation(models, batching, knobs)``. It applies the same
+    rule to the models of all ranks in one process without collectives, and is the reference of the
+    correctness check. A rule that depends on the arrival of messages records it in ``seen``, which
+    the simulation receives from every rank.
     """
 
     def after(self, step: int) -> None:
-        """Called after the ``step``-th step (from 0); a collective of all ranks where it talks."""
+        """Change the model after this step, counted from 0.
+
+        This is a collective of all ranks in the steps in which they exchange.
+        """
 
 
 class OuterTrainer(LocalTrainer):
-    """Steps on its own gradient, then does what its rule says."""
+    """A trainer that steps on the local gradient and then applies its rule."""
 
-    resumable = False  # a rule may keep a state of its own
+    resumable = False  # a rule may have further state
     rule: Rule
     count = 0
 
     def step(self, batch: Batch) -> Tensor | None:
-        """One local step, and maybe an outer one."""
+        """Run a local step, apply the rule and return the loss."""
         loss = super().step(batch)
         with span("outer", Category.COMMUNICATION):
             self.rule.after(self.count)
@@ -50,7 +54,7 @@ class OuterTrainer(LocalTrainer):
 def trainer(
     model: nn.Module, ctx: RankContext, kind: type[OuterTrainer] = OuterTrainer
 ) -> OuterTrainer:
-    """The model of rank 0 on all ranks, trained apart; its rule is still to be set."""
+    """Broadcast rank 0's model and return a trainer without a rule; the caller must set one."""
     if ctx.world_size > 1:
         flat = vector(model)
         dist.broadcast(flat, src=0)
@@ -58,7 +62,7 @@ def trainer(
     return kind(model, ctx, placements=("apart",))
 
 
-def expected(  # noqa: PLR0913  (each a term of the closed form)
+def expected(  # noqa: PLR0913  (each argument is a term of the closed form)
     case: CaseSpec,
     model: nn.Module,
     batching: Batching,
@@ -68,12 +72,13 @@ def expected(  # noqa: PLR0913  (each a term of the closed form)
     formula: str,
     states: int = 0,
 ) -> Expected:
-    """The expectation of a case whose ranks send this in every ``period``-th step.
+    """Return the expectation of a case whose ranks send this in every ``period``-th step.
 
-    ``states``: copies of all parameters that its rule keeps.
+    ``states`` is the number of copies of all parameters that the rule keeps. Raise ValueError if
+    the period is less than 1.
     """
     if period < 1:
-        raise ValueError(f"a period of {period} steps is none: at least 1")
+        raise ValueError(f"the period is {period} steps; expected at least 1")
     elements = num_elements(model)
     size = element_bytes(model)
     return traffic.expected(
@@ -91,12 +96,12 @@ def expected(  # noqa: PLR0913  (each a term of the closed form)
 
 
 def payload(model: nn.Module) -> float:
-    """Bytes of all parameters."""
+    """Return the bytes of all parameters."""
     return float(num_elements(model) * element_bytes(model))
 
 
 def vector(model: nn.Module) -> Tensor:
-    """All parameters, flat; a copy."""
+    """Return a copy of all parameters as one flat tensor."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -110,13 +115,13 @@ def fill(model: nn.Module, flat: Tensor) -> None:
 
 
 def mean(flat: Tensor) -> Tensor:
-    """The mean of all ranks' vectors, by one all-reduce."""
+    """Return the mean of all ranks' vectors, computed by one all-reduce in place."""
     dist.all_reduce(flat)
     return flat.div_(dist.get_world_size())
 
 
 def mean_of(vectors: Sequence[Tensor]) -> Tensor:
-    """The mean of these vectors, added in order."""
+    """Return the mean of these vectors, which are added in order."""
     total = vectors[0].clone()
     for other in vectors[1:]:
         total += other
@@ -124,13 +129,13 @@ def mean_of(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def due(step: int, period: int) -> bool:
-    """Whether ranks talk after this step."""
+    """Return whether ranks exchange after this step, counted from 0."""
     return (step + 1) % period == 0
 
 
 def number(knobs: Mapping[str, Any], name: str, least: int = 1) -> int:
-    """A knob that counts; ValueError below ``least``."""
+    """Return the value of an integer knob; raise ValueError if it is below ``least``."""
     value = int(knobs[name])
     if value < least:
-        raise ValueError(f"{name} = {value}: at least {least}")
+        raise ValueError(f"{name} is {value}; expected at least {least}")
     return value

@@ -1,4 +1,4 @@
-"""Along samples: replicas whose gradients are averaged, or shards of every parameter (FSDP2)."""
+"""Data parallelism: replicas whose gradients are averaged, or shards of all parameters (FSDP2)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,31 +21,35 @@ from harness.training.trainer import LocalTrainer
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapped:
-    """A model made parallel, and how to train it: ``LocalTrainer``'s arguments."""
+    """A model with data parallelism, and the arguments of ``LocalTrainer`` that train it."""
 
     module: nn.Module
     synchronise: Callable[[bool], None]
     named: Callable[[], Iterator[tuple[str, nn.Parameter]]] | None = None
 
     def trainer(self, ctx: RankContext, kind: type[LocalTrainer] = LocalTrainer) -> LocalTrainer:
-        """The step that accumulates, goes backward and steps the optimizer."""
+        """Return a trainer of this model."""
         return kind(
             self.module,
             ctx,
             named=self.named,
             synchronise=self.synchronise,
-            whole=lambda shard: whole(shard).to(ctx.device),  # shards may be kept on the host
+            whole=lambda shard: whole(shard).to(ctx.device),  # shards may be on the host
             placements=placements(self.module),
         )
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor of a shard; a collective of those that have the others."""
+    """Return the full tensor of a shard. This is a collective of the ranks that hold its shards."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def placements(module: nn.Module) -> tuple[str, ...]:
-    """How its parameters are placed, observed: ``Shard(dim=0)``, by dimension if there are more."""
+    """Return the observed placements of a module's parameters, for example ``Shard(dim=0)``.
+
+    On a mesh of several dimensions each entry lists one placement per dimension. Parameters that
+    are no DTensors are ``plain``.
+    """
     placed = (
         parameter.placements if isinstance(parameter, DTensor) else ()
         for parameter in module.parameters()
@@ -54,9 +58,9 @@ def placements(module: nn.Module) -> tuple[str, ...]:
 
 
 def sharded(model: nn.Module, ctx: RankContext, knobs: Mapping[str, Any]) -> Wrapped:
-    """fully_shard on every block, then on the root, which holds no parameter of its own.
+    """Apply ``fully_shard`` to every block, then to the root, which has no further parameters.
 
-    Over two dimensions it is hybrid: replicas of shards.
+    If the mesh also has replicas, sharding is hybrid. ``knobs`` are arguments of ``fully_shard``.
     """
     hybrid = ctx.mesh.size(*groups.REPLICATED) > 1
     mesh = groups.parameters(ctx, *([Dim.DP, Dim.FSDP] if hybrid else [Dim.FSDP]))
@@ -69,7 +73,7 @@ def sharded(model: nn.Module, ctx: RankContext, knobs: Mapping[str, Any]) -> Wra
 
 
 def replicated(model: nn.Module, ctx: RankContext) -> Wrapped:
-    """Replicas that may be cut along other dimensions (FSDP2's ``replicate``)."""
+    """Apply FSDP2's ``replicate``; the model may be split along other dimensions of the mesh."""
     mesh = groups.parameters(ctx, Dim.DP)
     plain = list(model.parameters())
     for block in (*model.children(), model):
@@ -80,13 +84,16 @@ def replicated(model: nn.Module, ctx: RankContext) -> Wrapped:
 
 
 def inputs(facts: ModelFacts, count: int) -> Tensor:
-    """A meta tensor shaped like the inputs of so many samples."""
+    """Return a meta tensor with the shape and dtype of the inputs of ``count`` samples."""
     dtype = getattr(torch, facts.input_dtype)
     return torch.empty((count, *facts.input_shape), dtype=dtype, device="meta")
 
 
 def by_mesh(model: nn.Module, ctx: RankContext, *, reshard: bool = True) -> Wrapped:
-    """Distributes a model that is cut already as its mesh says."""
+    """Shard or replicate a model along the data parallel dimensions of the mesh.
+
+    The model may already be split along other dimensions.
+    """
     if ctx.mesh.size(Dim.FSDP) > 1:
         return sharded(model, ctx, dict(reshard_after_forward=reshard))
     if ctx.mesh.size(*groups.REPLICATED) > 1:
@@ -97,7 +104,10 @@ def by_mesh(model: nn.Module, ctx: RankContext, *, reshard: bool = True) -> Wrap
 def bytes_by_mesh(
     case: CaseSpec, mesh: Mesh, blocks: Sequence[Sequence[Size]], size: int, gathers: int
 ) -> Traffic:
-    """The bytes that ``by_mesh`` sends of blocks with these parameters, gathered so many times."""
+    """Return the traffic of ``by_mesh`` for blocks of these shapes.
+
+    ``size`` is the bytes of an element, and ``gathers`` how often a step gathers each block.
+    """
     n = mesh.size(Dim.FSDP)
     replicas = mesh.size(*groups.REPLICATED)
     if n > 1:
@@ -110,7 +120,7 @@ def bytes_by_mesh(
 
 
 def module_of(mesh: Mesh, model: nn.Module) -> str:
-    """The class that ``by_mesh`` makes of a model."""
+    """Return the class name of the module that ``by_mesh`` returns."""
     name = type(model).__name__
     if mesh.size(Dim.FSDP) > 1:
         return f"FSDP{name}"

@@ -1,7 +1,8 @@
-"""Pipeline schedules: what each rank does in which order, and what that allows at best.
+"""Pipeline schedules: the order of each rank's actions, and the best possible efficiency.
 
-The order is torch's own (``torch.distributed.pipelining``); the ideal is that order played with
-the stages' own work, a forward of 1 and a backward of 2, of which half is for the inputs.
+The order comes from ``torch.distributed.pipelining``. The ideal efficiency comes from a simulation
+of this order with the work of each stage: a forward takes 1 and a backward takes 2, half of it for
+the gradients of inputs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from torch.distributed.pipelining import schedules
 
 
 class ScheduleKind(NamedTuple):
-    """A schedule's class, how many stages a rank has (0: a knob says), and whether these are folded
-    so that the first rank has the last stage, too.
+    """The properties of a kind of schedule.
+
+    ``made`` is torch's class. ``per_rank`` is the number of stages of a rank; 0 leaves it to a
+    knob. ``folded`` schedules give the first rank the first and the last stage.
     """
 
     made: type[Any]
@@ -38,12 +41,15 @@ SCHEDULES: Mapping[str, ScheduleKind] = {
     "zbv": ScheduleKind(schedules.ScheduleZBVZeroBubble, 2, folded=True),
     "dualpipev": ScheduleKind(schedules.ScheduleDualPipeV, 2, folded=True),
 }
-#: What a forward, a whole backward, and its two halves (of inputs, of weights) take.
+#: Relative times of a forward, a whole backward, and its halves for inputs and for weights.
 COSTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
 class Action(NamedTuple):
-    """One micro-batch through one stage: F, B, I (backward of inputs) or W (of weights)."""
+    """One pass of one micro-batch through one stage.
+
+    ``what`` is F (forward), B (backward), I (backward of inputs) or W (backward of weights).
+    """
 
     what: str
     stage: int
@@ -51,7 +57,7 @@ class Action(NamedTuple):
 
 
 class PlayedSchedule(NamedTuple):
-    """A schedule as it goes at best: its share of useful time, and each action's end."""
+    """The result of a simulated schedule: its share of useful time and the end of each action."""
 
     efficiency: float
     ends: Mapping[Action, float]
@@ -59,7 +65,7 @@ class PlayedSchedule(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of so many ranks, stages of each, and micro-batches."""
+    """A schedule for a number of ranks, stages per rank and micro-batches."""
 
     name: str
     ranks: int
@@ -68,50 +74,63 @@ class Schedule:
 
     @classmethod
     def of(cls, knobs: Mapping[str, Any], ranks: int, blocks: int | None = None) -> Schedule:
-        """The schedule that knobs ask for; ValueError where torch would refuse them, or for more
-        stages than ``blocks``.
+        """Return the schedule that the knobs select.
+
+        Raise ValueError if torch would refuse it or if it has more stages than ``blocks``.
         """
         name = str(knobs["schedule"])
         if name not in SCHEDULES:
-            raise ValueError(f"schedule {name!r} is not one of {', '.join(SCHEDULES)}")
+            raise ValueError(
+                f"there is no schedule {name!r}; expected one of {', '.join(SCHEDULES)}"
+            )
         per_rank = SCHEDULES[name].per_rank or int(knobs.get("stages_per_rank", 2))
         micro = int(knobs["microbatches"])
         if micro < 1 or per_rank < 1:
-            raise ValueError("microbatches and stages_per_rank are at least 1")
+            raise ValueError(
+                f"microbatches is {micro} and stages_per_rank is {per_rank}; expected at least 1"
+            )
         if blocks is not None and blocks < ranks * per_rank:
             raise ValueError(f"{blocks} blocks cannot be cut into {ranks * per_rank} stages")
         return _made(name, ranks, per_rank, micro)
 
     @property
     def made(self) -> type[Any]:
+        """Torch's class of this schedule."""
         return SCHEDULES[self.name].made
 
     @property
     def splits(self) -> bool:
-        """Whether a backward falls into two halves, of inputs and of weights."""
+        """Whether the schedule splits backward into halves for inputs and for weights."""
         return any(action.what in "IW" for order in self.orders for action in order)
 
     @property
     def stages(self) -> int:
+        """The number of stages on all ranks."""
         return self.ranks * self.per_rank
 
     def held(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank, the earliest first."""
+        """Return the stages of a rank, the earliest first."""
         if SCHEDULES[self.name].folded:
             return (rank, 2 * self.ranks - 1 - rank)
         return tuple(range(rank, self.stages, self.ranks))
 
     def holder(self, stage: int) -> int:
-        """The rank of a stage."""
+        """Return the rank that holds a stage."""
         return next(r for r in range(self.ranks) if stage in self.held(r))
 
     @cached_property
     def orders(self) -> tuple[tuple[Action, ...], ...]:
-        """Every rank's actions. ValueError where torch refuses so many micro-batches."""
+        """The actions of every rank in order.
+
+        Raise ValueError if torch refuses the number of micro-batches.
+        """
         if self.per_rank == 1 and self.name in ("gpipe", "1f1b"):
             ahead = {"gpipe": self.micro * self.ranks, "1f1b": 0}[self.name]
             if self.name == "1f1b" and self.micro < self.ranks:
-                raise ValueError(f"{self.micro} micro-batches cannot fill {self.ranks} stages")
+                raise ValueError(
+                    f"{self.micro} micro-batches cannot fill {self.ranks} stages; 1f1b needs at"
+                    " least one micro-batch per stage"
+                )
             return tuple(
                 tuple(_one_stage(r, min(self.micro, ahead or self.ranks - r), self.micro))
                 for r in range(self.ranks)
@@ -124,7 +143,7 @@ class Schedule:
         return tuple(tuple(_plain(order[rank])) for rank in range(self.ranks))
 
     def _stub(self, stage: int) -> Any:
-        """The part of a stage that a schedule asks for when it is made."""
+        """Return a stub with the attributes of a stage that a schedule reads when it is made."""
         return SimpleNamespace(
             stage_index=stage,
             num_stages=self.stages,
@@ -139,9 +158,11 @@ class Schedule:
         )
 
     def played(self, weights: Sequence[float] = ()) -> PlayedSchedule:
-        """Each action starts when its rank is free and what it needs is there.
+        """Simulate the schedule.
 
-        ``weights`` are what the stages compute, relative to each other; none: all alike.
+        Each action starts as soon as its rank is free and its inputs are ready. ``weights`` are the
+        relative amounts of work of the stages; without them all stages are equal. Raise ValueError
+        if the order deadlocks.
         """
         costs = {
             (what, stage): cost * (weights[stage] if weights else 1.0)
@@ -150,7 +171,8 @@ class Schedule:
         }
         ends: dict[Action, float] = {}
         free = [0.0] * self.ranks
-        # When a stage's forward of a micro-batch ended, and its backward as far as others need it.
+        # The end of each stage's forward of a micro-batch, and of the part of its backward that the
+        # stage before needs.
         forward = [[math.nan] * self.micro for _ in range(self.stages)]
         backward = [[math.nan] * self.micro for _ in range(self.stages)]
         places = [0] * self.ranks
@@ -171,7 +193,7 @@ class Schedule:
                         if stage < self.stages - 1:
                             after = backward[stage + 1][micro]
                             ready = after if after > ready or after != after else ready
-                    if ready != ready:  # it is nan: what the action needs has not ended
+                    if ready != ready:  # nan: an action that this one needs has not ended
                         places[rank] = place
                         break
                     clock = (ready if ready > clock else clock) + costs[what, stage]
@@ -184,17 +206,19 @@ class Schedule:
                     places[rank] = len(order)
                 free[rank] = clock
             if len(ends) == before:
-                raise ValueError(f"{self} waits for itself")
+                raise ValueError(f"the order of {self} deadlocks: no rank can continue")
         work = sum(costs[a.what, a.stage] for order in self.orders for a in order)
         return PlayedSchedule(work / self.ranks / max(free), ends)
 
     def efficiency(self, weights: Sequence[float] = ()) -> float:
-        """The share of useful time at best; ``weights`` as those of ``played``."""
+        """Return the best possible share of useful time; ``weights`` are those of ``played``."""
         return _efficiency(self, tuple(weights))
 
     def most_in_flight(self, rank: int, weights: Callable[[int], float]) -> float:
-        """The largest sum of ``weights(stage)`` over micro-batches that went forwards and whose
-        weights have no gradient yet.
+        """Return the largest sum of ``weights(stage)`` over the micro-batches in flight.
+
+        A micro-batch is in flight on a stage from its forward until the gradients of its weights
+        are computed.
         """
         signs = {"F": 1, "B": -1, "W": -1, "I": 0}
         change = {
@@ -204,8 +228,9 @@ class Schedule:
         return max(0.0, max(held, default=0.0))
 
     def order(self) -> tuple[int, ...]:
-        """Micro-batches in the order in which gradients of weights are added, equal on all stages;
-        AssertionError if they are not.
+        """Return the micro-batches in the order in which their weight gradients are added.
+
+        Raise AssertionError if the stages have different orders.
         """
         orders = {
             tuple(
@@ -223,7 +248,7 @@ class Schedule:
 
 @cache
 def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
-    """A schedule with its orders made: for hundreds of ranks that takes seconds, so it is kept."""
+    """Return a schedule with its orders, cached because hundreds of ranks take seconds."""
     schedule = Schedule(name, ranks, per_rank, micro)
     _ = schedule.orders
     return schedule
@@ -231,12 +256,12 @@ def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
 
 @cache
 def _efficiency(schedule: Schedule, weights: tuple[float, ...]) -> float:
-    """That of a schedule played once: cases and their twins ask for the same."""
+    """Return the efficiency of a schedule, cached because cases and their twins share it."""
     return schedule.played(weights).efficiency
 
 
 def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:
-    """``ahead`` forwards, then one backward and one forward in turn, then what is left."""
+    """Yield ``ahead`` forwards, then backwards and forwards in turn, then the other backwards."""
     for m in range(ahead):
         yield Action("F", stage, m)
     for m in range(micro):
@@ -246,7 +271,7 @@ def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:
 
 
 def _plain(actions: Sequence[Any]) -> Iterator[Action]:
-    """Torch's actions that compute; an overlapped pair is taken apart."""
+    """Yield torch's actions that compute; overlapped pairs are separated."""
     kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     for action in actions:
         for part in (action.sub_actions or (action,)) if action is not None else ():

@@ -1,4 +1,4 @@
-"""Bytes of collectives in closed form: what one rank issues and sends.
+"""Bytes of collectives in closed form: the input that one rank issues, and the bytes it sends.
 
 A ring of N ranks sends (N-1)/N of its payload in each pass (Patarasuk and Yuan, 2009).
 """
@@ -13,13 +13,17 @@ from torch import Size
 
 from harness.record import Expected
 
-#: Backends without a reduce-scatter: an all-reduce stands in for it.
+#: Backends without a reduce-scatter; torch uses an all-reduce instead.
 NO_SCATTER = ("gloo",)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one rank in a step: sent, input bytes of each collective, and the largest one's."""
+    """The bytes of one rank in a step.
+
+    ``sent`` is the total of bytes sent, ``issued`` the input bytes of each collective, and
+    ``largest`` the input bytes of the largest single one.
+    """
 
     sent: float = 0.0
     issued: Mapping[str, float] = field(default_factory=dict)
@@ -37,21 +41,24 @@ class Traffic:
 
 
 def all_reduce(payload: float, ranks: int) -> Traffic:
-    """2 (N-1)/N of the payload, a reduce-scatter and an all-gather."""
+    """Return the traffic of a reduce-scatter and an all-gather: 2 (N-1)/N of the payload."""
     if ranks == 1:
         return Traffic()
     return Traffic(2 * (ranks - 1) / ranks * payload, {"all_reduce": payload}, payload)
 
 
 def all_gather(shard: float, ranks: int) -> Traffic:
-    """(N-1) of the own shard."""
+    """Return the traffic of an all-gather: (N-1) times the bytes of a rank's shard."""
     if ranks == 1:
         return Traffic()
     return Traffic((ranks - 1) * shard, {"all_gather": shard}, shard * ranks)
 
 
 def reduce_scatter(backend: str) -> Callable[[float, int], Traffic]:
-    """(N-1)/N of the whole; gloo has none and sends an all-reduce's."""
+    """Return the function of a reduce-scatter's traffic: (N-1)/N of the whole input.
+
+    For gloo it is that of an all-reduce, because gloo has no reduce-scatter.
+    """
     if backend in NO_SCATTER:
         return all_reduce
 
@@ -64,16 +71,17 @@ def reduce_scatter(backend: str) -> Callable[[float, int], Traffic]:
 
 
 def all_to_all(payload: float, ranks: int) -> Traffic:
-    """Every rank keeps its own part: (N-1)/N of the payload."""
+    """Return the traffic of an all-to-all: (N-1)/N of the payload, since a rank keeps one part."""
     if ranks == 1:
         return Traffic()
     return Traffic((ranks - 1) / ranks * payload, {"all_to_all": payload}, payload)
 
 
 def broadcast(payload: float, ranks: int, hops: int, backend: str) -> Traffic:
-    """The bytes that the rank ``hops`` after the root passes on, of what all have issued.
+    """Return the traffic of a broadcast for the rank that is ``hops`` after the root.
 
-    gloo's tree doubles its senders in every round; a ring passes on all but at its end.
+    gloo's tree doubles the number of senders in every round. In a ring, all ranks but the last one
+    pass the payload on.
     """
     if ranks == 1:
         return Traffic()
@@ -85,7 +93,7 @@ def broadcast(payload: float, ranks: int, hops: int, backend: str) -> Traffic:
 
 
 def sent(payload: float, messages: int = 1) -> Traffic:
-    """Point to point, in equal messages."""
+    """Return the traffic of point-to-point sends in equal messages."""
     return Traffic(payload, {"send": payload}, payload / max(1, messages)) if payload else Traffic()
 
 
@@ -98,10 +106,10 @@ def sharded(
     scatter: Callable[[float, int], Traffic] = all_to_all,
     gathered: int | None = None,
 ) -> Traffic:
-    """All-gathers of parameters and a reduce-scatter of gradients, block by block (FSDP2).
+    """Return FSDP2's traffic: all-gathers of parameters and a reduce-scatter of gradients by block.
 
-    ``replicas``: of hybrid sharding; what a rank has of the gradients is all-reduced over them.
-    ``gathered``: bytes of an element of parameters, where they are not gradients' ``size``.
+    In hybrid sharding each rank's gradients are also all-reduced over ``replicas``. ``size`` is the
+    bytes of an element of gradients. ``gathered`` is that of parameters if it differs.
     """
     total = Traffic()
     for shapes in blocks:
@@ -112,18 +120,18 @@ def sharded(
 
 
 def padded(shapes: Sequence[Size], size: int, ranks: int) -> float:
-    """The size of a rank's part of parameters that are padded to equal parts of dim 0."""
+    """Return the bytes of a rank's part of parameters, padded to equal parts of dimension 0."""
     return float(sum(-(-shape[0] // ranks) * shape[1:].numel() * size for shape in shapes))
 
 
 def expected(per_rank: Sequence[Traffic], *, largest: float | None = None, **more: Any) -> Expected:
-    """The expectation of a case whose ranks send this."""
+    """Return the expectation of a case with this traffic per rank and ``more`` fields."""
     biggest = max(traffic.largest for traffic in per_rank) if largest is None else largest
     return Expected(**counted(per_rank), largest_message=biggest, **more)
 
 
 def counted(per_rank: Sequence[Traffic]) -> dict[str, Any]:
-    """The fields of ``Expected`` that are counted."""
+    """Return the fields of ``Expected`` that hold bytes."""
     operations = sorted({name for traffic in per_rank for name in traffic.issued})
     payload = {
         name: tuple(traffic.issued.get(name, 0.0) for traffic in per_rank) for name in operations

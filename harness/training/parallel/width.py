@@ -1,5 +1,7 @@
-"""Along ``tp``: layers cut by width (Megatron-LM, Shoeybi et al., 2019), and the sequence between
-them (Korthikanti et al., 2022). A model says in its head how its layers are cut: ``TENSOR``.
+"""Tensor parallelism along ``tp``: layers are split by width (Megatron-LM, Shoeybi et al., 2019).
+
+The sequence between them can be split, too (Korthikanti et al., 2022). A model states in ``TENSOR``
+of its head how its layers are split.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from harness.training.context import RankContext
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic
 
-#: Bytes of a number of a loss, whatever the precision of its logits.
+#: Bytes of each value that the loss all-reduces; it is fp32 whatever the precision of the logits.
 FP32 = 4.0
 
 
 class Cut(StrEnum):
-    """How a layer is cut: by its outputs, its inputs, its rows of a vocabulary, or not at all.
+    """The ways to split a layer.
 
-    ``logits`` are cut by their classes; ``norm`` stays whole, and sees a part of the sequence.
+    ``column`` splits its outputs, ``row`` its inputs, ``vocabulary`` the rows of an embedding and
+    ``logits`` the classes. A ``norm`` stays whole and computes a part of the sequence.
     """
 
     COLUMN = "column"
@@ -43,7 +46,7 @@ class Cut(StrEnum):
 
 
 def cuts(model: nn.Module) -> dict[str, Cut]:
-    """Layer -> how it is cut; a model that does not say is not cut."""
+    """Return how each layer is split, by its name; empty if the model's head states nothing."""
     stated = getattr(model, "tensor", None) or {"cut": {}}
     by_module = {}
     for name, _ in model.named_modules():
@@ -54,23 +57,27 @@ def cuts(model: nn.Module) -> dict[str, Cut]:
 
 
 def check(model: nn.Module, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool) -> None:
-    """ValueError if the model cannot be cut into so many parts."""
+    """Raise ValueError if the model cannot be split over so many ranks."""
     layers = cuts(model)
     if loss and Cut.LOGITS not in layers.values():
-        raise ValueError("this model's classes stay whole: leave loss=False")
+        raise ValueError("loss=True needs a model whose logits are split by class; use loss=False")
     if not layers:
-        raise ValueError("this model does not say how its layers are cut: TENSOR in its head")
+        raise ValueError(
+            "the model does not state how its layers are split; expected TENSOR in its head"
+        )
     units = int(model.tensor["units"])  # type: ignore[index]
     if units % ranks:
-        raise ValueError(f"{units} heads, or columns, do not divide over tp:{ranks}")
+        raise ValueError(f"{units} heads or columns do not divide evenly over tp:{ranks}")
     if sequence and Cut.VOCABULARY not in layers.values():
-        raise ValueError("this model has no sequence to cut: leave sequence=False")
+        raise ValueError("sequence=True needs a model with a sequence; use sequence=False")
     if case.checkpoint:
-        raise ValueError("activations computed again would send again: leave checkpoint=False")
+        raise ValueError(
+            "checkpoint=True is not supported, because recomputed blocks would communicate again"
+        )
 
 
 def cut(model: nn.Module, ctx: RankContext, *, sequence: bool, loss: bool) -> None:
-    """Cut the model's layers over the ranks along ``tp``, in place."""
+    """Split the model's layers over the ranks along ``tp``, in place."""
     styles = {
         name: _style(how, sequence, loss)
         for name, how in cuts(model).items()
@@ -80,7 +87,10 @@ def cut(model: nn.Module, ctx: RankContext, *, sequence: bool, loss: bool) -> No
 
 
 def _style(how: Cut, sequence: bool, loss: bool) -> ParallelStyle:
-    """Torch's style; between cut layers lies the whole sequence, or this rank's part of it."""
+    """Return torch's parallel style of a layer.
+
+    With ``sequence`` each rank holds only a part of the sequence between split layers.
+    """
     between = Shard(1) if sequence else Replicate()
     if how is Cut.COLUMN:
         return ColwiseParallel(input_layouts=between)
@@ -95,7 +105,7 @@ def _style(how: Cut, sequence: bool, loss: bool) -> ParallelStyle:
 
 
 def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
-    """Shapes of one rank's parameters, block by block."""
+    """Return the shapes of one rank's parameters, block by block."""
     layers = cuts(model) if ranks > 1 else {}
     by_block: dict[str, list[Size]] = {}
     for name, parameter in model.named_parameters():
@@ -111,7 +121,7 @@ def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
 
 
 def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
-    """How parameters are placed along ``tp`` alone, as ``samples.placements`` will see them."""
+    """Return the placements that ``samples.placements`` will observe on a mesh of ``tp`` alone."""
     layers = cuts(model)
     placements = set()
     for name, _ in model.named_parameters():
@@ -129,12 +139,13 @@ def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
 def sent(
     model: nn.Module, inputs: Tensor, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool
 ) -> Traffic:
-    """The bytes that one pass of these inputs sends along ``tp``, forwards and backwards.
+    """Return the traffic of forward and backward of these inputs along ``tp``.
 
-    A column-cut layer gathers the gradient of its input, a row-cut one its output: 4 all-reduces of
-    activations a transformer layer. With ``sequence`` each of them is an all-gather and a
-    reduce-scatter, and whole parameters between the cuts have gradients of parts of the sequence.
-    With ``loss`` each token's largest logit, sum of exponentials and loss are all-reduced.
+    A layer split by columns all-reduces the gradient of its input, and one split by rows its
+    output. This makes 4 all-reduces of activations per transformer layer. With ``sequence`` each of
+    them is an all-gather and a reduce-scatter, and the gradients of whole parameters are also
+    all-reduced. With ``loss`` each token's largest logit, sum of exponentials and loss are
+    all-reduced.
     """
     total = Traffic()
     layers = cuts(model)
@@ -154,7 +165,10 @@ def sent(
 
 
 def _whole_gradients(layer: nn.Module, how: Cut, ranks: int) -> Traffic:
-    """Gradients of whole parameters, of which each rank has seen a part of the sequence."""
+    """Return the traffic of the gradients of a layer's whole parameters.
+
+    Each rank has computed them from a part of the sequence, so they are all-reduced.
+    """
     total = Traffic()
     for kind, parameter in layer.named_parameters():
         if how is Cut.NORM or (how is Cut.ROW and kind == "bias"):
@@ -163,7 +177,11 @@ def _whole_gradients(layer: nn.Module, how: Cut, ranks: int) -> Traffic:
 
 
 class Flow(NamedTuple):
-    """Bytes of a layer's input and output, whether a gradient of its input is wanted, tokens."""
+    """The flow of data through a layer.
+
+    ``into`` and ``out`` are the bytes of its input and output, ``wanted`` states that its input
+    needs a gradient, and ``tokens`` is their number.
+    """
 
     into: float
     out: float
@@ -172,7 +190,7 @@ class Flow(NamedTuple):
 
 
 def _activations(how: Cut, flow: Flow, backend: str, ranks: int, sequence: bool) -> Traffic:
-    """The bytes of a layer's input and output, forwards and backwards."""
+    """Return the traffic of a layer's input and output in forward and backward."""
     total = Traffic()
     scatter = traffic.reduce_scatter(backend)
     if how in (Cut.COLUMN, Cut.LOGITS):
@@ -188,7 +206,7 @@ def _activations(how: Cut, flow: Flow, backend: str, ranks: int, sequence: bool)
 
 
 def _flowing(model: nn.Module, inputs: Tensor) -> Iterator[tuple[str, Flow]]:
-    """The inputs and outputs of every layer, by name."""
+    """Return the flow through every layer, by name."""
     seen: dict[str, Flow] = {}
     handles = []
     for name, layer in model.named_modules():

@@ -1,1 +1,4 @@
-"""How it is parallelised. One file adds one strategy: a head of literals, expect, build."""
+"""Strategies of parallel training.
+
+One file is one strategy: a head of literals, the function ``expect`` and the function ``build``.
+"""

@@ -1,4 +1,4 @@
-"""Two roles, as in reinforcement learning: actors generate samples, learners train on them."""
+"""Two roles, as in reinforcement learning: actors generate samples and learners train on them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,20 +20,29 @@ SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("role", "dp"),
     usual="role:2,dp:2", replicas=True,
 )  # fmt: skip
-#: ``passes``: forward passes of an actor for a batch: the tokens that it generates one by one.
+#: ``passes``: forward passes of an actor for a batch, one for each generated token.
 KNOBS = dict(passes=1)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Samples from each actor to its learner, an all-reduce among learners, weights to actors."""
+    """Expect samples from each actor to its learner, an all-reduce, and weights to the actors.
+
+    The all-reduce averages the gradients of the L learners.
+    """
     mesh = batching.mesh
     payload = outer.payload(model)
     if case.world_size > 1 and mesh.size(Dim.ROLE) != 2:
-        raise ValueError(f"{case.world_size} ranks are no pairs of an actor and a learner")
+        raise ValueError(
+            f"{case.world_size} ranks with role:{mesh.size(Dim.ROLE)} are not pairs of an actor and"
+            " a learner; expected an even number of ranks and role:2"
+        )
     if not case.communicate:
-        raise ValueError("without communication learners have nothing to learn from")
+        raise ValueError(
+            "actor_learner cannot run without communication, because learners receive their samples"
+            " from actors"
+        )
     batch = samples.inputs(facts, batching.largest * batching.accumulate)
     roles = mesh.size(Dim.ROLE)
     backend = case.backend
@@ -48,21 +57,25 @@ def expect(
         memory_bytes=training_bytes(
             facts.num_params, next(model.parameters()).element_size(), facts, batching.largest
         ),
-        formula="2 (L-1)/L bytes(P) + bytes(P), actors: their samples",
+        formula="2 (L-1)/L bytes(P) + bytes(P); an actor sends bytes(samples)",
         global_batch=batching.global_batch,
         stages=mesh.size(Dim.ROLE),
     )
 
 
 class RolePair(LocalTrainer):
-    """A learner or an actor; the pair talks at the start of a step and at its end."""
+    """The trainer of a learner or an actor.
+
+    The pair exchanges samples at the start of a step and weights at its end. ``acts`` is True on
+    actors, which run ``passes`` forward passes per batch. ``pair`` is None on a single rank.
+    """
 
     pair: dist.ProcessGroup | None = None
     acts = False
     passes = 1
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Makes a step; actors have no loss of it."""
+        """Run one step and return the loss, or None on an actor."""
         if self.pair is None:
             return super().step(batch)
         if self.acts:
@@ -84,7 +97,7 @@ class RolePair(LocalTrainer):
         return loss
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Actors ask their learners."""
+        """Yield the gradients of the last step; actors receive them from their learners."""
         for name, parameter in self.named():
             received = parameter.grad
             gradient = torch.empty_like(parameter) if received is None else received.detach()
@@ -94,7 +107,7 @@ class RolePair(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Gradients are averaged among learners in one message, once backward is through."""
+    """Build an actor or a learner; learners average all gradients in one message after backward."""
     learners = groups.group(ctx, Dim.DP) if ctx.mesh.size(Dim.DP) > 1 else None
 
     def average() -> None:
@@ -113,5 +126,5 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         trainer.pair = groups.group(ctx, Dim.ROLE)
         trainer.acts = ctx.mesh.place(ctx.rank, Dim.ROLE) == 1
         trainer.passes = int(knobs["passes"])
-    trainer.resumable = False  # an actor has no optimizer's state
+    trainer.resumable = False  # an actor has no optimizer state
     return trainer

@@ -28,8 +28,9 @@ SUPPORTS = dict(
     buffers="broadcast",
     compressor=True,
 )
-#: ``unused`` keeps the order of a bucket's parameters. Without it DDP reverses them after its first
-#: step, so that a resumed run with a codec that depends on the order differs from a whole one.
+#: ``unused`` keeps the order of the parameters in a bucket. Without it DDP reverses them after its
+#: first step. A resumed run then differs from an uninterrupted one if the compressor depends on the
+#: order.
 KNOBS = dict(bucket_cap_mb=1024.0, start=0, unused=False)
 TWIN = dict(start=1)
 
@@ -42,7 +43,7 @@ def expect(
     knobs: Knobs,
     compressor: Compressor,
 ) -> Expected:
-    """The compressor's promise for these parameters, after ``start`` dense steps of warm-up."""
+    """Expect the bytes that the compressor promises, after ``start`` dense steps of warm-up."""
     shapes = [weights.shape for weights in model.parameters() if weights.requires_grad]
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
@@ -64,14 +65,14 @@ def expect(
 
 
 class CompressedTrainer(LocalTrainer):
-    """DDP's trainer that also says which compressor encoded its gradients."""
+    """A DDP trainer that also reports the compressor and the time that it took."""
 
     compressor = ""
 
     hook: Any = None
 
     def own_state(self) -> Mapping[str, Any]:
-        """The state that this rank still owes, and where its random numbers are."""
+        """Return the state of the hook: error feedback and random generators."""
         return state_of(self.hook, {parameter: name for name, parameter in self.named()})
 
     def remember(self, state: Mapping[str, Any]) -> None:
@@ -82,12 +83,16 @@ class CompressedTrainer(LocalTrainer):
         return super().step(batch)
 
     def ran(self) -> ExecutedModel:
-        """DDP's observation, and the hook's."""
+        """Return DDP's observation with the compressor's name and its median times."""
         return replace(super().ran(), compressor=self.compressor, codec_s=laps.medians())
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """One bucket by default, so that the closed form holds and collectives keep their order."""
+    """Build DDP with the compressor's hook.
+
+    By default there is one bucket, because the closed form assumes one and the order of collectives
+    is then fixed.
+    """
     assert ctx.compressor is not None
     plain = ddp.build(model, ctx, knobs)
     hook = ctx.compressor.build(ctx)
@@ -98,7 +103,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         with span("bucket", payload=bucket.index()):
             return hook(bucket)  # type: ignore[no-any-return]
 
-    # DDP compares these objects, and annotations are strings here.
+    # DDP checks the hook's annotations by identity, so they must be objects and not strings.
     future = torch.futures.Future[torch.Tensor]
     comm_hook.__annotations__ = {"bucket": dist.GradBucket, "return": future}
     assert isinstance(plain.module, DistributedDataParallel)

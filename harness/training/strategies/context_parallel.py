@@ -1,4 +1,7 @@
-"""Context parallel: the sequence cut over the ranks; attention by all-gather, Ulysses or ring."""
+"""Context parallel: the sequence is split among the ranks.
+
+Attention reaches the other parts by an all-gather, Ulysses' all-to-alls, or a ring.
+"""
 
 import fnmatch
 from collections.abc import Iterator
@@ -19,19 +22,21 @@ SUPPORTS = dict(
     products=("dp:2,cp:2", "fsdp:2,cp:2", "cp:2,tp:2", "dp:2,fsdp:2,cp:2", "dp:2,cp:2,tp:2"),
 )  # fmt: skip
 KNOBS = dict(attention="ring", balanced=True)
-#: What one layer sends, of queries Q, and keys K and values of a rank's part of the sequence.
+#: Bytes that a rank sends per layer. Q are the bytes of its queries, K those of its keys, which
+#: equal those of its values.
 FORMULAS = {
-    "all_gather": "a layer: (N-1) 2 K gathered, and scattered back",
-    "ulysses": "a layer: (N-1)/N 4 (Q + K)",
-    "ring": "a layer: (3N-2) 2 K",
+    "all_gather": "(N-1) 2 K gathered per layer, and scattered back",
+    "ulysses": "(N-1)/N 4 (Q + K) per layer",
+    "ring": "(3N-2) 2 K per layer",
 }
 
 
 def positions(knobs: Knobs, length: int, places: int) -> list[Tensor]:
-    """Every place's part of the sequence.
+    """Return the positions of the sequence that each rank along ``cp`` holds.
 
-    ``balanced``: one part from its front and the one as far from its end, so that all ranks see as
-    many keys. Ulysses has the whole sequence while it attends: its parts are contiguous.
+    If ``balanced``, each rank has one chunk from the front and the matching chunk from the end, so
+    that causal attention gives all ranks the same number of keys. Parts are contiguous for Ulysses,
+    which has the whole sequence during attention.
     """
     every = torch.arange(length)
     if not knobs["balanced"] or knobs["attention"] == "ulysses":
@@ -43,7 +48,7 @@ def positions(knobs: Knobs, length: int, places: int) -> list[Tensor]:
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expects the bytes of attention in every layer, of layers cut by width, of all gradients."""
+    """Expect the bytes of attention in every layer, of layers split by width, and of gradients."""
     mesh = batching.mesh
     size = element_bytes(model)
     n = mesh.size(Dim.CP)
@@ -59,7 +64,9 @@ def expect(
     cut = n * wide
     for q, k in _heads(model, inputs) if n > 1 else ():
         if knobs["attention"] == "ulysses" and k.shape[1] % cut:
-            raise ValueError(f"{k.shape[1]} groups of heads do not divide over cp:{n}, tp:{wide}")
+            raise ValueError(
+                f"{k.shape[1]} key-value heads do not divide evenly over cp:{n}, tp:{wide}"
+            )
         along += _sent(case, str(knobs["attention"]), q.nbytes / cut, k.nbytes / cut, n)
     part = inputs[:, : length // n]
     along += width.sent(model, part, case, wide, sequence=False, loss=False)
@@ -79,24 +86,32 @@ def expect(
 
 
 def _check(case: CaseSpec, knobs: Knobs, n: int, length: int) -> None:
-    """ValueError for what cannot be cut."""
+    """Raise ValueError if the knobs or the case are not supported."""
     if knobs["attention"] not in FORMULAS:
         attention = knobs["attention"]
-        raise ValueError(f"{case.strategy}.attention is {', '.join(FORMULAS)}, not {attention!r}")
+        raise ValueError(
+            f"{case.strategy}.attention is {attention!r}; expected one of {', '.join(FORMULAS)}"
+        )
     if not case.communicate:
-        raise ValueError("the sequence is cut: without communication there is nothing to attend to")
+        raise ValueError(
+            "context_parallel cannot run without communication, because ranks attend to keys of"
+            " other ranks"
+        )
     if length % (2 * n):
-        raise ValueError(f"a sequence of {length} does not divide into {2 * n} parts")
+        raise ValueError(f"a sequence of {length} does not divide into {2 * n} equal parts")
     if case.checkpoint:
-        raise ValueError("activations computed again would send again: leave checkpoint=False")
+        raise ValueError(
+            "checkpoint=True is not supported, because recomputed blocks would communicate again"
+        )
 
 
 def _sent(case: CaseSpec, way: str, q: float, k: float, n: int) -> Traffic:
-    """One layer forwards and backwards; ``q`` and ``k`` are the bytes of a rank's queries and keys.
+    """Return the traffic of one layer in forward and backward.
 
-    All-gather: keys and values, and a reduce-scatter of their gradients. Ulysses: queries, keys,
-    values and outputs swapped there and back. Ring: keys and values go N - 1 steps forwards, as
-    many backwards, and their gradients N steps home.
+    ``q`` and ``k`` are the bytes of a rank's queries and keys. All-gather: keys and values are
+    gathered, and their gradients reduce-scattered. Ulysses: all-to-alls of queries, keys, values
+    and outputs, and of their gradients. Ring: keys and values take N - 1 steps in forward and as
+    many in backward, and their gradients take N steps.
     """
     if way == "all_gather":
         gather = traffic.all_gather(2 * k, n)
@@ -108,13 +123,14 @@ def _sent(case: CaseSpec, way: str, q: float, k: float, n: int) -> Traffic:
 
 
 def _attentions(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that the model's head names as attention."""
     for name, module in model.named_modules():
         if fnmatch.fnmatchcase(name, str(model.context)):
             yield module
 
 
 def _heads(model: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Queries and keys of every attention, on the meta device."""
+    """Return the queries and keys of every attention, for inputs on the meta device."""
     seen: list[tuple[Tensor, Tensor]] = []
     handles = [
         module.register_forward_hook(lambda _, given, __: seen.append((given[0], given[1])))
@@ -127,7 +143,10 @@ def _heads(model: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Attention that reaches over ranks; layers cut along ``tp``; replicas or shards of these."""
+    """Replace attention by one over all ranks along ``cp``.
+
+    Layers are also split along ``tp``, and the result is replicated or sharded as the mesh says.
+    """
     n = ctx.mesh.size(Dim.CP)
     if ctx.mesh.size(Dim.TP) > 1:
         width.cut(model, ctx, sequence=False, loss=False)

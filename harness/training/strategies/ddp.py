@@ -1,4 +1,4 @@
-"""DDP: replicated model, bucketed all-reduce of gradients overlapped with backward."""
+"""DDP: replicated model, with a bucketed all-reduce of gradients that overlaps with backward."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -38,28 +38,28 @@ KNOBS = dict(
     bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,
     overlap_optimizer=False,
 )  # fmt: skip
-HOOKED = True  # what it sends can go through a compressor
+HOOKED = True  # its gradients can go through a compressor's hook
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """A ring all-reduce of every gradient: 2 (N-1)/N bytes(P) sent per rank.
+    """Expect a ring all-reduce of every gradient: each rank sends 2 (N-1)/N bytes(P).
 
-    P are the parameters that are not frozen. Looking for ``unused`` parameters all-reduces a flag
-    for each.
+    P are the parameters that are not frozen. The search for ``unused`` parameters all-reduces one
+    more flag for each parameter.
     """
     n = case.world_size
     elements = num_elements(model)
     size = element_bytes(model)
-    knobs = {**KNOBS, **knobs}  # others build on it
+    knobs = {**KNOBS, **knobs}  # other strategies call this with fewer knobs
     if knobs["overlap_optimizer"] and (case.accumulate > 1 or not knobs["bucket_view"]):
-        raise ValueError("an optimizer in backward needs bucket_view, and no accumulation")
+        raise ValueError("overlap_optimizer=True needs bucket_view=True and accumulate=1")
     if knobs["overlap_optimizer"]:
-        optimizers.refuse(case, "an optimizer in backward", warm_up=True)
+        optimizers.refuse(case, "an optimizer that steps during backward", warm_up=True)
     payload = float(trained_bytes(model))
     if case.phase is Passes.FORWARD:
-        n = 1  # nobody needs to hear of it
+        n = 1  # a forward pass alone exchanges nothing
     sent = traffic.all_reduce(payload, n)
     if knobs["unused"]:
         sent += flags(len(list(model.parameters())), n)
@@ -79,14 +79,15 @@ def expect(
 
 
 def flags(num_parameters: int, ranks: int) -> traffic.Traffic:
-    """The bytes of the search for unused parameters: four for each."""
+    """Return the traffic of the search for unused parameters: four bytes for each parameter."""
     return traffic.all_reduce(4.0 * num_parameters, ranks)
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """DistributedDataParallel; accumulation all-reduces after the last micro-batch only.
+    """Wrap the model in DistributedDataParallel; only the last micro-batch all-reduces.
 
-    ``first_bucket_mb`` is the size of the bucket that is ready first, 0 for that of all others.
+    ``first_bucket_mb`` is the size of the bucket that is ready first; 0 gives it the size of the
+    other buckets.
     """
     knobs = {**KNOBS, **knobs}
     more: dict[str, Any] = dict(bucket_cap_mb=knobs["bucket_cap_mb"])
@@ -102,7 +103,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     )
 
     def synchronise(last: bool) -> None:
-        ddp.require_backward_grad_sync = last and ctx.case.communicate  # what ``no_sync`` sets
+        ddp.require_backward_grad_sync = last and ctx.case.communicate  # as ``no_sync`` does
 
     trainer = (InBackward if knobs["overlap_optimizer"] else Replicated)(
         ddp,
@@ -119,12 +120,16 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 class Replicated(LocalTrainer):
-    """Trains a DistributedDataParallel, and says which knob it needs for unused parameters."""
+    """A trainer of a DistributedDataParallel that detects unused parameters."""
 
     _looked = False
 
     def update(self) -> None:
-        """Step, unless a parameter that DDP waits for was not reached by the first backward."""
+        """Step the optimizer.
+
+        Raise SpecError if the first backward pass has not reached a parameter whose gradient DDP
+        waits for. The error names the knob that makes DDP search for unused parameters.
+        """
         assert isinstance(self.module, DistributedDataParallel)
         finds = self.module.find_unused_parameters or self.module.static_graph
         unused = [
@@ -133,9 +138,9 @@ class Replicated(LocalTrainer):
         if not (self._looked or finds) and unused:
             listed = ", ".join(unused[:3])
             raise SpecError(
-                f"the loss does not depend on {listed}{', ...' if unused[3:] else ''}, and"
-                " DistributedDataParallel waits for its gradient unless it searches for such:"
-                " --set ddp.unused=true",
+                f"the loss does not depend on {listed}{', ...' if unused[3:] else ''}, but"
+                " DistributedDataParallel waits for the gradients of all parameters unless it"
+                " searches for unused ones: --set ddp.unused=true",
                 expected="a gradient of every parameter that is not frozen",
                 fix="the same command with --set ddp.unused=true",
             )
@@ -144,17 +149,20 @@ class Replicated(LocalTrainer):
 
 
 class InBackward(LocalTrainer):
-    """Steps the parameters of each bucket as soon as it is reduced, while backward goes on."""
+    """A trainer that steps the parameters of each bucket when it is reduced, during backward."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
-        self._turn = threading.Lock()  # buckets are reduced by several threads
+        self._turn = threading.Lock()  # several threads reduce buckets
 
     def update(self) -> None:
-        """Nothing is left to step."""
+        """Do nothing: backward has stepped all parameters."""
 
     def update_only(self, parameters: Sequence[Tensor]) -> None:
-        """Step these: ``gradient_as_bucket_view`` has made their gradients views of the bucket."""
+        """Step these parameters only.
+
+        ``gradient_as_bucket_view`` has made their gradients views of the reduced bucket.
+        """
         with self._turn:
             groups = self.optimizer.param_groups
             self.optimizer.param_groups = [{**groups[0], "params": parameters}]
@@ -163,7 +171,7 @@ class InBackward(LocalTrainer):
 
 
 def _hook(update: Callable[[Sequence[Tensor]], None]) -> Callable[..., Any]:
-    """DDP's own all-reduce, and then ``update``."""
+    """Return a hook that runs DDP's default all-reduce and then ``update``."""
 
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         parameters = bucket.parameters()

@@ -1,4 +1,4 @@
-"""DDP with Join: ranks without samples shadow the collectives of those that have some left."""
+"""DDP with Join: ranks without samples take part in the collectives of the other ranks."""
 
 from dataclasses import replace
 from typing import cast
@@ -29,17 +29,22 @@ KNOBS = dict(bucket_cap_mb=25.0)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """DDP's bytes; in a short batch a flag that there are samples left, and gradients to those
-    ranks that have none.
+    """Expect DDP's bytes.
+
+    A short batch, which the expectation does not include, also sends the flag of ``Join`` and
+    broadcasts gradients to the ranks without samples.
     """
     return replace(ddp.expect(case, model, batching, facts, knobs), formula="2 (N-1)/N bytes(P)")
 
 
 class Joining(LocalTrainer):
-    """Joins in short batches only: the flag that ``Join`` all-reduces is a message in each step."""
+    """A trainer that enters ``Join`` in short batches only.
+
+    ``Join`` all-reduces a flag in each step, which whole batches do not need.
+    """
 
     def step(self, batch: Batch) -> Tensor | None:
-        """The step of all; a rank without samples has no loss."""
+        """Run one step and return the loss, or None on a rank without samples."""
         if not batch.of:
             return super().step(batch)
         total = None
@@ -51,7 +56,7 @@ class Joining(LocalTrainer):
                     loss = self.ctx.loss(self.module(batch.inputs), batch.targets) * weight
                 loss.backward()
                 total = loss.detach()
-        # Join hands on parameters, but not what optimizers remember: all step, on one gradient.
+        # Join synchronises parameters but not optimizer states, so all ranks take the same step.
         with span("to the idle", Category.COMMUNICATION):
             for _, parameter in self.named():
                 if parameter.grad is None:

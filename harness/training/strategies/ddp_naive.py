@@ -1,4 +1,4 @@
-"""An all-reduce for each tensor after backward: the arm that shows what DDP's buckets earn."""
+"""An all-reduce for each tensor after backward: a baseline that shows the gain of DDP's buckets."""
 
 from dataclasses import replace
 
@@ -19,14 +19,14 @@ SUPPORTS = dict(
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """The bytes of DDP, but one message for each parameter, and nothing hidden behind backward."""
+    """Expect the bytes of DDP, but one message per parameter and no overlap with backward."""
     like = ddp.expect(case, model, batching, facts, knobs)
     largest = max(parameter.numel() for parameter in model.parameters()) * element_bytes(model)
     return replace(like, largest_message=float(largest), module=type(model).__name__)
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Every rank starts from rank 0's weights; gradients are averaged once backward is through."""
+    """Broadcast rank 0's weights and build a trainer that averages gradients after backward."""
     together = ctx.world_size > 1
     if together:
         for parameter in model.parameters():
@@ -35,7 +35,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     def average() -> None:
         for parameter in model.parameters():
             if together and parameter.grad is not None:
-                parameter.grad /= ctx.world_size  # before it is summed, as DDP does
+                parameter.grad /= ctx.world_size  # DDP, too, divides before the sum
                 dist.all_reduce(parameter.grad)
 
     return LocalTrainer(model, ctx, average=average, placements=("Replicate",))

@@ -1,4 +1,4 @@
-"""DiLoCo: local steps, then an outer step of Nesterov momentum on what they moved."""
+"""DiLoCo: local steps, then an outer step with Nesterov momentum along the ranks' mean progress."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,9 @@ TWIN = dict(period=2)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """An all-reduce of what all parameters moved (Douillard et al., 2023); ``quantised`` everybody
-    is sent a byte for each, and a scale.
+    """Expect an all-reduce of the change of all parameters (Douillard et al., 2023).
+
+    If ``quantised``, ranks instead all-gather one byte per parameter and a scale.
     """
     period = outer.number(knobs, "period")
     n = case.world_size
@@ -44,7 +45,10 @@ def expect(
 
 
 class Outer:
-    """The outer optimizer: the parameters that all ranks agreed on last, and its momentum."""
+    """The outer optimizer.
+
+    ``agreed`` are the parameters after the last outer step, and ``velocity`` is the momentum.
+    """
 
     def __init__(self, start: Tensor, knobs: Knobs) -> None:
         self.agreed = start
@@ -53,8 +57,10 @@ class Outer:
         self.momentum = float(knobs["momentum"])
 
     def step(self, moved: Tensor) -> Tensor:
-        """SGD with Nesterov momentum; ``moved`` is the mean of what was agreed less what ranks have
-        now, so that it points uphill like a gradient.
+        """Take a step of SGD with Nesterov momentum and return the new parameters.
+
+        ``moved`` is ``agreed`` minus the mean of the ranks' parameters. It has the sign of a
+        gradient.
         """
         self.velocity.mul_(self.momentum).add_(moved)
         self.agreed.sub_(self.rate * (moved + self.momentum * self.velocity))
@@ -62,7 +68,7 @@ class Outer:
 
 
 class Deltas:
-    """One rank's part."""
+    """The rule of one rank: an outer step after every ``period`` local steps."""
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
         self.model = model
@@ -81,7 +87,7 @@ class Deltas:
 
     @staticmethod
     def _shared(moved: Tensor, world: int) -> Tensor:
-        """The mean of what all ranks sent in bytes, added in rank order."""
+        """Return the mean of the quantised changes of all ranks, added in rank order."""
         codes, scale = coded(moved)
         message = torch.cat((codes.view(torch.uint8), scale.view(1).view(torch.uint8)))
         return outer.mean_of(
@@ -90,19 +96,19 @@ class Deltas:
 
 
 def coded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 of shape (n,) and its float32 scale: the largest magnitude is 127."""
+    """Quantise to int8 of shape (n,), where 127 is the largest magnitude, and a float32 scale."""
     scale = x.abs().max().float().clamp(min=1e-30) / 127
     return (x.float() / scale).round().to(torch.int8), scale
 
 
 def decoded(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """Decodes a message of codes and a scale."""
+    """Decode a message of int8 codes followed by their scale."""
     scale = message[-4:].clone().view(torch.float32)
     return (message[:-4].view(torch.int8).float() * scale).to(dtype)
 
 
 class Simulation:
-    """All ranks' models in one process."""
+    """The reference: the same rule for the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

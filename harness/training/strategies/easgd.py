@@ -1,4 +1,4 @@
-"""Elastic averaging SGD: ranks are drawn to a common centre, and it to them."""
+"""Elastic averaging SGD: the ranks' models and a common centre are pulled to each other."""
 
 from collections.abc import Sequence
 
@@ -12,26 +12,29 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
 
 SUPPORTS = dict(recovers=False, worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
-#: ``beta``: how far the centre is drawn to the mean of all ranks, each of which has an equal part.
+#: ``beta``: the fraction of the distance to the mean of all ranks by which the centre moves.
 KNOBS = dict(period=8, beta=0.9)
-VERSION = 2  # before, each rank pulled by 0.25 whatever their number
+VERSION = 2  # in version 1 each rank pulled by 0.25, whatever the number of ranks
 TWIN = dict(period=2)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """An all-reduce of how far ranks are from the centre (Zhang, Choromanska and LeCun, 2015)."""
+    """Expect an all-reduce of the ranks' differences to the centre.
+
+    The method is from Zhang, Choromanska and LeCun, 2015.
+    """
     period = outer.number(knobs, "period")
     if not 0 < knobs["beta"] <= 1:
-        raise ValueError(f"beta = {knobs['beta']}: above 0, and at most 1")
+        raise ValueError(f"beta is {knobs['beta']}; expected a number above 0 and at most 1")
     sent = traffic.all_reduce(outer.payload(model), case.world_size)
     formula = "2 (N-1)/N bytes(P)"
     return outer.expected(case, model, batching, facts, period, sent, formula, states=1)
 
 
 class Elastic:
-    """One rank's part; every rank has the same copy of the centre."""
+    """The rule of one rank; every rank holds the same copy of the centre."""
 
     def __init__(self, model: nn.Module, ranks: int, knobs: Knobs) -> None:
         self.model = model
@@ -51,7 +54,7 @@ class Elastic:
 
 
 class Simulation:
-    """All ranks' models in one process."""
+    """The reference: the same rule for the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

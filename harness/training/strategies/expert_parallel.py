@@ -1,4 +1,7 @@
-"""Expert parallel: experts shared out over the ranks, all else replicated; tokens all-to-all."""
+"""Expert parallel: experts are divided among the ranks, all other weights are replicated.
+
+All-to-all exchanges send tokens to their experts and back.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,33 +25,38 @@ SUPPORTS = dict(
     products=("dp:2,ep:2", "fsdp:2,ep:2"),
 )  # fmt: skip
 
-#: Along these the same experts are replicated.
+#: Mesh dimensions along which experts are replicated.
 REPLICAS = (Dim.DP, Dim.FSDP)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """An all-to-all takes each token's slot to its expert and back, in forward and in backward.
+    """Expect all-to-alls of the experts' inputs and outputs in forward and in backward.
 
-    Parameters outside of experts are averaged along the mesh as in any data parallel training.
-    An expert's gradient is complete on its rank; only replicas of the same expert average it.
+    The gradients of other parameters are averaged along the mesh as in any data parallel training.
+    The gradient of an expert is complete on its rank; only replicas of the expert average it.
     """
     mesh = batching.mesh
     size = element_bytes(model)
     world = case.world_size
     n = mesh.size(Dim.EP)
     if not case.communicate:
-        raise ValueError("experts are elsewhere: without communication there is nothing to ask")
+        raise ValueError(
+            "expert_parallel cannot run without communication, because tokens are sent to experts"
+            " on other ranks"
+        )
     if case.checkpoint:
-        raise ValueError("activations computed again would send again: leave checkpoint=False")
+        raise ValueError(
+            "checkpoint=True is not supported, because recomputed blocks would communicate again"
+        )
     layers = experts.of(model)
     owned = {
         f"{name}.{p}": q for name, module in layers.items() for p, q in module.named_parameters()
     }
     numbers = {q.shape[0] for q in owned.values()}
     if any(number % n for number in numbers):
-        raise ValueError(f"{max(numbers)} experts do not divide over ep:{n}")
+        raise ValueError(f"{max(numbers)} experts do not divide evenly over ep:{n}")
     blocks: dict[str, list[Size]] = {}
     for name, parameter in model.named_parameters():
         if name not in owned:
@@ -69,13 +77,13 @@ def expect(
         module=samples.module_of(mesh, model) if cut > 1 else "DistributedDataParallel",
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(held, size, facts, batching.largest),
-        formula="4 rooms a layer + 2 (N-1)/N bytes(dense)",
+        formula="4 (N-1)/N bytes(expert inputs) per layer + 2 (N-1)/N bytes(dense)",
         global_batch=batching.global_batch,
     )
 
 
 def _rooms(model: nn.Module, layers: dict[str, nn.Module], inputs: Tensor) -> list[float]:
-    """Bytes that each layer's experts are given by one rank, on the meta device."""
+    """Return the bytes that one rank sends to the experts of each layer, from meta tensors."""
     seen: list[float] = []
     handles = [
         module.register_forward_hook(lambda _, given, __: seen.append(float(given[0].nbytes)))
@@ -88,7 +96,10 @@ def _rooms(model: nn.Module, layers: dict[str, nn.Module], inputs: Tensor) -> li
 
 
 class ExpertTrainer(LocalTrainer):
-    """Gathers experts to be compared; their gradients are averaged here, not by DDP."""
+    """A trainer that gathers experts for the correctness check.
+
+    ``owned`` are the names of the parameters of experts; DDP does not average their gradients.
+    """
 
     owned: frozenset[str] = frozenset()
 
@@ -109,7 +120,7 @@ class ExpertTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Experts keep out of DDP or FSDP; each rank's are asked by all ranks along ``ep``."""
+    """Divide the experts along ``ep`` and wrap all other parameters in DDP or FSDP2."""
     ranks = ctx.mesh.size(Dim.EP)
     layers = experts.of(model)
     owned = [f"{name}.{p}" for name, m in layers.items() for p, _ in m.named_parameters()]
@@ -121,7 +132,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     wrapped = samples.sharded(model, ctx, more) if cut else _replicated(model, ctx, owned)
 
     def average() -> None:
-        """Every rank's loss is a mean of its own samples; the gradient is of the mean over all."""
+        """Divide the experts' gradients by the number of shards and add those of replicas.
+
+        They are sums over the ranks of the gradients of each rank's mean loss.
+        """
         for parameter in mine:
             assert parameter.grad is not None
             parameter.grad /= ctx.mesh.shards
@@ -138,7 +152,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> samples.Wrapped:
-    """DDP of all but the experts."""
+    """Wrap all parameters but those of experts in DDP."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
     ddp = DistributedDataParallel(
         model,

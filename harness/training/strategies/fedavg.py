@@ -1,4 +1,4 @@
-"""Federated averaging: rounds of local steps; models count by the samples of their rank."""
+"""Federated averaging: rounds of local steps, then an average weighted by the ranks' samples."""
 
 from collections.abc import Sequence
 
@@ -21,20 +21,20 @@ SUPPORTS = dict(
 )
 KNOBS = dict(period=8)
 TWIN = dict(period=2)
-WEIGHTED = False  # a rank's loss is the mean of its own samples
+WEIGHTED = False  # a rank's loss is the mean over its local samples
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """An all-reduce of all parameters each round (McMahan et al., 2017)."""
+    """Expect an all-reduce of all parameters in each round (McMahan et al., 2017)."""
     sent = traffic.all_reduce(outer.payload(model), case.world_size)
     period = outer.number(knobs, "period")
     return outer.expected(case, model, batching, facts, period, sent, "2 (N-1)/N bytes(P)")
 
 
 class Weighted:
-    """One rank's part."""
+    """The rule of one rank: add up all models, weighted by the ranks' shares of the samples."""
 
     def __init__(self, model: nn.Module, ctx: RankContext, knobs: Knobs) -> None:
         self.model = model
@@ -51,7 +51,7 @@ class Weighted:
 
 
 class Simulation:
-    """All ranks' models in one process."""
+    """The reference: the same rule for the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

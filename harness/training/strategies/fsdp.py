@@ -27,13 +27,14 @@ KNOBS = dict(reshard=True, reshard_to=0, scatter="own", prefetch=0, offload=Fals
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """All-gather in forward (and backward if resharded), reduce-scatter of gradients.
+    """Expect all-gathers of parameters in forward and backward, and a reduce-scatter of gradients.
 
-    Every block is a group of its own; the last one to run forward is gathered again in backward
-    like the others. gloo has no reduce-scatter: it sends an all-reduce's bytes, 2 (N-1)/N, where
-    NCCL and ``scatter="all_to_all"`` send (N-1)/N, by a compressor's name encoded parts of that.
-    Between forward and backward parameters are kept in parts of ``reshard_to`` ranks; ``mixed``
-    gathers and computes in bf16 what is kept in fp32.
+    Every block is a communication group. Without ``reshard``, parameters are gathered in forward
+    only. The last block to run forward is gathered again in backward like the others. NCCL and
+    ``scatter="all_to_all"`` send (N-1)/N of the gradients. gloo has no reduce-scatter and sends the
+    bytes of an all-reduce, 2 (N-1)/N. If ``scatter`` names a compressor, the parts are encoded.
+    Between forward and backward each group of ``reshard_to`` ranks keeps all parameters. ``mixed``
+    keeps parameters in fp32 and gathers and computes in bf16.
     """
     mesh = batching.mesh
     size = element_bytes(model)
@@ -59,7 +60,7 @@ def expect(
     trained = [
         [w.shape for w in block.parameters() if w.requires_grad] for block in model.children()
     ]
-    # Backward passes gather from the first block that trains on, and prefetch the one before it.
+    # Backward gathers the blocks back to the first one that trains, and prefetches one more.
     first = next((number - 1 for number, shapes in enumerate(trained) if shapes), len(trained))
     for number, (shapes, of_gradients) in enumerate(zip(blocks, trained, strict=True)):
         of_block = gathers if number >= first else batching.accumulate
@@ -82,7 +83,7 @@ def expect(
         module=f"FSDP{type(model).__name__}",
         placements=("Replicate() Shard(dim=0)" if replicas > 1 else "Shard(dim=0)",),
         ideal_efficiency=1.0,
-        # Every rank builds the whole model before it is sharded.
+        # Every rank builds the whole model before sharding, which needs memory for all parameters.
         memory_bytes=max(
             num_elements(model) * size,
             training_bytes(num_elements(model) / n, size, facts, batching.largest)
@@ -95,21 +96,30 @@ def expect(
 
 
 def _refuse(case: CaseSpec, n: int, replicas: int, knobs: Knobs) -> None:
-    """ValueError for knobs that contradict each other, or the case."""
+    """Raise ValueError for knobs that contradict each other or the case."""
     again = int(knobs["reshard_to"])
     if again and (n % again or again in (1, n) or not knobs["reshard"]):
-        raise ValueError(f"{case.strategy}.reshard_to={again} is no smaller group of {n} ranks")
+        raise ValueError(
+            f"{case.strategy}.reshard_to={again} is not supported on {n} ranks; expected a divisor"
+            f" of {n} between 1 and {n}, with reshard=True"
+        )
     if knobs["offload"] and case.device is Device.CPU:
-        raise ValueError(f"{case.strategy}.offload moves shards to the CPU, where they are")
+        raise ValueError(f"{case.strategy}.offload needs GPUs, because it moves shards to the CPU")
     if knobs["mixed"] and case.precision is not Precision.AUTOCAST:
-        raise ValueError(f"{case.strategy}.mixed is another way to compute in precision=autocast")
+        raise ValueError(
+            f"{case.strategy}.mixed is not supported with precision={case.precision}; expected"
+            " precision=autocast"
+        )
     kept = not knobs["reshard"] or again or replicas > 1
     if case.phase is Passes.FORWARD and kept:
-        raise ValueError("forward alone: parameters that are not let go would not come again")
+        raise ValueError(
+            "phase=forward needs reshard=True, reshard_to=0 and no replicas, because parameters"
+            " that stay gathered would not be gathered again"
+        )
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """fully_shard, with what the knobs say of it."""
+    """Shard the model with ``fully_shard`` and the options that the knobs select."""
     more: dict[str, Any] = dict(reshard_after_forward=knobs["reshard_to"] or knobs["reshard"])
     if knobs["offload"]:
         more["offload_policy"] = CPUOffloadPolicy()
@@ -122,7 +132,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     for block in blocks if knobs["scatter"] != "own" else ():
         block.set_custom_reduce_scatter(OverAllToAll(_codec(knobs)))
     ahead = int(knobs["prefetch"])
-    for i, block in enumerate(blocks):  # by itself FSDP gathers one block ahead
+    for i, block in enumerate(blocks):  # by default FSDP2 gathers one block ahead
         if ahead > 1:
             block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
             block.set_modules_to_backward_prefetch(blocks[max(0, i - ahead) : i][::-1])
@@ -130,15 +140,15 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _nothing(payload: float, ranks: int) -> traffic.Traffic:
-    """Gradients that there are not."""
+    """Return no traffic, for passes without gradients."""
     return traffic.Traffic()
 
 
 def _codec(knobs: Knobs) -> Codec | None:
-    """The codec of the compressor that ``scatter`` names."""
+    """Return the codec of the compressor that ``scatter`` names, or None if it names none."""
     return None if knobs["scatter"] in ("own", "all_to_all") else codec_of(str(knobs["scatter"]))
 
 
 def _coded(codec: Codec, size: int, payload: float, ranks: int) -> traffic.Traffic:
-    """All-to-all of encoded gradients of so many bytes."""
+    """Return the traffic of an all-to-all of encoded gradients of ``payload`` bytes."""
     return traffic.all_to_all(coded_bytes(codec, payload / size, ranks), ranks)

@@ -1,4 +1,4 @@
-"""FSDP1, the legacy wrapper: flat parameters sharded per block. New training takes FSDP2."""
+"""FSDP1, the legacy wrapper: flat parameters sharded per block. New projects should use FSDP2."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed",
-    precisions=("fp32",),  # its flat shards round otherwise in bf16 and autocast
+    precisions=("fp32",),  # its flat shards round differently in bf16 and autocast
 )  # fmt: skip
 KNOBS = dict(sharding="full")
 SHARDING = {"full": ShardingStrategy.FULL_SHARD, "grad_op": ShardingStrategy.SHARD_GRAD_OP}
@@ -24,20 +24,28 @@ SHARDING = {"full": ShardingStrategy.FULL_SHARD, "grad_op": ShardingStrategy.SHA
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """As FSDP2, but for padding: each block is one flat parameter.
+    """Expect the bytes of FSDP2 with other padding, because each block is one flat parameter.
 
-    ``full`` gathers in forward and in backward, ``grad_op`` in forward only.
+    Parameters are gathered in forward and in backward if ``sharding`` is ``full``, and in forward
+    only if it is ``grad_op``.
     """
     n = case.world_size
     size = element_bytes(model)
     if knobs["sharding"] not in SHARDING:
         sharding = knobs["sharding"]
-        raise ValueError(f"{case.strategy}.sharding is {' or '.join(SHARDING)}, not {sharding!r}")
+        raise ValueError(
+            f"{case.strategy}.sharding is {sharding!r}; expected {' or '.join(SHARDING)}"
+        )
     if not case.communicate:
-        raise ValueError("FSDP1 cannot run without communication: its shards would stay apart")
+        raise ValueError(
+            "FSDP1 cannot run without communication, because each rank holds only a shard"
+        )
     optimizers.refuse(case, "flat parameters")
     if not isinstance(model, nn.Sequential):
-        raise ValueError(f"blocks of an nn.Sequential are sharded, not a {type(model).__name__}")
+        raise ValueError(
+            f"build() of the model returned a {type(model).__name__}; FSDP1 expects an"
+            " nn.Sequential of blocks"
+        )
     flat = [
         sum(parameter.numel() for parameter in block.parameters()) for block in model.children()
     ]
@@ -46,7 +54,8 @@ def expect(
     sent = traffic.Traffic()
     for number, elements in enumerate(flat):
         shard = float(-(-elements // n) * size)
-        often = gathers if any(trains[: number + 1]) else 1  # no backward pass goes back further
+        # Backward ends at the first block that trains, so the blocks before it are gathered once.
+        often = gathers if any(trains[: number + 1]) else 1
         sent += traffic.all_gather(shard, n) * (often * batching.accumulate)
         if trains[number]:
             sent += traffic.reduce_scatter(case.backend)(shard * n, n)
@@ -67,7 +76,7 @@ def expect(
 
 
 class FlatTrainer(LocalTrainer):
-    """Gradients and parameters are views of flat shards: they are gathered to be compared."""
+    """A trainer that gathers flat shards to yield whole gradients and parameters."""
 
     def _summoned(self, gradients: bool) -> Iterator[tuple[str, Tensor]]:
         with FullyShardedDataParallel.summon_full_params(
@@ -86,7 +95,7 @@ class FlatTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Every block wrapped, then the root; parameters keep their names."""
+    """Wrap every block, then the root; parameters keep their names."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.fsdp")
 
     def wrap(module: nn.Module) -> FullyShardedDataParallel:
@@ -104,7 +113,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     def synchronise(last: bool) -> None:
         for part in module.modules():
             if isinstance(part, FullyShardedDataParallel):
-                part._sync_gradients = last  # type: ignore[assignment]  # what ``no_sync`` sets
+                part._sync_gradients = last  # type: ignore[assignment]  # as ``no_sync`` does
 
     return FlatTrainer(
         module,

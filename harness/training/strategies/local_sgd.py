@@ -1,4 +1,4 @@
-"""Local SGD: every rank trains its own model; parameters are averaged every so many steps."""
+"""Local SGD: each rank trains a separate model; parameters are averaged in regular steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,36 +27,37 @@ TWIN = dict(period=2, until=1)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """An all-reduce of all parameters every ``period`` steps (Stich, 2018).
+    """Expect an all-reduce of all parameters every ``period`` steps (Stich, 2018).
 
-    ``group``: neighbours that also average among themselves after every other step (hierarchical).
-    ``until``: steps at first after each of which all average (post-local SGD, Lin et al., 2020).
-    ``growth``: of each period to the next (Haddadpour et al., 2019).
+    Groups of ``group`` adjacent ranks also average among themselves after all other steps
+    (hierarchical local SGD). In the first ``until`` steps all ranks average after each step
+    (post-local SGD, Lin et al., 2020). Each period is ``growth`` times as long as the last one
+    (Haddadpour et al., 2019).
     """
     period = outer.number(knobs, "period")
     group = outer.number(knobs, "group")
     n = case.world_size
     if (knobs["until"] or knobs["growth"] != 1) and group > 1:
-        raise ValueError("groups average in every other step: until=0, growth=1")
+        raise ValueError(f"group={group} is supported with until=0 and growth=1 only")
     if knobs["growth"] < 1:
-        raise ValueError(f"growth = {knobs['growth']}: at least 1, or periods vanish")
+        raise ValueError(f"growth is {knobs['growth']}; expected at least 1, or periods vanish")
     if n % group or (group > 1 and group == n):
-        raise ValueError(f"groups of {group} are no equal parts of {n} ranks")
+        raise ValueError(f"group={group} does not divide {n} ranks into several equal groups")
     whole = outer.payload(model)
     sent = traffic.all_reduce(whole, n) + traffic.all_reduce(whole, group) * (period - 1)
-    formula = "2 (N-1)/N bytes(P)" + (" + among neighbours in each step" if group > 1 else "")
+    formula = "2 (N-1)/N bytes(P)" + (" + the same in each group every step" if group > 1 else "")
     expected = outer.expected(case, model, batching, facts, period, sent, formula)
     return replace(expected, until=int(knobs["until"]), growth=float(knobs["growth"]))
 
 
 def _talks(knobs: Knobs) -> Callable[[int], bool]:
-    """Whether all ranks average after a step."""
+    """Return a function that returns whether all ranks average after a step."""
     period, until, growth = (knobs[name] for name in ("period", "until", "growth"))
     return lambda step: exchanges(range(step, step + 1), period, until, growth) == 1
 
 
 class Averaging:
-    """One rank's part."""
+    """The rule of one rank: average parameters over all ranks, or over its group."""
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
         self.model = model
@@ -76,7 +77,7 @@ class Averaging:
 
 
 class Simulation:
-    """All ranks' models in one process."""
+    """The reference: the same rule for the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

@@ -1,4 +1,7 @@
-"""Parameter server: every step sends what it moved and gets all that came in, over RPC."""
+"""Parameter server: each rank sends its update after every step and receives those of all ranks.
+
+The messages are sent over RPC.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +24,45 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
 
 SUPPORTS = dict(recovers=False, worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
-#: ``staleness``: steps that the slowest rank may be behind (0: bulk synchronous; Ho et al., 2013).
+#: ``staleness``: most steps that the slowest rank may be behind; 0 is bulk synchronous (Ho et al.,
+#: 2013). ``bounded=False`` removes this limit.
 KNOBS = dict(staleness=0, bounded=True)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """All parameters to the server, which is on rank 0, and back, for each of the other ranks."""
+    """Expect all parameters from each other rank to the server on rank 0, and back."""
     payload = outer.payload(model)
     n = case.world_size
     if not case.communicate:
-        raise ValueError("a server that is not asked has nothing to show")
+        raise ValueError(
+            "parameter_server cannot run without communication, because ranks train on parameters"
+            " from the server"
+        )
     sent = [traffic.Traffic(payload * (n - 1 if rank == 0 else 1)) for rank in range(n)]
     like = outer.expected(case, model, batching, facts, 1, sent[0], "bytes(P) each way", states=1)
     return replace(
         like,
         **traffic.counted(sent if n > 1 else [traffic.Traffic()]),
         largest_message=payload,
-        formula=f"bytes(P), rank 0 {n - 1} times",
+        formula=f"bytes(P), and {n - 1} bytes(P) on rank 0",
         staleness=int(knobs["staleness"]) if knobs["bounded"] else None,
         repeatable=_lock_step(knobs) or n == 1,
     )
 
 
 def _lock_step(knobs: Knobs) -> bool:
+    """Return whether all ranks wait for each other in every step."""
     return bool(knobs["bounded"]) and not knobs["staleness"]
 
 
 class Server:
-    """Keeps what all ranks moved, by step; answers a rank once the slowest one is near enough."""
+    """The server that collects the ranks' updates by step.
+
+    It answers a rank when the slowest rank is at most ``staleness`` steps behind. ``agreed`` holds
+    the parameters with all updates of the steps that every rank has taken.
+    """
 
     def __init__(self, start: Tensor, ranks: int, staleness: float) -> None:
         self.agreed = start.clone()
@@ -62,7 +74,10 @@ class Server:
         self.turn = threading.Lock()
 
     def exchange(self, rank: int, step: int, moved: Tensor) -> torch.futures.Future[Any]:
-        """Take what a rank moved; parameters, and up to which step each rank's part is in them."""
+        """Take the update of a rank and return a future of the answer.
+
+        The answer holds parameters, and for each rank the last step whose update they include.
+        """
         future: torch.futures.Future[Any] = torch.futures.Future()
         with self.turn:
             self.steps[rank] = step
@@ -77,7 +92,11 @@ class Server:
         return future
 
     def shown(self, step: int) -> tuple[Tensor, tuple[int, ...]]:
-        """All that came in for this step and before, in the order of steps and ranks."""
+        """Return the parameters with all received updates up to this step.
+
+        Updates are added in the order of steps and ranks. The second value is the last included
+        step of each rank.
+        """
         shown = self.agreed.clone()
         for moved_at in sorted(s for s in self.moved if s <= step):
             for rank in sorted(self.moved[moved_at]):
@@ -85,7 +104,7 @@ class Server:
         return shown, tuple(min(step, s) for s in self.steps)
 
     def _settle(self) -> None:
-        """Steps that all ranks have taken are no longer told apart."""
+        """Merge the updates of steps that all ranks have taken into ``agreed``."""
         for step in sorted(s for s, parts in self.moved.items() if len(parts) == self.ranks):
             if any(asked < step for asked, _ in self.waiting):
                 return
@@ -94,18 +113,21 @@ class Server:
             del self.moved[step]
 
 
-#: Of rank 0, by the number of the trainer that made it.
+#: The servers on rank 0, by the number of the trainer that made them.
 _SERVERS: list[Server] = []
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _asked(number: int, rank: int, step: int, moved: Tensor) -> torch.futures.Future[Any]:
-    """The call that a worker makes on rank 0."""
+    """Run ``exchange`` on rank 0 for a worker that calls this by RPC."""
     return _SERVERS[number].exchange(rank, step, moved)
 
 
 class Worker:
-    """One rank's part. ``seen``: up to which step it knows what each rank moved."""
+    """The rule of one rank: send its update and replace its parameters by the server's.
+
+    ``seen`` holds for each rank the last step whose update this rank's parameters include.
+    """
 
     def __init__(self, model: nn.Module, ctx: RankContext, knobs: Knobs) -> None:
         self.model = model
@@ -119,7 +141,7 @@ class Worker:
         self.staleness = 0
         if self.ranks > 1:
             _connect(self.rank, self.ranks)
-            dist.barrier()  # so that the server is there
+            dist.barrier()  # no rank may call the server before it exists
 
     def after(self, step: int) -> None:
         if self.ranks == 1:
@@ -133,7 +155,7 @@ class Worker:
 
 
 def _connect(rank: int, ranks: int) -> None:
-    """RPC over TCP alone, so that its bytes are counted, through the store that all ranks have."""
+    """Start RPC over TCP only, which lets its bytes be counted; ranks meet in the default store."""
     if api._is_current_rpc_agent_set():
         return
     options = rpc.TensorPipeRpcBackendOptions(
@@ -144,12 +166,15 @@ def _connect(rank: int, ranks: int) -> None:
     )
     store = dist.PrefixStore("rpc", dist.distributed_c10d._get_default_store())
     kind = backend_registry.BackendType["TENSORPIPE"]
-    autograd._init(rank)  # what ``init_rpc`` does, but for a store (and a port) of its own
+    autograd._init(rank)  # as ``init_rpc`` does, which would also open another store and port
     rpc._init_rpc_backend(kind, store, f"rank{rank}", rank, ranks, options)
 
 
 class Simulation:
-    """All ranks' models in one process; each is shown what its rank has ``seen``."""
+    """The reference: the models of all ranks in one process.
+
+    ``seen`` holds the ``seen`` of each rank's worker, so that each model includes the same updates.
+    """
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models
@@ -180,7 +205,7 @@ class Simulation:
 
 
 class ServedTrainer(OuterTrainer):
-    """Says how old the parameters were that it trained on, at most."""
+    """A trainer that also reports the largest staleness of the parameters that it trained on."""
 
     rule: Worker
 

@@ -1,4 +1,4 @@
-"""Pipeline: stages of blocks, fed with micro-batches under any of torch's schedules."""
+"""Pipeline: stages of blocks that process micro-batches under any of torch's schedules."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ SUPPORTS = dict(
     initial="same_seed",
     dims=("pp", "dp", "fsdp", "tp"),
     replicas=True,
-    precisions=("fp32", "bf16"),  # torch's stages do not know the dtypes of autocast
+    precisions=("fp32", "bf16"),  # torch's stages do not support the dtypes of autocast
     products=("pp:2,dp:2", "pp:2,fsdp:2", "pp:2,tp:2", "pp:2,fsdp:2,tp:2", "pp:2,tp:4"),
     metrics=("efficiency", "efficiency_of_ideal"),
 )
@@ -36,18 +36,18 @@ KNOBS = dict(
 
 
 def order(knobs: Knobs, ranks: int) -> Sequence[int]:
-    """Micro-batches in the order in which their gradients are added."""
+    """Return the micro-batches in the order in which their gradients are added."""
     return Schedule.of(knobs, ranks).order()
 
 
 def expect(
     case: CaseSpec, model: nn.Sequential, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """One activation forwards and one gradient backwards over each boundary, per micro-batch.
+    """Expect one activation and one gradient per micro-batch over each stage boundary.
 
-    The ideal is the schedule played with the FLOPs of its stages. Of equal stages the bubble leaves
-    M / (M + N - 1) of it (Huang et al., GPipe, 2019), the same for 1F1B; blocks that do not divide
-    over the stages cost the rest, ``balance``.
+    The ideal efficiency comes from a simulation of the schedule with the FLOPs of its stages. For M
+    micro-batches and N equal stages, GPipe and 1F1B reach M / (M + N - 1) (Huang et al., GPipe,
+    2019). ``balance`` is the further factor for blocks that do not divide evenly over the stages.
     """
     mesh = batching.mesh
     sequence = bool(knobs["sequence"])
@@ -56,11 +56,13 @@ def expect(
     if cut > 1:
         width.check(model, case, cut, sequence=sequence, loss=False)
     elif sequence:
-        raise ValueError("a sequence is cut over the ranks along tp, and this mesh has none")
+        raise ValueError(
+            "pipeline.sequence=True splits the sequence along tp, but the mesh has no tp dimension"
+        )
     schedule = Schedule.of(knobs, n, len(model))
     if schedule.splits and case.compiled is not Compiled.NO:
         raise ValueError(
-            f"the backward of a compiled block cannot be split, as {schedule.name} does"
+            f"schedule {schedule.name} splits backward passes, which compiled blocks do not support"
         )
     x = samples.inputs(facts, batching.largest // schedule.micro)
     blocks = depth.blocks_of(model, x)
@@ -100,24 +102,30 @@ def expect(
 
 
 def _check(case: CaseSpec, model: nn.Module, batching: Batching, knobs: Knobs) -> None:
-    """ValueError for what no schedule can do."""
+    """Raise ValueError for a model or a case that no schedule supports."""
     micro = int(knobs["microbatches"])
     if not isinstance(model, nn.Sequential):
         made = type(model).__name__
-        raise ValueError(f"a pipeline cuts an nn.Sequential into stages, and build() made a {made}")
+        raise ValueError(
+            f"build() of the model returned a {made}; a pipeline expects an nn.Sequential of blocks"
+        )
     if not case.communicate:
         raise ValueError("a pipeline cannot run without communication")
     if case.accumulate != 1:
-        raise ValueError("a pipeline accumulates over its micro-batches: use pipeline.microbatches")
+        raise ValueError(
+            f"a pipeline does not support accumulate={case.accumulate}, because it accumulates over"
+            " its micro-batches; use pipeline.microbatches"
+        )
     if micro and batching.largest % micro:
         raise ValueError(
-            f"a batch of {batching.largest} does not divide into {micro} micro-batches"
+            f"a batch of {batching.largest} samples does not divide into {micro} micro-batches"
         )
 
 
 def _of_samples(part: nn.Module, case: CaseSpec, batching: Batching) -> Traffic:
-    """The bytes that replicas or shards of one stage send: parameters are gathered once for all
-    micro-batches and kept until the last one went backwards.
+    """Return the traffic of the replicas or shards of one stage.
+
+    Parameters are gathered once for all micro-batches and kept until the last backward pass.
     """
     mesh = batching.mesh
     blocks = width.blocks(part, mesh.size(Dim.TP))
@@ -132,7 +140,10 @@ def _held(
     rank: int,
     batching: Batching,
 ) -> int:
-    """Memory of one rank: its states, and what its blocks keep of the micro-batches in flight."""
+    """Return the memory of one rank in bytes.
+
+    It is the sum of weights, gradients, moments and the activations of micro-batches in flight.
+    """
     mesh = batching.mesh
     kept = dict(zip((name for name, _ in model.named_children()), facts.block_bytes, strict=False))
     owned = [m for s in schedule.held(rank) for m in stages[s]]
@@ -147,7 +158,7 @@ def _held(
 
 
 def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A span around every micro-batch of this stage: 1F1B says nothing of them by itself."""
+    """Wrap ``run`` in a span for every micro-batch, because torch's 1F1B records none."""
 
     def one_chunk(chunk: int, *args: Any, **more: Any) -> Any:
         with span(part, payload=chunk):
@@ -157,7 +168,7 @@ def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class PipelineTrainer:
-    """This rank's stages of the model."""
+    """The trainer of this rank's pipeline stages."""
 
     def __init__(self, model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> None:
         self.ctx = ctx
@@ -192,18 +203,21 @@ class PipelineTrainer:
         self.compute_dtype = set[str]().union(*(observe_dtype(part) for part in self.blocks))
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of this rank's stages."""
+        """Yield the parameters of this rank's stages with their names."""
         for part in self.blocks:
             yield from part.named_parameters()
 
     def step(self, batch: Batch) -> Tensor | None:
-        """All micro-batches through the schedule, then the optimizer; loss on the last rank."""
+        """Run all micro-batches through the schedule and step the optimizer.
+
+        Return the loss on the rank with the last stage, and None on all others.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         inputs = (batch.inputs,) if self.first else ()
         wanted: dict[str, Any] = dict(target=batch.targets, losses=losses) if self.last else {}
         with span("schedule"), self.ctx.forward():
-            # Else every micro-batch's logits would be kept until the next step, and concatenated.
+            # With outputs, the logits of all micro-batches would be kept and concatenated.
             self.schedule.step(*inputs, **wanted, return_outputs=False)
         with span("optimizer", Category.OPTIMIZER):
             self.optimizer.step()
@@ -219,7 +233,7 @@ class PipelineTrainer:
             yield name, samples.whole(parameter.detach())
 
     def ran(self) -> ExecutedModel:
-        """The schedule's class and what these stages hold."""
+        """Return the classes of stage and schedule, and the blocks of this rank's stages."""
         return ExecutedModel(
             module=type(self.stages[0]).__name__,
             placements=tuple(
@@ -232,5 +246,5 @@ class PipelineTrainer:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> PipelineTrainer:
-    """This rank's stages under the case's schedule."""
+    """Build the trainer of this rank's stages under the case's schedule."""
     return PipelineTrainer(model, ctx, knobs)

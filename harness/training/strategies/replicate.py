@@ -1,4 +1,4 @@
-"""FSDP2's ``replicate``: replicas whose gradients are all-reduced block by block."""
+"""FSDP2's ``replicate``: a replicated model whose gradients are all-reduced block by block."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ SUPPORTS = dict(
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """DDP's bytes, in one message for each block."""
+    """Expect DDP's bytes, in one message for each block."""
     like = ddp.expect(case, model, batching, facts, knobs)
     largest = max(
         sum(parameter.numel() for parameter in block.parameters()) for block in model.children()

@@ -1,4 +1,4 @@
-"""One device, no wrapper: the plain baseline."""
+"""One device, no wrapper: the plain baseline of other strategies."""
 
 from torch import nn
 
@@ -21,6 +21,7 @@ SUPPORTS = dict(
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
+    """Expect no communication."""
     memory = training_bytes(num_elements(model), element_bytes(model), facts, batching.largest)
     return Expected(
         sent_bytes=(0.0,),

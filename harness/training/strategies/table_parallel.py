@@ -1,4 +1,7 @@
-"""Table parallel: embedding tables shared out over ranks, all else replicated; rows all-to-all."""
+"""Table parallel: embedding tables are divided among the ranks, all other weights are replicated.
+
+All-to-all exchanges send the rows that each rank looks up.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,27 +25,35 @@ SUPPORTS = dict(
     replicas=True, needs=("TABLES",), precisions=("fp32", "bf16"),
 )  # fmt: skip
 
-#: Bytes of a row's number.
+#: Bytes of a row index, an int64.
 NUMBER = 8
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Numbers of rows to where their tables are, rows back, their gradients there again; and an
-    all-reduce of all else.
+    """Expect three all-to-alls of rows and an all-reduce of the gradients of replicated weights.
 
-    Tables' gradients are complete where they are.
+    The all-to-alls send row indices to the ranks that hold the tables, rows back, and gradients of
+    rows to the tables. The gradient of a table is then complete on its rank.
     """
     tables = tables_of(model)
     n = case.world_size
     if not case.communicate or case.checkpoint:
-        raise ValueError("tables are elsewhere: rows are asked for once, with communication")
+        raise ValueError(
+            "table_parallel fetches rows from other ranks once per forward pass; it supports"
+            " neither a run without communication nor checkpoint=True"
+        )
     if n > len(tables.rows):
-        raise ValueError(f"{len(tables.rows)} tables do not give each of {n} ranks one")
+        raise ValueError(
+            f"the model has {len(tables.rows)} tables; expected at least one for each of {n} ranks"
+        )
     if len(set(batching.micros)) > 1 or case.last_batch < 1:
-        raise ValueError("ranks ask for equally many rows: leave shares and last_batch as they are")
-    optimizers.refuse(case, "tables of which each rank has some")
+        raise ValueError(
+            "table_parallel needs equally many samples on all ranks; expected the default shares"
+            " and last_batch"
+        )
+    optimizers.refuse(case, "tables that are divided among the ranks")
     size = element_bytes(model)
     owned = shared_out(tables.rows, n)
     held = [sum(tables.rows[i] for i in mine) * tables.d for mine in owned]
@@ -62,7 +73,7 @@ def expect(
         sent,
         module="DistributedDataParallel",
         placements=("apart",),
-        reorders=True,  # a table's owner adds all samples at once, not rank by rank
+        reorders=True,  # a table's owner adds the gradients of all samples at once, not by rank
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(dense + max(held), size, facts, batching.largest),
         formula="(T-t) B 8 + ((N-1) t + T - t) B row + 2 (N-1)/N bytes(dense)",
@@ -71,17 +82,21 @@ def expect(
 
 
 def _part(sent: float, payload: float) -> Traffic:
-    """An all-to-all of parts that are not equally large."""
+    """Return the traffic of an all-to-all whose parts differ in size."""
     return Traffic(float(sent), {"all_to_all": float(payload)}, float(payload))
 
 
 def tables_of(model: nn.Module) -> Any:
-    """The module of tables that the model's head names."""
+    """Return the module that holds the tables, which the model's head names."""
     return model.get_submodule(str(model.tables))
 
 
 def shared_out(rows: Sequence[int], ranks: int) -> list[list[int]]:
-    """Tables by rank: the longest first, each to the rank that has fewest rows, or no table yet."""
+    """Return the indices of the tables that each rank holds.
+
+    The tables are assigned in the order of their length, the longest first. Each goes to the rank
+    with the fewest rows, and among equal ones to the rank with the fewest tables.
+    """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for table in sorted(range(len(rows)), key=lambda i: -rows[i]):
         rank = min(range(ranks), key=lambda r: (sum(rows[i] for i in shares[r]), len(shares[r])))
@@ -90,7 +105,7 @@ def shared_out(rows: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 class _Exchanged(torch.autograd.Function):
-    """Parts of dim 0, so many to each rank; backwards their gradients come back."""
+    """A differentiable ``exchanged``; backward returns the gradients to the senders."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, given: list[int], got: list[int]) -> Tensor:
@@ -104,14 +119,20 @@ class _Exchanged(torch.autograd.Function):
 
 
 def exchanged(x: Tensor, given: list[int], got: list[int]) -> Tensor:
-    """An all-to-all of rows of dim 0: ``given`` to each rank, ``got`` from each."""
+    """Exchange rows of dimension 0 by an all-to-all and return the received rows.
+
+    ``given`` and ``got`` are the numbers of rows sent to and received from each rank.
+    """
     out = x.new_empty((sum(got), *x.shape[1:]))
     dist.all_to_all_single(out, x, got, given)
     return out
 
 
 class TableTrainer(LocalTrainer):
-    """Shows all tables, each from the rank that has it; their gradients are averaged here."""
+    """A trainer that yields all tables to the correctness check, broadcast by their owners.
+
+    ``owners`` maps the name of a table to its rank and shape.
+    """
 
     owners: dict[str, tuple[int, torch.Size]]
 
@@ -135,7 +156,7 @@ class TableTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Tables keep out of DDP; each rank's are asked by all ranks."""
+    """Wrap all weights but the tables in DDP; all ranks look up rows of each rank's tables."""
     tables = tables_of(model)
     name = str(model.tables)
     owned = shared_out(tables.rows, ctx.world_size)
@@ -162,7 +183,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         ddp.require_backward_grad_sync = last
 
     def average() -> None:
-        """Every rank's loss is a mean of its own samples; the gradient is of the mean over all."""
+        """Divide the gradients of tables by the world size.
+
+        They are sums over the ranks of the gradients of each rank's mean loss.
+        """
         for parameter in held:
             parameter.grad /= ctx.world_size
 
@@ -179,7 +203,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _looked_up(tables: Any, owned: Sequence[Sequence[int]], rank: int, rows: Tensor) -> Tensor:
-    """Rows (B, tables) of this rank's samples -> (B, tables, d), from wherever they are."""
+    """Look up row indices (B, tables) of this rank's samples on all ranks: (B, tables, d)."""
     samples = rows.shape[0]
     ranks = len(owned)
     mine = owned[rank]

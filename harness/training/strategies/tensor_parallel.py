@@ -1,4 +1,7 @@
-"""Tensor parallel: every layer cut by width over the ranks; with sequence and loss parallel."""
+"""Tensor parallel: every layer is split by width among the ranks.
+
+The knobs add sequence parallelism and loss parallelism.
+"""
 
 import contextlib
 from dataclasses import replace
@@ -24,14 +27,17 @@ KNOBS = dict(sequence=False, loss=False)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """4 all-reduces of activations a layer (Megatron-LM), and what the mesh's samples send."""
+    """Expect 4 all-reduces of activations per layer (Megatron-LM), and data parallel traffic."""
     mesh = batching.mesh
     size = element_bytes(model)
     ranks = mesh.size(Dim.TP)
     sequence = bool(knobs["sequence"])
     loss = bool(knobs["loss"])
     if not case.communicate:
-        raise ValueError("layers are cut: without communication there is nothing to compute")
+        raise ValueError(
+            "tensor_parallel cannot run without communication, because each rank holds only a part"
+            " of every layer"
+        )
     width.check(model, case, ranks, sequence=sequence, loss=loss)
     blocks = width.blocks(model, ranks)
     along = width.sent(
@@ -48,24 +54,27 @@ def expect(
         placements=width.placed(model, sequence=sequence) if mesh.shards == 1 < ranks else (),
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements / mesh.size(Dim.FSDP), size, facts, 0) + int(held),
-        formula="activations and gradients at each cut: 4 all-reduces a layer",
+        formula="4 all-reduces of activations or their gradients per layer",
         global_batch=batching.global_batch,
     )
 
 
 class TensorTrainer(LocalTrainer):
-    """Its loss may be computed of classes that lie on several ranks."""
+    """A trainer whose loss can be computed from logits that are split by class among the ranks.
+
+    ``apart`` states that they are.
+    """
 
     apart = False
 
     def step(self, batch: Batch) -> Tensor | None:
-        """As always, but classes stay apart in loss and backward."""
+        """Run one step inside torch's ``loss_parallel`` if the logits are split by class."""
         with loss_parallel() if self.apart else contextlib.nullcontext():
             return super().step(batch)
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Layers cut along ``tp``, what is left replicated or sharded as the mesh says."""
+    """Split the layers along ``tp``, and replicate or shard the parts as the mesh says."""
     apart = bool(knobs["loss"]) and ctx.mesh.size(Dim.TP) > 1
     if ctx.mesh.size(Dim.TP) > 1:
         width.cut(model, ctx, sequence=bool(knobs["sequence"]), loss=apart)

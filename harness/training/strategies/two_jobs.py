@@ -1,4 +1,4 @@
-"""Two jobs on one fabric: DDP of every other rank, so that both jobs are on all nodes."""
+"""Two jobs on one fabric: each job is a DDP of every second rank, so both jobs use all nodes."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -13,26 +13,28 @@ from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
-#: Of one rank, in the order of its parameters.
+#: The gradients of one rank in the order of its parameters.
 Gradients: TypeAlias = Sequence[Tensor]
 
 SUPPORTS = dict(
     recovers=False, worlds="any", oracle="simulated", beside="two_jobs", initial="broadcast", jobs=2
 )
-#: ``talking``: jobs that exchange their gradients. With 1 the other one computes and is silent, so
-#: that what the first one loses beside a second one that talks is lost on the fabric alone.
+#: ``talking``: number of jobs that exchange gradients. With 1 the second job only computes. The
+#: difference of the first job's speed between 2 and 1 is therefore caused by the fabric alone.
 KNOBS = dict(talking=2)
 RANGES = dict(talking=(1, 2))
-JOBS = 2  # as SUPPORTS says
+JOBS = 2  # the same number as jobs in SUPPORTS
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """An all-reduce of every gradient among the ranks of a job that talks."""
+    """Expect an all-reduce of every gradient among the ranks of each job that communicates."""
     n = case.world_size
     if n % JOBS and n > 1:
-        raise ValueError(f"{n} ranks are not two jobs of equally many: an even number")
+        raise ValueError(
+            f"two_jobs cannot divide {n} ranks into two equal jobs; use an even number"
+        )
     elements = num_elements(model)
     size = element_bytes(model)
     sent = traffic.all_reduce(float(elements * size), max(1, n // JOBS))
@@ -44,24 +46,25 @@ def expect(
         placements=("Replicate",),
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements, size, facts, batching.largest, gradients=True),
-        formula="2 (J-1)/J bytes(P) in a job of J = N/2 that talks",
+        formula="2 (J-1)/J bytes(P), J = N/2, in a job that communicates",
         global_batch=batching.global_batch,
     )
 
 
 def _talks(rank: int, knobs: Knobs) -> bool:
+    """Return whether the job of this rank exchanges gradients."""
     return rank % JOBS < int(knobs["talking"])
 
 
 class Nothing:
-    """Ranks do nothing behind a step: DDP has exchanged all of it."""
+    """A rule that does nothing after a step, because DDP has exchanged the gradients."""
 
     def after(self, step: int) -> None:
-        """Nothing is agreed on."""
+        """Do nothing."""
 
 
 class Simulation:
-    """All ranks' models in one process."""
+    """The reference: the models of all ranks, with gradients averaged within each job."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.jobs = JOBS if len(models) > 1 else 1
@@ -78,11 +81,11 @@ class Simulation:
         return made
 
     def after(self, step: int) -> None:
-        """Nothing is agreed on."""
+        """Do nothing."""
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Both jobs start from the same weights; each has a group of its own."""
+    """Build DDP in the process group of this rank's job; both jobs start from the same weights."""
     if ctx.world_size > 1:
         flat = outer.vector(model)
         dist.broadcast(flat, src=0)

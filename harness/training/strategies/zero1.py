@@ -1,4 +1,4 @@
-"""ZeRO-1: DDP whose optimizer states are shared out; each rank broadcasts what it has stepped."""
+"""ZeRO-1: DDP with divided optimizer states; each rank broadcasts the parameters that it steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,18 +25,21 @@ SUPPORTS = dict(
     uneven=True,
 )
 KNOBS = dict(bucket_cap_mb=25.0)
-#: Bytes that a rank broadcasts which has nothing to step: ZeroRedundancyOptimizer's dummy bucket.
+#: Bytes that a rank without parameters broadcasts: ZeroRedundancyOptimizer's dummy bucket.
 NOTHING = 4
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """DDP's all-reduce, and a broadcast of the weights that each rank has stepped."""
+    """Expect DDP's all-reduce and a broadcast of the weights that each rank steps."""
     n = case.world_size
     size = element_bytes(model)
     if not case.communicate:
-        raise ValueError("each rank steps a part: without communication the rest stays as it was")
+        raise ValueError(
+            "zero1 cannot run without communication, because each rank steps only a part of the"
+            " parameters"
+        )
     as_ddp = ddp.expect(case, model, batching, facts, knobs)
     shares = shared_out(list(model.parameters()), n)
     parts = [size * elements or NOTHING for elements in shares]
@@ -61,10 +64,10 @@ def expect(
 
 
 def shared_out(parameters: Sequence[nn.Parameter], ranks: int) -> list[int]:
-    """Return how many trained elements each rank steps.
+    """Return the number of trained elements that each rank steps.
 
-    The largest parameter comes first, each goes to the rank that has least so far, and frozen ones
-    are shared out as well.
+    Parameters are assigned in the order of their size, the largest first, each to the rank with the
+    fewest elements so far. Frozen parameters are assigned, too, but do not count in the result.
     """
     shares = [0] * ranks
     trained = [0] * ranks
@@ -76,7 +79,7 @@ def shared_out(parameters: Sequence[nn.Parameter], ranks: int) -> list[int]:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """DDP with a ZeroRedundancyOptimizer around the case's own."""
+    """Build DDP with a ZeroRedundancyOptimizer around the case's optimizer."""
     trainer = ddp.build(model, ctx, knobs)
     kind, settings = ctx.update
     optimizer = ZeroRedundancyOptimizer(
@@ -84,5 +87,5 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     )
     assert isinstance(optimizer, torch.optim.Optimizer)
     trainer.optimizer = optimizers.prepared(optimizer, ctx.case)
-    trainer.resumable = False  # its states would have to be gathered first
+    trainer.resumable = False  # a checkpoint would have to gather its states first
     return trainer

@@ -1,4 +1,4 @@
-"""0/1 Adam: local steps over a variance that is seldom fresh; what was moved is agreed in signs."""
+"""0/1 Adam: local steps with a rarely updated variance; ranks average their progress as signs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
 from harness.training.transports import all_gather
 
-#: Of one rank, in the order of its parameters.
+#: The gradients of one rank in the order of its parameters.
 Gradients: TypeAlias = Sequence[Tensor]
 
 SUPPORTS = dict(
@@ -30,10 +30,10 @@ SUPPORTS = dict(
     initial="broadcast",
     replicas=True,
 )
-#: ``period``: local steps between two agreements, the authors' constant policy; where the rate
-#: falls the paper makes it longer, and the rate of a case stays. ``until``: the steps after each of
-#: which all agree, and at which the variance is brought up to date, less and less often by
-#: ``kappa``.
+#: ``period``: local steps between two exchanges (the authors' constant policy). The paper lengthens
+#: it as the learning rate falls, but the rate of a case is constant. ``until``: the number of first
+#: steps after each of which all ranks exchange. The variance is updated in some of these, less and
+#: less often as ``kappa`` determines. ``block``: elements that share one scale.
 KNOBS = dict(period=4, until=16, kappa=16, block=1024)
 TWIN = dict(period=2, until=1)
 
@@ -41,9 +41,9 @@ TWIN = dict(period=2, until=1)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Signs of what was moved, in two phases, every ``period`` steps (Lu et al., 2022).
+    """Expect a two-phase exchange of signs every ``period`` steps (Lu et al., 2022).
 
-    Gradients go whole in the steps that bring the variance up to date.
+    Steps that update the variance all-reduce whole gradients instead.
     """
     period = outer.number(knobs, "period")
     until = outer.number(knobs, "until", 0)
@@ -60,14 +60,18 @@ def expect(
     return replace(
         outer.expected(case, model, batching, facts, period, sent, formula, states=2),
         until=until,
-        casts=n > 2,  # sums of more than two in another order: signs of next to nothing flip
+        # Sums of more than two ranks depend on their order, which can flip signs of tiny values.
+        casts=n > 2,
         whole_steps=tuple(refreshed(until, int(knobs["kappa"]))) if n > 1 else (),
         whole_bytes=traffic.all_reduce(outer.payload(model), n).sent,
     )
 
 
 class Exchange:
-    """The mean over all ranks of what each moved, by signs in two phases, both errors kept."""
+    """The mean over all ranks by signs in two phases, with error feedback in both.
+
+    Each rank encodes its vector, reduces one part of all vectors, and encodes the result again.
+    """
 
     def __init__(self, size: int, world: int, block: int) -> None:
         self.codec = onebit.Codec({"block": block}, torch.Generator())
@@ -78,7 +82,10 @@ class Exchange:
         self.owed_of_sums: Tensor | float = 0.0
 
     def mean(self, moved: Tensor) -> Tensor:
-        """(n,) of this rank -> (n,), the same bits on all."""
+        """Return the mean of the ranks' vectors (n,), with the same bits on all ranks.
+
+        This is a collective; ``moved`` is the vector of this rank.
+        """
         short = self.part * self.world - self.size
         wanted = functional.pad(moved, (0, short)).view(self.world, self.part) + self.owed
         outgoing = self.codec.encode(wanted)
@@ -93,7 +100,11 @@ class Exchange:
 
 
 class Moved:
-    """One rank's part: how far it went from where all were last, and with which rates."""
+    """The rule of one rank.
+
+    ``agreed`` are the parameters after the last exchange, and ``rates`` is the sum of the learning
+    rates since then.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
         self.model = model
@@ -110,7 +121,10 @@ class Moved:
         self.step = 0
 
     def average(self) -> None:
-        """Gradients of all ranks, where they are exchanged whole: all step alike then."""
+        """Average whole gradients over all ranks in the steps that update the variance.
+
+        All ranks then take the same step.
+        """
         if self.world > 1 and is_in(self.step, self.fresh):
             grads = [
                 parameter.grad
@@ -124,7 +138,11 @@ class Moved:
                 grad.copy_(part.view_as(grad))
 
     def after(self, step: int) -> None:
-        """Algorithm 1: u is what was moved, without the variance; the mean of u is gone instead."""
+        """Replace this rank's progress by the mean progress of all ranks (Algorithm 1).
+
+        The vector u of the paper, ``moved`` here, is the progress since the last exchange before
+        the division by the variance.
+        """
         self.step = step + 1
         if self.world == 1:
             return
@@ -142,14 +160,14 @@ class Moved:
 
 
 def divided_by(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor | float:
-    """The divisor of momentum, flat; 1 under optimizers that freeze no variance."""
+    """Return the flat divisor of momentum, or 1 if the optimizer freezes no variance."""
     if not isinstance(optimizer, FrozenAdam):
         return 1.0
     return torch.cat([optimizer.divisor(parameter).flatten() for parameter in model.parameters()])
 
 
 def remember(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Tensor) -> None:
-    """The momentum of all ranks becomes this one's."""
+    """Set the optimizer's momentum to the mean momentum of all ranks."""
     if not isinstance(optimizer, FrozenAdam):
         return
     parameters = list(model.parameters())
@@ -159,7 +177,10 @@ def remember(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Tenso
 
 
 class Simulation:
-    """All ranks' models in one process: what they lose by signs in two matrices."""
+    """The reference: the same rule for the models of all ranks in one process.
+
+    ``lost`` and ``lost_of_sums`` hold the errors of both encodings.
+    """
 
     optimizers: Sequence[torch.optim.Optimizer] = ()
 
@@ -198,7 +219,7 @@ class Simulation:
 
     def _agree(self) -> None:
         workers = list(zip(self.models, self.optimizers, strict=True))
-        # Where each rank simulates its own worker alone the others' have nothing to remember.
+        # If each rank simulates only its own worker, the other optimizers have no state.
         stepped = [worker for worker in workers if worker[1].state]
         divisor = divided_by(*stepped[0]) if stepped else 1.0
         size = len(self.agreed)
@@ -219,7 +240,7 @@ class Simulation:
 
 
 def by_sign(blocks: Tensor) -> Tensor:
-    """(.., block): the mean magnitude of each block, with each one's sign."""
+    """Return the mean magnitude of each block (.., block) with the sign of each element."""
     return torch.where(blocks >= 0, 1.0, -1.0) * blocks.abs().mean(-1, keepdim=True)
 
 

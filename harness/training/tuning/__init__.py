@@ -1,1 +1,4 @@
-"""How a training is computed, not what: kernels, compiled blocks, what forward keeps, 8 bits."""
+"""Settings of how a training run is computed.
+
+They are kernels, compiled blocks, recomputation and offloading of activations, and 8-bit products.
+"""

@@ -1,7 +1,7 @@
-"""Products of linear layers in 8 bits: e4m3 forward, e5m2 for gradients, one scale per tensor.
+"""Products of linear layers in 8 bits: e4m3 in forward, e5m2 for gradients, one scale per tensor.
 
-Micikevicius et al., "FP8 formats for deep learning", 2022. Weights, sums and all other layers stay
-as they are.
+The formats are from Micikevicius et al., "FP8 formats for deep learning", 2022. Stored weights,
+sums and all other layers keep their dtypes.
 """
 
 import functools
@@ -12,27 +12,27 @@ from torch import Tensor, nn
 
 FORWARD = torch.float8_e4m3fn
 BACKWARD = torch.float8_e5m2
-#: Rows and columns that a device's units take at once.
+#: Rows and columns of a tile; fp8 matrix units need dimensions that are multiples of it.
 TILE = 16
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The tensor in 8 bits, and the factor that gives it back its size."""
+    """Return the tensor in 8 bits and the factor that restores its scale."""
     largest = x.abs().amax().float().clamp(min=1e-12)
     factor = largest / torch.finfo(dtype).max
     return (x.float() / factor).to(dtype), factor
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype, *factors: Tensor) -> Tensor:
-    """A (m, k) by b (k, n), both in 8 bits, as the device's own operator computes it."""
+    """Return the product of a (m, k) and b (k, n), both in 8 bits, by torch's ``_scaled_mm``."""
     unit = torch.ones((), device=a.device)
     left, right = factors or (unit, unit)
-    rows, columns = a.contiguous(), b.t().contiguous().t()  # as the operator wants to have them
+    rows, columns = a.contiguous(), b.t().contiguous().t()  # the layouts that ``_scaled_mm`` needs
     return torch._scaled_mm(rows, columns, left, right, out_dtype=dtype)
 
 
 class Narrow(torch.autograd.Function):
-    """x (m, k) by the transposed weight (n, k)."""
+    """The product of x (m, k) and the transposed weight (n, k), with 8-bit forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class Narrow(torch.autograd.Function):
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Applies the layer to x (..., in)."""
+    """Apply the layer to x (..., in) with an 8-bit product."""
     rows = x.reshape(-1, x.shape[-1])
     output: Tensor = Narrow.apply(rows, layer.weight)  # type: ignore[no-untyped-call]
     output = output.reshape(*x.shape[:-1], -1)
@@ -57,7 +57,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def layers(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers whose sides are whole tiles."""
+    """Return the linear layers whose widths are multiples of ``TILE``."""
     return [
         module
         for module in model.modules()
@@ -67,7 +67,7 @@ def layers(model: nn.Module) -> list[nn.Linear]:
 
 
 def narrow(model: nn.Module) -> int:
-    """Make every such layer compute in 8 bits; how many there are."""
+    """Make the layers of ``layers`` compute in 8 bits, and return their number."""
     linears = layers(model)
     for layer in linears:
         layer.forward = functools.partial(linear, layer)  # type: ignore[method-assign]

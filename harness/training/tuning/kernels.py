@@ -1,4 +1,4 @@
-"""Which kernels compute a training: chosen for the whole process, and seen by what ran."""
+"""The kernels of a training run: their selection for a process, and their detection afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.profiler import profile
 from harness.cases import Attention, CaseSpec, Compiled, Stepping
 from harness.training.accelerator import Accelerator
 
-#: Attention's kernels by the operators that they are known by.
+#: The operators that identify each kernel of attention in a profile.
 ATTENTION = {
     Attention.MATH: ("_scaled_dot_product_attention_math",),
     Attention.EFFICIENT: ("_scaled_dot_product_efficient_attention",),
@@ -23,16 +23,16 @@ ATTENTION = {
     Attention.CUDNN: ("_scaled_dot_product_cudnn_attention",),
 }  # fmt: skip
 _SWITCHES = {Attention.EFFICIENT: "mem_efficient"}
-#: Rows of the matrices whose product shows its bits.
+#: Rows of the matrices whose product ``mantissa_bits`` examines.
 SIDE = 256
-#: The attribute of a compiled block.
+#: Attribute that marks a block which ``compiled`` has compiled.
 MARK = "compiled_by_case"
-#: What torch's profiler calls a piece of compiled code that runs.
+#: First words of the name that torch's profiler gives to an execution of compiled code.
 REGION = "Torch-Compiled Region"
 
 
 def choose(case: CaseSpec) -> None:
-    """Set the switches of this process that are the case's."""
+    """Set the switches of this process that the case asks for."""
     if case.attention is not Attention.ANY:
         for kernel in ATTENTION:
             switch = f"enable_{_SWITCHES.get(kernel, kernel)}_sdp"
@@ -44,9 +44,10 @@ def choose(case: CaseSpec) -> None:
 
 
 def compiled(model: nn.Module, how: Compiled) -> int:
-    """Compile what a model's blocks do, each for itself; how many there are.
+    """Compile each block of a model separately and return the number of blocks.
 
-    torch's own modules stay as they are: they run as one operator. A graph that breaks is an error.
+    Modules of torch itself are not compiled, because each runs as one operator. A graph break is an
+    error.
     """
     compilable = blocks(model)
     for block in compilable:
@@ -57,7 +58,7 @@ def compiled(model: nn.Module, how: Compiled) -> int:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The largest modules below the model that are not torch's own."""
+    """Return the outermost modules inside the model whose classes are not from torch."""
     outermost = []
     for child in model.children():
         custom = not type(child).__module__.startswith("torch.")
@@ -66,12 +67,15 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compiled_blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks below a module that ``compiled`` has compiled."""
+    """Return the blocks inside a module that ``compiled`` has compiled."""
     return [m for m in module.modules() if getattr(m, MARK, False)]
 
 
 def stepping(case: CaseSpec, usual: bool) -> dict[str, bool]:
-    """Arguments of torch's optimizers; ``usual`` is whether they are fused by default."""
+    """Return the arguments of torch's optimizers that select how they step.
+
+    ``usual`` states whether they are fused by default.
+    """
     return {
         Stepping.USUAL: dict(fused=usual),
         Stepping.LOOP: dict(foreach=False, fused=False),
@@ -81,14 +85,14 @@ def stepping(case: CaseSpec, usual: bool) -> dict[str, bool]:
 
 
 def operators(accelerator: Accelerator, step: Callable[[], object]) -> Counter[str]:
-    """How often each operator ran in a step, in all of its threads."""
+    """Run a step and return how often each operator ran in all of its threads."""
     with profile(activities=accelerator.activities) as seen:
         step()
     return Counter(str(event.name).removeprefix("aten::") for event in seen.events() or ())
 
 
 def attention_of(ran: Counter[str]) -> str:
-    """The attention kernels that ran, separated by commas."""
+    """Return the names of the attention kernels that ran, separated by commas."""
     return ",".join(
         str(attention)
         for attention, names in ATTENTION.items()
@@ -97,7 +101,7 @@ def attention_of(ran: Counter[str]) -> str:
 
 
 def stepping_of(ran: Counter[str]) -> Stepping:
-    """How the optimizer went over the parameters."""
+    """Return how the optimizer stepped: fused, by foreach kernels, or in a loop."""
     if any(name.startswith(("_fused_adamw", "_fused_sgd")) for name in ran):
         return Stepping.FUSED
     updates = ("_foreach_addcdiv_", "_foreach_add_", "_foreach_mul_")
@@ -105,14 +109,14 @@ def stepping_of(ran: Counter[str]) -> Stepping:
 
 
 def regions_of(ran: Counter[str]) -> int:
-    """How often compiled code was entered."""
+    """Return how often compiled code was entered."""
     return sum(count for name, count in ran.items() if name.startswith(REGION))
 
 
 def mantissa_bits(device: torch.device) -> int:
-    """Bits after the point that a product of fp32 matrices keeps there: 23, or 10 in TF32.
+    """Return the mantissa bits that a product of fp32 matrices keeps: 23, or 10 in TF32.
 
-    The matrices are large enough that no kernel for small ones computes them.
+    The matrices are large enough that no special kernel for small ones is used.
     """
     last = torch.tensor([2.0**-b for b in range(1, 24)], device=device)
     rows = torch.zeros(SIDE, SIDE, device=device)

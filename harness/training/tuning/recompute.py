@@ -1,4 +1,4 @@
-"""Drops activations of the forward pass: they are computed again, or lie on the host meanwhile."""
+"""Activation memory: activations are recomputed in backward, or kept on the host until then."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from harness.cases import CaseSpec
 
-#: What is kept where checkpoints are selective: what takes long to compute.
+#: Operators whose outputs selective checkpoints keep, because they take long to recompute.
 PRODUCTS = frozenset(
     (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
 )
 
 
 class Again:
-    """Counts how often a block was computed, and how often again in backward."""
+    """Counts of how often a block was computed in forward and recomputed in backward."""
 
     def __init__(self, selective: bool) -> None:
         self.selective = selective
         self.first = self.again = 0
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Around the block's forward, and around its second one."""
+        """Return the contexts of the block's forward and of its recomputation."""
         first, again = _selective() if self.selective else (_nothing(), _nothing())
         return self._counted("first", first), self._counted("again", again)
 
@@ -39,9 +39,10 @@ class Again:
 
 
 def checkpointed(model: nn.Module, case: CaseSpec) -> list[Again]:
-    """Wrap one block in ``checkpoint_every``; the counts of those blocks.
+    """Checkpoint every ``checkpoint_every``-th block and return the counts of these blocks.
 
-    A block whose weights are all frozen is left as it is: nothing may go back through the first.
+    A block that has only frozen weights is left as it is. If it is the first one, no gradient flows
+    back through it, and a recomputation would never happen.
     """
     counts = []
     for name, block in list(model.named_children())[:: case.checkpoint_every]:
@@ -54,9 +55,9 @@ def checkpointed(model: nn.Module, case: CaseSpec) -> list[Again]:
 
 
 class OnHost(torch.autograd.graph.saved_tensors_hooks):
-    """Keeps the tensors that backward needs in the host's memory, but for weights.
+    """A context that keeps the tensors that backward needs, except weights, in host memory.
 
-    ``moved_bytes`` of all instances: whether anything was.
+    ``moved_bytes`` counts the bytes of all instances; it shows whether anything was moved.
     """
 
     moved_bytes = 0
@@ -79,6 +80,7 @@ class OnHost(torch.autograd.graph.saved_tensors_hooks):
 
 
 def _policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    """Return that outputs of matrix products are saved and all others recomputed."""
     saved = operator in PRODUCTS
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -1,4 +1,4 @@
-"""Losses that are scaled for fp16: torch's GradScaler, and the steps that it left out."""
+"""Loss scaling for fp16: torch's GradScaler, with a record of the steps that it skipped."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 
 class Scaled:
-    """Scales losses by ``scale`` before backward, and steps with unscaled gradients.
+    """A wrapper of GradScaler that scales losses and steps with unscaled gradients.
 
-    1 is for no scaling at all. A step whose gradients have overflown is left out, and the scale
-    halved: ``skipped`` are the numbers of those steps.
+    ``scale`` is the initial factor; 1 disables scaling. If gradients have overflowed, the step is
+    skipped and the factor is halved. ``skipped`` are the numbers of the skipped steps.
     """
 
     def __init__(self, device: torch.device, scale: float) -> None:
@@ -24,11 +24,11 @@ class Scaled:
         self._scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=self.enabled)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The factor that backward starts from."""
+        """Return the scaled loss, from which backward starts."""
         return self._scaler.scale(loss) if self.enabled else loss
 
     def step(self, optimizer: Optimizer) -> None:
-        """One step of the optimizer, or none."""
+        """Step the optimizer, unless its gradients have overflowed."""
         if not self.enabled:
             optimizer.step()
             return
@@ -46,11 +46,11 @@ class Scaled:
         self._stepped = True
 
     def state(self) -> Mapping[str, Any]:
-        """The state for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"steps": self._steps, **self._scaler.state_dict()}
 
     def remember(self, state: Mapping[str, Any]) -> None:
-        """Go on from a ``state``."""
+        """Restore a state that ``state`` returned."""
         scaled_state = dict(state)
         self._steps = scaled_state.pop("steps")
         self._scaler.load_state_dict(scaled_state)

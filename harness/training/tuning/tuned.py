@@ -1,4 +1,4 @@
-"""Changes that are made to a plain model before its strategy sees it."""
+"""Changes of how a plain model computes, made before its strategy wraps it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,10 @@ from harness.training.tuning.recompute import Again
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The counts of checkpointed blocks, and how many blocks are compiled, and layers in 8 bits."""
+    """The changes that ``tune`` made: counters of checkpointed blocks, and numbers of changes.
+
+    ``num_compiled`` is the number of compiled blocks, ``num_narrow`` that of 8-bit layers.
+    """
 
     counts: Sequence[Again] = ()
     num_compiled: int = 0
@@ -20,22 +23,28 @@ class Tuned:
 
 
 def untuned(case: CaseSpec) -> CaseSpec:
-    """The case as its operators are counted on tensors without data."""
+    """Return the case as its operators are counted: without compiled code and 8-bit products."""
     precision = Precision.FP32 if case.precision is Precision.FP8 else case.precision
     return replace(case, compiled=Compiled.NO, precision=precision)
 
 
 def refuse(model: nn.Module, case: CaseSpec) -> None:
-    """ValueError for a model that has nothing which could be compiled, or computed in 8 bits."""
+    """Raise ValueError if the case asks for changes that the model has no modules for."""
     made = type(model).__name__
     if case.compiled is not Compiled.NO and not kernels.blocks(model):
-        raise ValueError(f"compiled={case.compiled}: {made} has only modules of torch's own")
+        raise ValueError(
+            f"compiled={case.compiled} is not supported: {made} has only modules of torch, which"
+            " are not compiled"
+        )
     if case.precision is Precision.FP8 and not float8.layers(model):
-        raise ValueError(f"precision=fp8: {made} has no linear layer whose sides are whole tiles")
+        raise ValueError(
+            f"precision=fp8 is not supported: {made} has no linear layer whose widths are multiples"
+            f" of {float8.TILE}"
+        )
 
 
 def tune(model: nn.Module, case: CaseSpec) -> Tuned:
-    """Make the model compute as the case says."""
+    """Change the model in place to compute as the case says, and return the changes."""
     return Tuned(
         num_narrow=float8.narrow(model) if case.precision is Precision.FP8 else 0,
         num_compiled=kernels.compiled(model, case.compiled)

@@ -63,5 +63,5 @@ def test_discoveries_by_hand() -> None:
 def test_too_few_values() -> None:
     assert judge.t_sequence([1.0], 0.1).low is None
     assert judge.t_sequence([1.0, 1.1], 0.1).low is None
-    with pytest.raises(ValueError, match="no values"):
+    with pytest.raises(ValueError, match="at least one value"):
         judge.t_sequence([], 0.1)

@@ -125,9 +125,9 @@ def test_every_node_is_judged_by_its_own_launches(
     contract = written(tmp_path, CLAUSE + "at_least = 0.2\nper = 'node'")
     run = on_hosts(sample_run, ("n1", "n2"))
     (only,) = handover([(run, sample)], TODAY, contract).requirements
-    assert {e.unit: e.verdict.n for e in only.evidence} == {"n1": 2, "n2": 2}
+    assert {e.unit: e.result.n for e in only.evidence} == {"n1": 2, "n2": 2}
     whole = clauses.judged(written(tmp_path, CLAUSE + "at_least = 0.2"), [run], [])["scales"]
-    assert [e.verdict.n for e in whole] == [4], "else this shows nothing"
+    assert [e.result.n for e in whole] == [4], "else this shows nothing"
     assert only.status is Status.INCONCLUSIVE, "two pairs a node decide nothing"
 
 
@@ -228,8 +228,8 @@ def test_a_share_that_is_missed_is_no_pass_whatever_end_of_the_interval_is_asked
     contract = written(tmp_path, THROUGHPUT + "of_accepted = 0.9")
     then = steady(sample_run, 0.005)
     (evidence,) = clauses.judged(contract, [faster(then, 0.7)], [then])["scales"]
-    assert evidence.verdict.status is Status.INCONCLUSIVE
-    assert "no fresh set of launches has confirmed the FAIL" in evidence.verdict.detail
+    assert evidence.result.status is Status.INCONCLUSIVE
+    assert "no fresh set of launches has confirmed the FAIL" in evidence.result.detail
 
 
 @pytest.mark.usefixtures("unsealed")

@@ -241,7 +241,7 @@ def main_job(monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
 
 def test_stand_ins_and_controls_accept_no_system(main_job: tuple[RunRecord, Path]) -> None:
     made = handover([main_job], TODAY)
-    cases = {v.case for r in made.requirements for v in (e.verdict for e in r.evidence)}
+    cases = {v.case for r in made.requirements for v in (e.result for e in r.evidence)}
     assert cases and not any("paced" in case or "broken" in case for case in cases)
     assert {r.rule.name for r in made.stand_ins} >= {"planted_85", "paced_ddp"}
     assert not {r.rule for r in made.stand_ins} & {r.rule for r in made.requirements}
@@ -355,7 +355,7 @@ def test_evidence_is_sorted_by_its_distance_from_the_bound(sample_run: RunRecord
     ):
         asked = rule(name=verdict.rule, **bound)
         shown = worst_first([evidence(sample_run, "", asked, v) for v in verdicts])
-        assert [e.verdict.value for e in shown] == order
+        assert [e.result.value for e in shown] == order
     assert margin(rule(), replace(verdict, value=None)) is None
 
 

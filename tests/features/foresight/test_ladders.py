@@ -228,11 +228,11 @@ def test_what_a_recipe_asks_for_is_recorded_and_never_judged(run: RunRecord) -> 
     ((target, outlook),) = planned(asked)
     assert target.case.world_size == 64 and isinstance(outlook[0], Outlook)
     (sentence,) = recorded(asked)
-    assert sentence.startswith("RECORDED") and "is foreseen: efficiency" in sentence
+    assert sentence.startswith("RECORDED") and "is predicted: efficiency" in sentence
     assert asked.verdicts == run.verdicts
     page = render(asked)
-    assert "Foreseen, not measured" in page and "64 ranks" in page
-    assert list(planned(run)) == [] and "Foreseen, not measured" not in render(run)
+    assert "Predicted, not measured" in page and "64 ranks" in page
+    assert list(planned(run)) == [] and "Predicted, not measured" not in render(run)
 
 
 def test_small_worlds_get_the_batch_that_a_rank_has_in_the_large_one(run: RunRecord) -> None:
@@ -257,7 +257,7 @@ def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
         (8, False),
     ]
     refused = runs.table("ddp", [small, large], KNOWN, on=(2, 4))
-    assert isinstance(refused, Refused) and "two worlds are needed" in refused.why
+    assert isinstance(refused, Refused) and "two world sizes are needed" in refused.why
 
 
 def test_the_verb_describes_the_size_and_draws_a_page(

@@ -104,7 +104,7 @@ def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
     description = described(made)
     known_peak = replace(site, peaks={"float32": 1e13})
     (blind,) = possibilities(made, description, [rule(0.9)], site, KNOWN)
-    assert isinstance(blind, RuleLeftOut) and "how fast a device computes" in blind.why
+    assert isinstance(blind, RuleLeftOut) and "the compute rate of the device" in blind.why
     assert not list(
         possibilities(made, description, [rule(0.9, device=Device.CPU)], known_peak, KNOWN)
     )
@@ -163,11 +163,11 @@ def test_what_is_not_said_is_listed_with_its_reason() -> None:
     cores = replace(rule(0.5), name="cores", device=Device.CPU)
     contrast = made.contrasts[0]
     assert unsaid(contrast, rule(0.5)) == ""
-    assert unsaid(contrast, most) == "an upper bound on speed forbids nothing"
+    assert unsaid(contrast, most) == "an upper bound on speed rules nothing out"
     other = replace(contrast, metric="memory_saved")
-    assert unsaid(other, memory) == "memory_saved is measured, not foreseen"
+    assert unsaid(other, memory) == "memory_saved can only be measured, not predicted"
     left = list(without_plan([rule(0.5), memory, cores], [made], "cuda", "suites"))
     assert [(rule_left.rule, rule_left.why) for rule_left in left] == [
-        ("memory", "nothing of suites measures it on this hardware"),
-        ("cores", "about CPU ranks"),
+        ("memory", "no test of suites measures it on this hardware"),
+        ("cores", "it applies to CPU ranks only"),
     ]

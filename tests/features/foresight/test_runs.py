@@ -51,7 +51,7 @@ def test_a_larger_size_is_foreseen_with_an_interval(run: RunRecord) -> None:
 def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
     other = replace(run, software={**run.software, "torch": "2.11.0"})
     (refused,) = tables([run, other], Catalogue())
-    assert isinstance(refused, Refused) and "unlike machines or software" in refused.why
+    assert isinstance(refused, Refused) and "different machines or software" in refused.why
     for fact, here, there in (
         ("clock: gpu 0", "1980 MHz, 700 W", "1980 MHz, 500 W"),
         ("version: container image", "sha256:1", "sha256:2"),

@@ -150,7 +150,7 @@ def test_stand_ins_of_one_side_are_listed(sample_run: RunRecord) -> None:
     comparison = compare_hardware([sample_run, edited(sample_run, crowded)], "throughput")
     assert comparison.not_compared == ("ddp/decoder-nano/weak@2cpu: a stand-in",)
     assert "num_cores: 2 | 1" in comparison.differs
-    with pytest.raises(SpecError, match="only stand-ins"):
+    with pytest.raises(SpecError, match="only simulated cases"):
         compare_hardware([edited(sample_run, lambda d: [
             a["case"].update(stand_in=["paced"]) for a in d["plans"][0]["arms"]
         ])] * 2, "throughput")  # fmt: skip
@@ -209,7 +209,7 @@ def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> N
     for arm in doc["plans"][0]["arms"]:
         arm["case"]["stand_in"] = ["paced"]
     other = from_doc(RunRecord, doc)
-    with pytest.raises(SpecError, match="only stand-ins"):
+    with pytest.raises(SpecError, match="only simulated cases"):
         compare_hardware([other, other], "throughput")
 
 
@@ -223,7 +223,7 @@ def test_a_purchase_is_told_for_the_same_devices_and_money_with_its_doubt(
     assert mean.mean == pytest.approx(2.0, rel=0.05) and mean.reading is Reading.FASTER
     assert mean.price_factor == pytest.approx(1 / 3) and mean.joule is None
     text = " ".join(hardware.purchase(comparison))
-    assert "better" in text and "worse" in text and "the devices do not say" in text
+    assert "better" in text and "worse" in text and "the devices do not report energy" in text
     undecided = compare_hardware([sample_run, sample_run], "throughput")
     assert "undecided" in hardware.headline(undecided) or "no difference" in hardware.headline(
         undecided

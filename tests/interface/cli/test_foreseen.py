@@ -20,7 +20,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_lines_say_it_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--table", PUBLISHED]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(" 76 sizes foreseen: ") and "80 % intervals hold" in lines[1]
+    assert lines[0].startswith(" 76 sizes predicted: ") and "80 % intervals contain" in lines[1]
     assert max(map(len, lines[:-1])) <= 80, "a command is never broken"
     assert any(line.startswith(" not counted") for line in lines)
     assert lines[-1].endswith("--sizes"), "what to type next"
@@ -54,7 +54,7 @@ def test_the_document_has_every_size_and_score(capsys: pytest.CaptureFixture[str
         (["--table", PUBLISHED, "--hold", "-1"], "--hold -1"),
         (
             ["--table", PUBLISHED, "--only", "megascale_tab2_megascale", "--to", "100"],
-            "no multiple",
+            "not a multiple",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_custom_kinds_are_what_their_published_models_know(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"image": ""}, "no image"),
+        ({"image": ""}, "image is empty"),
         ({"kind": "pod"}, "'pod'"),
         ({"kind": "trainjob"}, "equal nodes"),
     ],
@@ -486,7 +486,7 @@ def test_pods_get_what_a_site_asks_of_them(tmp_path: Path) -> None:
 def test_what_is_asked_of_pods_is_checked(tmp_path: Path, name: str, value: str) -> None:
     with pytest.raises(SpecError, match=f"{name}: '{value}'"):
         manifests(deployment(tmp_path, **{name: [value]}))
-    with pytest.raises(SpecError, match="is not a TrainJob's to say"):
+    with pytest.raises(SpecError, match="a TrainJob cannot set"):
         manifests(deployment(tmp_path, kind="trainjob", **{name: [value]}))
 
 

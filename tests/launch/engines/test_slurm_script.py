@@ -93,8 +93,8 @@ def test_no_setting_is_more_than_a_line_of_the_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("#SBATCH --exclusive", "no option of sbatch"),
-        ("exclusive", "no option of sbatch"),
+        ("#SBATCH --exclusive", "not an option of sbatch"),
+        ("exclusive", "not an option of sbatch"),
         ("--nodes=4", "where ranks run"),
         ("-N 4", "where ranks run"),
         ("--ntasks-per-node=8", "where ranks run"),

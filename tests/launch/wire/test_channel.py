@@ -393,7 +393,7 @@ def test_a_message_that_is_nested_too_deeply_is_no_honest_one() -> None:
         target=lambda: sender._sock.sendall(struct.pack(">I", len(body)) + mac + body)
     )
     writing.start()
-    with pytest.raises(ChannelError, match="no JSON"):
+    with pytest.raises(ChannelError, match="not JSON"):
         while True:
             receiver.receive()
     writing.join()

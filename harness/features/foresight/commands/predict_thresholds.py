@@ -95,7 +95,7 @@ def act(asked: Asked) -> Answer:
     lines = _lines(possibilities, on, width)
     for why in dict.fromkeys(answer.why for answer in left_out):
         names = ", ".join(dict.fromkeys(out.rule for out in left_out if out.why == why))
-        lines += text.wrap(f" not said  {names}: {why}", width, 11)
+        lines += text.wrap(f" refused   {names}: {why}", width, 11)
     return Answer(
         document={"possible": to_doc(tuple(possibilities)), "left_out": to_doc(tuple(left_out))},
         lines=lines,

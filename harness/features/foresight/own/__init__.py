@@ -1,1 +1,1 @@
-"""Ladders of runs: what was measured here, in the form in which published ladders come."""
+"""Scaling sweeps that the user measured, in the same form as published ones."""

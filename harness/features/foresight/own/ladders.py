@@ -1,6 +1,6 @@
-"""Forecasts a size that the ladders of runs lack.
+"""Predict a size that the measured scaling sweeps of the user lack.
 
-ladder, and the same case at another size -> Table -> outlook, with the memory of a rank there
+sweep, and the same case at another size -> Table -> prediction, with the memory of a rank there
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +15,7 @@ from harness.features.foresight.published.table import Refused
 from harness.host.machine import Machine
 from harness.record import RunRecord
 
-#: The efficiency that an outlook tells how to hold, where nobody asks for another.
+#: Default efficiency for which a prediction lists the changes that would reach it.
 HOLD = 0.9
 
 
@@ -28,7 +28,11 @@ def foresee(
     on: Collection[int] = (),
     hold: float = HOLD,
 ) -> list[Outlook] | Refused:
-    """The outlook for one size; SpecError where its ranks can't be cut as the ladder's are."""
+    """Predict one size from a scaling sweep.
+
+    Return Refused if no prediction is possible. Raise SpecError if the ranks of the target cannot
+    be divided as those of the sweep are.
+    """
     answer = target.described
     answered = answer.expected is not None or answer.unsupported or answer.error
     table = runs.table(name, ladder, catalogue, on=on, target=target if answered else None)
@@ -49,7 +53,9 @@ def foresee(
 
 
 def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
-    """The memory that a rank finds, bytes: its devices', or its part of the host's."""
+    """Return the bytes of memory of a rank: that of its devices, or its part of the host's; or
+    None.
+    """
     if case.device is Device.CPU:
         return machine.memory_gib * 2**30 / max(case.nodes)
     if machine.gpu_memory_gib is None:
@@ -58,12 +64,14 @@ def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
 
 
 def planned(run: RunRecord) -> Iterator[tuple[MeasuredRung, list[Outlook] | Refused]]:
-    """Sizes that the recipes of a run asked to be foreseen (``ladder(..., predict=(64, 8))``)."""
+    """Yield predictions of the sizes that a run's recipes list (``ladder(...,
+    predict=(64, 8))``).
+    """
     catalogue = Catalogue([path for path in map(Path, run.settings.paths) if path.is_dir()])
     for plan in run.plans:
         case = plan.target
         if case is None or (described := run.described.get(case.hash)) is None:
-            continue  # none is asked for, or the run was broken off before
+            continue  # no size is listed, or the run was interrupted before it was described
         arms = {arm.case.hash for arm in plan.arms if arm.case.strategy == case.strategy}
         ladder = [rung for rung in runs.rungs(run) if rung.case.hash in arms]
         ladder.sort(key=lambda rung: rung.case.world_size)

@@ -1,11 +1,11 @@
-"""Ladders of runs as tables: what was measured here, in the form in which published ladders come.
+"""Convert measured scaling sweeps to tables, the same form as published ones.
 
-    runs -> rungs, by all that stays the same in a ladder -> a point each: shape, mean step
-         -> what the strategy states at two worlds: what is exchanged at any -> Table
-         -> links that the sweep measured, else those of the devices' data sheets
+runs -> measured cases, by everything that is constant in a sweep -> a point for each: shape,
+mean step -> bytes that the strategy states at two sizes, hence bytes at any size -> Table
+     -> links as a bandwidth sweep measured them, or as data sheets state them
 
-A rung that was not measured is a target. It is described like the others: a strategy says what it
-sends, keeps and cuts at any size, without being launched.
+A case that was not measured is a target. It is described like the others, because a strategy states
+what it sends, keeps and shards at any size without being launched.
 """
 
 import math
@@ -26,26 +26,28 @@ from harness.features.foresight.shapes import KeptStates, Model, Point, Shape
 from harness.features.foresight.terms import Unknown
 from harness.record import Described, Purpose, RunRecord, ScriptObservations, Status
 
-#: Facts of a node that change how fast it trains.
+#: Facts of a node that change training speed.
 MATTERS = re.compile(
     r"version: (torch|nvidia-nccl.*|container image)|hardware: driver|clock: (gpu \d+|governor)"
 )
-#: Bytes of a parameter, where nobody says its type.
+#: Bytes of a parameter if its type is unknown.
 FP32 = 4.0
-#: Intervals of ladders of one's own are so many times as wide as published ones teach. Learned from
-#: ladders over links of 25 Mbit/s; others are held out (benchmarks/experiments/ladders.py).
+#: Factor by which intervals of the user's sweeps are wider than published ones suggest. It was
+#: learned from sweeps over links of 25 Mbit/s and tested on held-out ones
+#: (benchmarks/experiments/ladders.py).
 STRETCH = 1.6
-#: A normal's 95th percentile.
+#: 95th percentile of the standard normal distribution.
 Z95 = 1.645
 
 
 @dataclass(frozen=True)
 class MeasuredRung:
-    """A case and the mean step of its launches in s, None where it is only asked for.
+    """A case with the mean step of its launches in s, or None if it is only to be predicted.
 
-    ``jitter_s`` is the standard deviation of a step, by its median and 95th percentile, ``log_sd``
-    that of the ln of ``step_s``, by its launches; ``cpu_s`` is what it takes of cores. Of a user's
-    own script nothing is described: there is what was ``watched``, and samples of a step.
+    ``jitter_s`` is the standard deviation of a step, estimated from its median and 95th percentile.
+    ``log_sd`` is the standard deviation of ln(step_s) between launches. ``cpu_s`` is the core time
+    of a step. The user's script has no description of its traffic. Instead, ``watched`` holds what
+    hooks observed, and ``samples`` the samples of a step.
     """
 
     run: RunRecord
@@ -60,14 +62,15 @@ class MeasuredRung:
 
     @property
     def stated(self) -> StatedTraffic | None:
-        """The collectives that a rank issues in a step; None where nobody knows."""
+        """Return the bytes of the collectives that a rank issues in a step, or None if unknown."""
         return stated(self.described) if self.watched is None else watched(self.watched)
 
 
 def ladders(records: Sequence[RunRecord], catalogue: Catalogue) -> dict[str, list[MeasuredRung]]:
-    """The measured rungs of every training, by all that does not change along a ladder.
+    """Return the measured cases of every training run, grouped into scaling sweeps.
 
-    Where engines shape links, worlds of one node use none: they belong to every network's ladder.
+    If the case shapes its links, worlds on one node do not use them. They therefore belong to the
+    sweep of every network.
     """
     named: dict[str, list[MeasuredRung]] = {}
     inside: dict[str, list[MeasuredRung]] = {}
@@ -88,14 +91,14 @@ def ladders(records: Sequence[RunRecord], catalogue: Catalogue) -> dict[str, lis
 
 
 def shortened(names: Sequence[str]) -> list[str]:
-    """Names without the settings that all of them share."""
+    """Return the names without the settings that all of them share."""
     parts = [name.split("+") for name in names]
     common = set[str].intersection(*(set(part[1:]) for part in parts)) if len(parts) > 1 else set()
     return ["+".join(word for word in words if word not in common) for words in parts]
 
 
 def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
-    """Every case of a run that was timed, but for plain ones."""
+    """Yield every case of a run that was timed, except plain baselines."""
     cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     for key, case in cases.items():
         launches = [
@@ -122,7 +125,10 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
 
 
 def _log_sd(steps_s: Sequence[float]) -> float:
-    """Of the ln of their mean: a normal's whose 80 % are as wide as Student's; 0 of one step."""
+    """Return the standard deviation of ln(mean), or 0 for a single step time.
+
+    It is that of a normal distribution whose 80 % interval is as wide as Student's.
+    """
     spread = t_interval([math.log(step_s) for step_s in steps_s], 0.2)
     if spread.low is None or spread.high is None:
         return 0.0
@@ -137,9 +143,11 @@ def table(
     on: Collection[int] = (),
     target: MeasuredRung | None = None,
 ) -> PublishedTable | Refused:
-    """One ladder as a table; its worlds ``on`` calibrate (default: all), others are compared.
+    """Return one scaling sweep as a table.
 
-    Refused: runs on unlike machines or software do not speak of each other.
+    The world sizes in ``on`` calibrate (default: all), and predictions for the others are compared
+    with their measurements. Return Refused if the runs differ in machines or software, or if no
+    prediction is possible.
     """
     calibrating = [r for r in ladder if not on or r.case.world_size in on]
     if why := _speaks_not(ladder, calibrating):
@@ -176,24 +184,26 @@ def table(
 
 
 def _speaks_not(ladder: Sequence[MeasuredRung], calibrating: Sequence[MeasuredRung]) -> str:
-    """Why these rungs say nothing of others; empty if they do."""
+    """Return why these cases cannot predict others, or an empty string."""
     if why := _unlike([r.run for r in ladder]):
-        return f"its runs are on unlike machines or software: {why}"
+        return f"its runs are on different machines or software: {why}"
     if wrong := next((why for r in calibrating if (why := _wrong(r))), ""):
         return wrong
     worlds = {r.case.world_size for r in calibrating}
     if len(worlds) < 2:
         message = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
-        return f"it was measured on {message}, two worlds are needed"
+        return f"it was measured on {message}, but two world sizes are needed"
     return ""
 
 
 def _shapes(
     rungs: Sequence[MeasuredRung], telling: Sequence[MeasuredRung], catalogue: Catalogue
 ) -> list[Shape]:
-    """The rungs' shapes, with what ranks send by what those that are ``telling`` state, and with
-    the work of the first of these where all share one machine's cores. ValueError for a case that
-    has no shape.
+    """Return the shapes of the cases.
+
+    The bytes that ranks send follow from the cases in ``telling``. If all cases share the cores of
+    one machine, the core time is that of the first of these. Raise ValueError for a case without a
+    shape.
     """
     shapes = [_shape(rung, catalogue) for rung in rungs]
     sent = sent_by({r.case.world_size: r.stated for r in telling})
@@ -205,14 +215,14 @@ def _shapes(
 
 
 def _wrong(rung: MeasuredRung) -> str:
-    """Why a rung's times say nothing: its training was judged to be an ERROR; empty if not."""
+    """Return why the times of a case are invalid (its status is ERROR), or an empty string."""
     errors = (v for v in rung.run.verdicts if v.status is Status.ERROR)
     verdict = next((error for error in errors if error.case_hash == rung.case.hash), None)
     return "" if verdict is None else f"{verdict.case} is an ERROR: {verdict.detail}"
 
 
 def _shared(rungs: Sequence[MeasuredRung]) -> int:
-    """The cores of the one machine that all of these run on, emulated nodes too; 0 of several."""
+    """Return the cores of the machine that all cases share (also as emulated nodes), or 0."""
     cases = [rung.case for rung in rungs]
     together = all(len(case.nodes) == 1 or StandIn.EMULATED in case.stand_in for case in cases)
     on_cpus = all(case.device is Device.CPU for case in cases)
@@ -220,7 +230,7 @@ def _shared(rungs: Sequence[MeasuredRung]) -> int:
 
 
 def _unlike(records: Sequence[RunRecord]) -> str:
-    """In what runs differ that changes speed; empty where they are alike."""
+    """Return a difference between runs that changes speed, or an empty string."""
     machines = {(run.machine.hardware_class, run.software.get("torch", "")) for run in records}
     if len(machines) > 1:
         return " and ".join(sorted(" with torch ".join(machine) for machine in machines))
@@ -234,7 +244,7 @@ def _unlike(records: Sequence[RunRecord]) -> str:
 def _measured(
     ladder: Sequence[MeasuredRung], shapes: Sequence[Shape]
 ) -> dict[Shape, list[MeasuredRung]]:
-    """The rungs of each shape that were measured, in all runs that have it."""
+    """Return the measured cases of each shape, over all runs."""
     of_shape: dict[Shape, list[MeasuredRung]] = {}
     for rung, shape in zip(ladder, shapes, strict=True):
         of_shape.setdefault(shape, []).extend([] if rung.step_s is None else [rung])
@@ -242,12 +252,12 @@ def _measured(
 
 
 def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:
-    """As its strategy describes it, or as a script was watched; ValueError as ``shape_of``."""
+    """Return the shape as the strategy describes it, or as the hooks observed a script."""
     case, seen, traffic = rung.case, rung.watched, rung.stated
     if not case.script:
         return shape_of(case, rung.described, catalogue)
     if seen is None or traffic is None:
-        raise ValueError("what its ranks did was not watched")
+        raise ValueError("its script was not watched, so the communication of its ranks is unknown")
     micros = max(1, seen.backwards)
     return Shape(
         ranks=case.world_size,
@@ -260,12 +270,12 @@ def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:
 
 
 def shape_of(case: CaseSpec, described: Described, catalogue: Catalogue) -> Shape:
-    """ValueError for a case of which nothing was foretold."""
+    """Return the shape of a described case. Raise ValueError if its description is incomplete."""
     facts, expected = described.facts, described.expected
     if why := described.unsupported or described.error:
         raise ValueError(f"{case.world} ranks: {why}")
     if facts is None or expected is None:
-        raise ValueError("what its strategy sends is not known")
+        raise ValueError("the bytes that its strategy sends are unknown")
     payload = stated(described)
     assert payload is not None
     mesh = _mesh(case, expected.stages)
@@ -289,7 +299,7 @@ def shape_of(case: CaseSpec, described: Described, catalogue: Catalogue) -> Shap
 
 
 def _mesh(case: CaseSpec, stages: int) -> Mesh:
-    """As the case states it, else stages in front of equal replicas."""
+    """Return the mesh that the case states, or else pipeline stages in front of equal replicas."""
     if case.mesh:
         return Mesh.parse(case.mesh).at(case.world_size)
     inner = stages if case.world_size % stages == 0 else 1
@@ -297,7 +307,7 @@ def _mesh(case: CaseSpec, stages: int) -> Mesh:
 
 
 def _parts(case: CaseSpec, catalogue: Catalogue) -> int:
-    """Micro-batches that the strategy itself cuts a batch into."""
+    """Return the number of micro-batches into which the strategy divides a batch."""
     entry = catalogue.entries["strategies"].get(case.strategy)
     knob = entry.supports.parts if entry is not None else None
     if entry is None or not knob:
@@ -306,6 +316,6 @@ def _parts(case: CaseSpec, catalogue: Catalogue) -> int:
 
 
 def _schedule(case: CaseSpec) -> PipelineSchedule:
-    """As the knob names it; schedules that are not played stand as 1F1B."""
+    """Return the schedule that the knob names, or 1F1B if it cannot be simulated."""
     named = str(case.knobs.get(f"{case.strategy}.schedule", ""))
     return schedule_of(named) or PipelineSchedule.ONE_EACH

@@ -1,6 +1,6 @@
-"""Derives what ranks exchange at any size from what they issue at two.
+"""Derive the bytes that ranks exchange at any size from those at two sizes.
 
-A strategy's file states it; of a user's own script it was watched.
+The strategy's file states these bytes, or hooks observed them in the user's script.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ OPERATIONS: Mapping[str, tuple[CollectiveKind, bool]] = {
     "reduce_scatter": (CollectiveKind.REDUCE_SCATTER, False),
     "all_to_all": (CollectiveKind.ALL_TO_ALL, False),
 }
-#: Parameters are gathered once for an optimizer's update, twice for forward and backward.
+#: Ratio of gathered to scattered bytes above which parameters are gathered twice (for forward and
+#: backward) and not once (for the optimizer's update).
 TWICE = 1.5
 
 
 class StatedTraffic(NamedTuple):
-    """Input bytes of each operation of the busiest rank in a step, and of the largest message."""
+    """The input bytes of each operation of the busiest rank in a step, and of the
+    largest message.
+    """
 
     payload: Mapping[str, float]
     largest: float
 
 
 def stated(described: Described) -> StatedTraffic | None:
-    """By what a strategy's file says of a case."""
+    """Return the traffic that the file of a strategy states for a case, or None."""
     if (expected := described.expected) is None:
         return None
     payload = {name: max(sizes, default=0.0) for name, sizes in expected.payload_bytes.items()}
@@ -39,7 +42,7 @@ def stated(described: Described) -> StatedTraffic | None:
 
 
 def watched(seen: ScriptObservations) -> StatedTraffic:
-    """By what a rank of a script issued in a step."""
+    """Return the traffic that hooks observed in a rank of a script, per step."""
     payload = {name: float(issued.payload_bytes) for name, issued in seen.collectives.items()}
     sizes = (
         issued.payload_bytes / issued.count for issued in seen.collectives.values() if issued.count
@@ -48,7 +51,7 @@ def watched(seen: ScriptObservations) -> StatedTraffic:
 
 
 def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
-    """By what a rank issues in a step."""
+    """Return how the state is divided, inferred from what a rank issues in a step."""
     scattered = sum(value for name, value in issued.items() if "reduce_scatter" in name)
     gathered = sum(value for name, value in issued.items() if "all_gather" in name)
     reduced = sum(
@@ -56,7 +59,7 @@ def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
     )
     if scattered and reduced > scattered / ranks:
         return KeptStates.NODE_CUT
-    if not scattered and gathered:  # a backend without a reduce-scatter reduces all of it
+    if not scattered and gathered:  # a backend without reduce-scatter all-reduces everything
         scattered = reduced
     if not scattered:
         return KeptStates.WHOLE
@@ -64,9 +67,10 @@ def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
 
 
 def sent_by(by_size: Mapping[int, StatedTraffic | None]) -> tuple[Sent, ...]:
-    """The exchange at any size, by what a rank issues at two; () where no form is known.
+    """Return the exchange at any size, from the traffic of a rank at two sizes; () if unknown.
 
-    Bytes of a world are constant or grow with the ranks: the two largest sizes tell which.
+    The bytes of a world are constant or grow linearly with its ranks. The two largest sizes
+    determine both coefficients.
     """
     known = {
         ranks: traffic
@@ -97,9 +101,10 @@ def _law(name: str, by_size: Mapping[int, StatedTraffic]) -> Sent:
 
 
 def padding(by_size: Mapping[int, StatedTraffic | None]) -> float:
-    """How many times as many bytes all shards have together, where parameters are sharded.
+    """Return the ratio of the bytes of all shards at the larger and the smaller of two sizes.
 
-    Every rank gets an equal part of the first dimension, so that narrow parameters grow.
+    Every rank gets an equal part of the first dimension, so narrow parameters are padded. The ratio
+    is 1 if parameters are not sharded.
     """
     wholes = [
         traffic.payload.get("all_gather", 0.0) * ranks

@@ -1,4 +1,4 @@
-"""Links as a run swept them, else as data sheets say."""
+"""Determine link rates from the bandwidth sweep of a run, or else from data sheets."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,23 +12,27 @@ from harness.features.foresight.terms import Unknown
 from harness.record import RunRecord
 from harness.record.fabric import LATENCY_BYTES, Row
 
-#: A payload from which on a sweep's rate is that of the link.
+#: Bytes of payload from which on the rate of a sweep is that of the link.
 LARGE_BYTES = 1 << 20
-#: Links that were swept are known: how far a training's share of them may lie from the sweep's.
+#: Belief about the rate that training reaches relative to the bandwidth sweep.
 SWEPT = Belief(1.0, 0.15)
-#: Latency that was swept: shortest messages of one kind speak roughly for the others.
+#: Belief about latency relative to the sweep; the shortest messages of one kind predict the others
+#: only roughly.
 SWEPT_LATENCY = Belief(1.0, 0.5)
 
 Links = tuple[Fabric, float | None, dict[Unknown, Belief], list[str]]
 
 
 def links(run: RunRecord) -> Links:
-    """Rates and latency within a node and between nodes: as swept, else as of data sheets."""
+    """Return the fabric, the peak FLOP/s, beliefs and notes.
+
+    Rates and latency within and between nodes are as swept, or else from data sheets.
+    """
     gpu = run.machine.gpu if run.settings.device is Device.CUDA else ""
     fabric, peak, remarks = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
     beliefs = dict[Unknown, Belief]()
     notes = list(remarks)
-    if fabric.per_node == 1:  # nothing goes over links inside a node
+    if fabric.per_node == 1:  # no traffic uses links inside a node
         notes = [note for note in notes if "intra-node" not in note]
     swept = {False: list[float](), True: list[float]()}
     for row in filter(_reduces, run.fabric):
@@ -57,9 +61,10 @@ def links(run: RunRecord) -> Links:
 def _by_kind(
     swept: Sequence[Row], fabric: Fabric
 ) -> tuple[dict[CollectiveKind, float], dict[CollectiveKind, float]]:
-    """How much longer the shortest and the largest messages took than NCCL's own model says.
+    """Return how much longer the shortest and the largest messages took than NCCL's model predicts.
 
-    On the largest world that was swept: a library may do worse with one kind than with another.
+    The factors are those of the largest world in the sweep, separate for each kind of collective
+    because a library may be less efficient with one than with another.
     """
     latency, transfer = dict[CollectiveKind, float](), dict[CollectiveKind, float]()
     for operation, (kind, _) in OPERATIONS.items():

@@ -1,1 +1,1 @@
-"""Formulas and what is played: what is true of any machine."""
+"""Formulas and simulations that hold on any machine."""

@@ -1,7 +1,7 @@
-"""Costs of a collective: closed forms, and the choice that NCCL makes among its algorithms.
+"""Costs of collectives: closed forms, and NCCL's choice among its algorithms.
 
-Closed forms take bytes as nccl-tests counts them: what a rank holds before a reduce-scatter, after
-an all-gather. They are from Thakur, Rabenseifner and Gropp (IJHPCA 2005) and Hoefler's LogGP notes.
+Closed forms count bytes as nccl-tests does: what a rank holds before a reduce-scatter or after an
+all-gather. They are from Thakur, Rabenseifner and Gropp (IJHPCA 2005) and Hoefler's LogGP notes.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from math import ceil, log2
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRate:
-    """A link's rate: seconds before the first byte, bytes a second after it."""
+    """A link: seconds before the first byte, then bytes per second."""
 
     latency_s: float
     bytes_per_s: float
@@ -23,28 +23,30 @@ def point_to_point(link: LinkRate, num_bytes: float) -> float:
 
 
 def ring_all_reduce(link: LinkRate, num_bytes: float, ranks: int) -> float:
-    """2 (p-1) messages of n/p bytes."""
+    """Return the seconds of 2 (p-1) messages of n/p bytes."""
     return 2 * ring_all_gather(link, num_bytes, ranks)
 
 
 def ring_all_gather(link: LinkRate, num_bytes: float, ranks: int) -> float:
-    """p-1 messages of n/p bytes; a reduce-scatter costs the same."""
+    """Return the seconds of p-1 messages of n/p bytes; a reduce-scatter costs the same."""
     return (ranks - 1) * point_to_point(link, num_bytes / ranks)
 
 
 def recursive_doubling(link: LinkRate, num_bytes: float, ranks: int) -> float:
-    """An all-reduce of ceil(log2 p) exchanges of all bytes: for short messages."""
+    """Return the seconds of an all-reduce by ceil(log2 p) exchanges of all bytes, for short
+    messages.
+    """
     return ceil(log2(ranks)) * point_to_point(link, num_bytes)
 
 
 def rabenseifner(link: LinkRate, num_bytes: float, ranks: int) -> float:
-    """An all-reduce by recursive halving, then doubling."""
+    """Return the seconds of an all-reduce by recursive halving, then doubling."""
     sent = 2 * (ranks - 1) / ranks * num_bytes
     return 2 * ceil(log2(ranks)) * link.latency_s + sent / link.bytes_per_s
 
 
 def tree_all_reduce(link: LinkRate, num_bytes: float, ranks: int) -> float:
-    """The pipelined double binary tree (Sanders, Speck and Traeff 2009)."""
+    """Return the seconds of the pipelined double binary tree (Sanders, Speck and Traeff 2009)."""
     return 2 * ceil(log2(ranks)) * link.latency_s + 2 * num_bytes / link.bytes_per_s
 
 
@@ -60,16 +62,17 @@ def pairwise_all_to_all(link: LinkRate, num_bytes: float, ranks: int) -> float:
 def hierarchical_all_reduce(
     inside: LinkRate, between: LinkRate, num_bytes: float, per_node: int, nodes: int
 ) -> float:
-    """Reduce-scatter in the node, all-reduce of each share between nodes, all-gather in the node.
+    """Return the seconds of a two-level all-reduce.
 
-    ``between`` is what one rank has of the network.
+    It is a reduce-scatter in the node, an all-reduce of each share between nodes, and an all-gather
+    in the node. ``between`` is one rank's part of the network.
     """
     share = num_bytes / per_node
     return ring_all_reduce(inside, num_bytes, per_node) + ring_all_reduce(between, share, nodes)
 
 
 class CollectiveKind(StrEnum):
-    """The kind of exchange."""
+    """The kind of collective."""
 
     ALL_REDUCE = "all-reduce"
     ALL_GATHER = "all-gather"
@@ -79,11 +82,12 @@ class CollectiveKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The links of one machine. Rates are of one GPU, one way, in bytes a second.
+    """The links of one machine. Rates are per GPU and direction, in bytes/s.
 
-    ``latency_times`` and ``transfer_times``: by how much the shortest and the largest messages of a
-    kind took longer in a sweep than NCCL's own model says; what was not swept is as that. In a
-    ``torus`` every rank has links of its own to its neighbours, and no network lies beyond them.
+    ``latency_times`` and ``transfer_times`` are factors between a bandwidth sweep and NCCL's model,
+    for the shortest and the largest messages of each kind. A kind without a factor follows the
+    model. In a ``torus`` every rank has separate links to its neighbours, and there is no further
+    network.
     """
 
     per_node: int
@@ -94,10 +98,10 @@ class Fabric:
     transfer_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
 
     def ring_bytes_per_s(self, ranks: int, in_node: int) -> float:
-        """The rate that a ring over ``ranks`` reaches, ``in_node`` of them on each node.
+        """Return the rate of a ring over ``ranks``, with ``in_node`` of them on each node.
 
-        A ring enters a node over one network card and leaves it over another. NCCL lays as many
-        rings as there are cards, so ranks of one node share all cards that are theirs.
+        A ring enters a node over one network card and leaves it over another. NCCL creates as many
+        rings as there are cards, so the ranks of one node use all of their cards together.
         """
         if ranks <= in_node:
             return self.intra_bytes_per_s
@@ -106,7 +110,7 @@ class Fabric:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Seconds of a collective, apart: what latency takes, what bytes take."""
+    """Seconds of a collective, divided into latency and transfer."""
 
     latency_s: float
     transfer_s: float
@@ -130,7 +134,7 @@ FREE = Cost(latency_s=0.0, transfer_s=0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class _Protocol:
-    """One protocol of NCCL: latencies in microseconds, and its share of the bandwidth."""
+    """One protocol of NCCL: its latencies in microseconds, and its share of the bandwidth."""
 
     ring_base: float
     ring_hop: float
@@ -142,7 +146,8 @@ class _Protocol:
     tree_share: float
 
 
-#: LL, LL128 and Simple over NVLink and a network: src/graph/tuning.cc of NVIDIA/nccl, 5067397c.
+#: Values of LL, LL128 and Simple over NVLink and a network, from src/graph/tuning.cc of
+#: NVIDIA/nccl, 5067397c.
 _PROTOCOLS = (
     _Protocol(
         ring_base=6.6,
@@ -179,10 +184,11 @@ _US = 1e-6
 
 
 def nccl(kind: CollectiveKind, num_bytes: float, ranks: int, in_node: int, fabric: Fabric) -> Cost:
-    """The cost by NCCL's own model of the algorithm and protocol that it would choose.
+    """Return the cost of the algorithm and protocol that NCCL's tuning model would choose.
 
-    ``in_node``: how many of the ranks share a node. Trees exist for all-reduce alone, so the
-    latency of an all-gather grows with the ranks and that of an all-reduce with their logarithm.
+    ``in_node`` is the number of ranks on one node. NCCL has trees for all-reduce only. The latency
+    of an all-gather therefore grows with the number of ranks, and that of an all-reduce with its
+    logarithm.
     """
     if ranks <= 1 or num_bytes <= 0:
         return FREE

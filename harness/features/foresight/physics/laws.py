@@ -1,7 +1,7 @@
 """The baselines that a prediction must beat: speed-up laws in N alone, and a straight line.
 
-Each law is fitted to throughput at the calibrated sizes, and answers throughput at others. The line
-has two unknowns: ``T = u t + f``, u being what a rank goes through in a step.
+Each law is fitted to throughput at the calibrated sizes, and predicts the throughput at others. The
+line has two unknowns, ``T = u t + f``, where u is the work of a rank in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,10 @@ class Law(StrEnum):
 
 
 def line(known: Sequence[tuple[float, float]], to: float) -> float:
-    """Seconds at ``to`` units by T = u t + f of (u, T), f >= 0; f = 0 where all u are alike."""
+    """Return the seconds at ``to`` units by T = u t + f, fitted to pairs (u, T) with f >= 0.
+
+    f is 0 if all u are equal.
+    """
     u, t = np.asarray(known, float).T
     if len(set(u)) > 1:
         slope, rest = np.polyfit(u, t, 1)
@@ -33,12 +36,12 @@ def line(known: Sequence[tuple[float, float]], to: float) -> float:
 
 
 def amdahl(n: Array, serial: float) -> Array:
-    """Speed-up at fixed work (Amdahl 1967)."""
+    """Return the speed-up at fixed work (Amdahl 1967)."""
     return n / (1 + serial * (n - 1))
 
 
 def usl(n: Array, contention: float, coherence: float) -> Array:
-    """The Universal Scalability Law (Gunther 1993)."""
+    """Return the speed-up by the Universal Scalability Law (Gunther 1993)."""
     return n / (1 + contention * (n - 1) + coherence * n * (n - 1))
 
 
@@ -46,7 +49,7 @@ def power(n: Array, exponent: float) -> Array:
     return n**exponent
 
 
-#: A law's form, and how many coefficients of what range it has.
+#: The function of each law, with the lower and upper bounds of its coefficients.
 _FORMS: dict[Law, tuple[Callable[..., Array], list[float], list[float]]] = {
     Law.AMDAHL: (amdahl, [0.0], [1.0]),
     Law.USL: (usl, [0.0, 0.0], [1.0, 1.0]),
@@ -55,10 +58,11 @@ _FORMS: dict[Law, tuple[Callable[..., Array], list[float], list[float]]] = {
 
 
 def extrapolate(law: Law, sizes: Sequence[int], rates: Sequence[float], to: Sequence[int]) -> Array:
-    """Throughput by a law in N at ``to`` from that measured at ``sizes``, both in one unit.
+    """Return the throughput at ``to`` by a law in N, fitted to ``rates`` at ``sizes``.
 
-    Constant keeps the efficiency of the largest calibrated size. So does every other law where
-    fewer than two sizes are known: one point holds no shape.
+    The result has the unit of ``rates``. The constant law keeps the efficiency of the largest
+    calibrated size. So does every other law if only one size is known, because one point does not
+    determine a curve.
     """
     n, rate, wanted = (np.asarray(x, float) for x in (sizes, rates, to))
     last = int(np.argmax(n))

@@ -1,7 +1,8 @@
-"""Pipeline schedules: in which order a stage works, and their bubbles in closed form.
+"""Pipeline schedules: the order of work of each stage, and their bubbles in closed form.
 
-F is a forward, B the gradient of its input, W that of its weights. Closed forms are from Narayanan
-et al. (SC'21) and Qi et al. (Zero Bubble, arXiv 2401.10241); they hold where hops cost nothing.
+F is a forward pass, B the gradient of its input, and W the gradient of its weights. The closed
+forms are from Narayanan et al. (SC'21) and Qi et al. (Zero Bubble, arXiv 2401.10241). They hold if
+transfers between stages cost nothing.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 
 class PipelineSchedule(StrEnum):
-    """A fixed order of work, or for zero bubbles a rule by which a stage chooses."""
+    """A fixed order of work, or for zero-bubble schedules a rule by which a stage chooses."""
 
     ALL_FORWARD = "GPipe"
     ONE_EACH = "1F1B"
@@ -21,11 +22,11 @@ class PipelineSchedule(StrEnum):
 
     @property
     def splits(self) -> bool:
-        """Whether gradients of weights are computed apart from those of inputs."""
+        """Return whether gradients of weights are computed separately from those of inputs."""
         return self in (PipelineSchedule.ZERO_1P, PipelineSchedule.ZERO_2P)
 
 
-#: How papers and configurations write them; the first that matches wins.
+#: Spellings in papers and configurations; the first match counts.
 _WRITTEN = (
     (r"zb-?\s?(h2|2p)", PipelineSchedule.ZERO_2P),
     (r"zb-?\s?(h1|1p)", PipelineSchedule.ZERO_1P),
@@ -36,13 +37,13 @@ _WRITTEN = (
 
 
 def schedule_of(words: str) -> PipelineSchedule | None:
-    """The schedule that a text names, None where it names none."""
+    """Return the schedule that a text names, or None."""
     low = words.lower()
     return next((schedule for written, schedule in _WRITTEN if re.search(written, low)), None)
 
 
 class StageWork(NamedTuple):
-    """One thing that a stage does: F, or B with W in it, for a micro-batch in a chunk."""
+    """A piece of work of a stage: F, or B including W, for one micro-batch in one chunk."""
 
     kind: str
     micro: int
@@ -50,7 +51,10 @@ class StageWork(NamedTuple):
 
 
 class Durations(NamedTuple):
-    """Seconds of a micro-batch on one stage, all its chunks together; ``hop``: to the next one."""
+    """Seconds of a micro-batch on one stage, all its chunks together.
+
+    ``hop`` is the time of a transfer to the next stage.
+    """
 
     forward: float
     backward: float
@@ -68,8 +72,8 @@ class Durations(NamedTuple):
 def orders(
     schedule: PipelineSchedule, stages: int, micros: int, chunks: int = 1
 ) -> list[list[StageWork]]:
-    """The order of each stage's work; not for schedules that split the backward."""
-    assert not schedule.splits, "these choose as they go"
+    """Return the order of work of each stage, for schedules that do not split the backward."""
+    assert not schedule.splits, "zero-bubble schedules have no fixed order"
     forward = _turns(stages, micros, chunks, range(chunks))
     backward = _turns(stages, micros, chunks, range(chunks - 1, -1, -1))
     return [
@@ -79,7 +83,10 @@ def orders(
 
 
 def _turns(stages: int, micros: int, chunks: int, turn: Sequence[int]) -> list[tuple[int, int]]:
-    """(micro, chunk): as many micro-batches as there are stages go through a chunk in a row."""
+    """Return the order of (micro, chunk) of a stage.
+
+    As many micro-batches as there are stages go through one chunk before the next chunk.
+    """
     if chunks == 1:
         return [(micro, 0) for micro in range(micros)]
     return [
@@ -91,7 +98,7 @@ def _turns(stages: int, micros: int, chunks: int, turn: Sequence[int]) -> list[t
 
 
 def _ahead(schedule: PipelineSchedule, stages: int, stage: int, total: int, chunks: int) -> int:
-    """How many forwards come before the first backward."""
+    """Return how many forward passes a stage does before its first backward."""
     if schedule is PipelineSchedule.ALL_FORWARD:
         return total
     after = stages - 1 - stage
@@ -110,9 +117,9 @@ def _one_stage(
 
 
 def bubble_s(schedule: PipelineSchedule, stages: int, took: Durations, chunks: int = 1) -> float:
-    """Seconds that the fullest stage idles in a step, whatever the number of micro-batches.
+    """Return the seconds that the busiest stage idles in a step, for any number of micro-batches.
 
-    ZB-2p has its value where F, B and W are equal and there are at least 2 p - 1 micro-batches.
+    For ZB-2p this holds if F, B and W are equal and there are at least 2 p - 1 micro-batches.
     """
     idle = stages - 1
     if schedule is PipelineSchedule.ZERO_1P:

@@ -1,4 +1,4 @@
-"""Steps played event by event: pipelines, buckets behind a backward, layers that are gathered."""
+"""Simulate steps event by event: pipelines, buckets during a backward, and gathered layers."""
 
 import heapq
 from collections import defaultdict
@@ -16,16 +16,16 @@ from harness.features.foresight.physics.schedules import (
 )
 
 Array = NDArray[np.float64]
-#: Two instants nearer than this share of a micro-batch are one.
+#: Share of a micro-batch; two instants that are closer count as one.
 _SAME = 1e-9
 
 
 def pipeline_s(
     schedule: PipelineSchedule, stages: int, micros: int, took: Durations, chunks: int = 1
 ) -> float:
-    """Seconds that the fullest stage takes from its first work to its last.
+    """Return the seconds that the busiest stage takes from its first work to its last.
 
-    That is a step, since a stage may begin the next one while others end this one.
+    This is the length of a step, because a stage may begin the next step while others end this one.
     """
     if schedule is PipelineSchedule.ZERO_1P:
         return _choosing(stages, micros, took, stages, 0.5)
@@ -38,11 +38,12 @@ def pipeline_s(
 def units(
     schedule: PipelineSchedule, stages: int, micros: int, took: Durations, chunks: int = 1
 ) -> float:
-    """A pipeline's seconds in micro-batches: m where there is no bubble and no hop.
+    """Return the step of a pipeline in micro-batches, which is ``micros`` without bubble and hops.
 
-    Beyond a few fills of the pipeline each further ``stages`` micro-batches take equally long, so
-    no more are played than are needed to know that. Interleaved stages take whole rounds of
-    ``stages`` micro-batches (Megatron-LM refuses others): what is left over adds no bubble.
+    After the pipeline has been filled a few times, each further ``stages`` micro-batches take
+    equally long, so only as many as necessary are simulated. Interleaved stages take whole rounds
+    of ``stages`` micro-batches (Megatron-LM refuses others). A remainder is assumed to add no
+    bubble.
     """
     if schedule is PipelineSchedule.INTERLEAVED and (
         left := micros - max(1, micros // stages) * stages
@@ -58,7 +59,7 @@ def units(
 
 
 def _in_order(order: Sequence[Sequence[StageWork]], took: Durations, chunks: int) -> float:
-    """Every stage works through its list, and waits for what has not arrived."""
+    """Return the seconds of stages that work in a fixed order and wait for missing inputs."""
     stages = len(order)
     last = stages * chunks - 1
     cost = {"F": took.forward / chunks, "B": (took.backward + took.weights) / chunks}
@@ -84,12 +85,12 @@ def _in_order(order: Sequence[Sequence[StageWork]], took: Durations, chunks: int
             if (woken := waits.pop((stage, work), None)) is not None:
                 ready.append(woken)
     if place != [len(todo) for todo in order]:
-        raise AssertionError("a schedule that waits for itself")
+        raise AssertionError("the schedule deadlocks: a stage waits for its own output")
     return max(free)
 
 
 def _source(work: StageWork, stage: int, stages: int, last: int) -> tuple[int, StageWork] | None:
-    """Who makes the input of a piece of work: (stage, work)."""
+    """Return the (stage, work) that produces the input of a piece of work, or None."""
     virtual = work.chunk * stages + stage
     if work.kind == "F":
         before = virtual - 1
@@ -103,11 +104,12 @@ def _source(work: StageWork, stage: int, stages: int, last: int) -> tuple[int, S
 
 
 def _choosing(stages: int, micros: int, took: Durations, most: int, patience: float) -> float:
-    """Each stage takes an input's gradient, else a forward, else gradients of weights.
+    """Return the seconds of stages that choose their next work.
 
-    ``most``: how many micro-batches' activations are kept on a stage; one half of them is freed
-    by the gradient of the input. ``patience``: a stage that could only compute gradients of
-    weights waits instead where something better arrives within this share of that time.
+    Each stage prefers the gradient of an input, then a forward, then gradients of weights. ``most``
+    is the number of micro-batches whose activations a stage may hold; the gradient of the input
+    releases half of them. If a stage could only compute gradients of weights, it waits for other
+    work that arrives within the share ``patience`` of that time.
     """
     arrived: dict[str, list[list[float]]] = {kind: [[] for _ in range(stages)] for kind in "FB"}
     arrived["F"][0] = [0.0] * micros
@@ -131,7 +133,7 @@ def _choosing(stages: int, micros: int, took: Durations, most: int, patience: fl
             soon = any(at - now <= patience * took.weights for at, _ in coming)
             does = "" if soon and patience else "W"
         if not does:
-            continue  # an arrival wakes it
+            continue  # the next arrival of an input wakes the stage
         began[stage] = now if began[stage] < 0 else began[stage]
         free[stage] = end = now + took.of(does)
         num[does][stage] += 1
@@ -141,21 +143,24 @@ def _choosing(stages: int, micros: int, took: Durations, most: int, patience: fl
             arrived[kind][to].append(end + (took.hop if to != stage else 0.0))
             heapq.heappush(wakes, (arrived[kind][to][-1], to))
     if num["W"] != [micros] * stages:
-        raise AssertionError("a schedule that waits for itself")
+        raise AssertionError("the schedule deadlocks: a stage waits for its own output")
     return max(end - begin for begin, end in zip(began, free, strict=True))
 
 
 def _sent(does: str, stage: int, stages: int) -> tuple[int, str] | None:
-    """Who can go on after a piece of work, and with what."""
+    """Return the stage that can continue after a piece of work, and the kind of its
+    work; or None.
+    """
     if does == "F":
         return (stage, "B") if stage == stages - 1 else (stage + 1, "F")
     return (stage - 1, "B") if does == "B" and stage > 0 else None
 
 
 def buckets_s(ready_s: Sequence[Array], exchange_s: Sequence[Array], backward_s: Array) -> Array:
-    """When a backward and its exchanges end: buckets go out in turn, each once it is full.
+    """Return when a backward and its exchanges end; each bucket is sent once it is full, in order.
 
-    Entries may be arrays of any one shape: that many steps are played at once.
+    Entries may be arrays of one common shape. Each element is a step, so many steps are simulated
+    at once.
     """
     free = np.zeros_like(backward_s)
     for ready, cost in zip(ready_s, exchange_s, strict=True):
@@ -166,10 +171,11 @@ def buckets_s(ready_s: Sequence[Array], exchange_s: Sequence[Array], backward_s:
 def gathered_s(
     forward_s: Array, backward_s: Array, gather_s: Array, scatter_s: Array, layers: int
 ) -> Array:
-    """Seconds of a sharded step of equal layers, gathered one ahead; arguments are of one layer.
+    """Return the seconds of a sharded step of equal layers; the arguments are seconds of one layer.
 
-    Gathers and scatters share a stream. While a layer computes the next one is gathered; on the
-    way back the one after it is scattered, too. Arguments may be arrays of any one shape.
+    Each layer is gathered while the one before it computes. Gathers and scatters share one stream.
+    During the backward the gradients of the previous layer are scattered, too. Arguments may be
+    arrays of one common shape.
     """
     gathered = stream = gather_s
     compute = np.zeros_like(forward_s)

@@ -1,1 +1,1 @@
-"""Ladders that others have published, as a file."""
+"""Read scaling sweeps that others have published, from a file."""

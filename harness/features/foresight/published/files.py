@@ -1,7 +1,8 @@
-"""Files of published tables: one reader for JSON, TOML, CSV and Markdown.
+"""Read files of published tables in JSON, TOML, CSV or Markdown.
 
-file -> documents of one form: what is stated of all rows, and ``points``, the rows by heading.
-``predict`` and ``audit`` both begin here, so that what one of them reads, the other reads as well.
+file -> documents of one form: fields that hold for all rows, and ``points``, the rows by heading
+
+``predict`` and ``audit`` both use this reader, so that they accept the same files.
 """
 
 import csv
@@ -16,15 +17,16 @@ from typing import Any
 
 from harness.base.errors import SpecError
 
-#: What a JSON file of several tables says of itself.
+#: Value of the field ``schema`` in a JSON file with several tables.
 SCHEMA = "published_scaling/1"
 
 
 def documents(path: Path, fix: str) -> Sequence[Any]:
-    """The tables of a file, in its order. A document that is no object, or has no rows, is left to
-    the reader of tables, so that one bad table leaves the others.
+    """Return the tables of a file, in its order.
 
-    SpecError: the file cannot be read, or is no file of tables; ``fix`` is a command that works.
+    A document that is not an object or has no rows is left to the reader of tables, so that one bad
+    table does not affect the others. Raise SpecError if the file cannot be read or is not a file of
+    tables; ``fix`` is a command that works.
     """
     try:
         content = path.read_text(encoding="utf-8")
@@ -46,8 +48,10 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
 
 
 def field_name(heading: str) -> str:
-    """``Step time (ms)`` as step_time_ms, ``tokens/s/GPU`` as tokens_per_s_per_gpu: headings that
-    people read, as the fields of JSON tables are called. One word stays as it is.
+    """Return a heading for people as the name of a field in JSON tables.
+
+    ``Step time (ms)`` becomes step_time_ms, and ``tokens/s/GPU`` becomes tokens_per_s_per_gpu. A
+    single word is not changed.
     """
     if heading.isidentifier():
         return heading
@@ -56,7 +60,10 @@ def field_name(heading: str) -> str:
 
 
 def cell_value(cell: Any) -> Any:
-    """``1,234`` as 1234, ``97.6 %`` as 97.6; text that is no number, and other values, as is."""
+    """Return the number in a cell: 1234 for ``1,234``, 97.6 for ``97.6 %``.
+
+    Other text and other values are returned unchanged.
+    """
     if not isinstance(cell, str):
         return cell
     bare = cell.strip()
@@ -76,12 +83,16 @@ def _of_toml(content: str, path: Path) -> Mapping[str, Any]:
         ) from None
     rows = document.pop("row", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise SpecError("row is no table", where=str(path), expected=expected, fix=f"edit {path}")
+        raise SpecError(
+            "row is not an array of tables", where=str(path), expected=expected, fix=f"edit {path}"
+        )
     return {**document, "points": rows}
 
 
 def _of_text(content: str) -> list[list[dict[str, str]]]:
-    """The rows of each table: of lines that begin with a bar, one after the other; else of CSV."""
+    """Return the rows of each Markdown table (consecutive lines that begin with a bar),
+    or of CSV.
+    """
     lines = [line.strip() for line in content.splitlines()]
     blocks = [
         list(block) for barred, block in itertools.groupby(lines, lambda x: x[:1] == "|") if barred

@@ -1,4 +1,4 @@
-"""A measured figure of a table, in whatever unit it stands, as seconds a step."""
+"""Convert a measured figure of a table, in whatever unit, to seconds per step."""
 
 import re
 from collections.abc import Mapping
@@ -20,14 +20,16 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A figure in SI units; ``per_gpu`` where a rate is of one rank."""
+    """A figure in SI units. ``per_gpu`` is whether a rate is that of one rank."""
 
     value: float
     unit: Unit
     per_gpu: bool = True
 
     def step_s(self, shape: Shape, peak_flops: float | None) -> float:
-        """Seconds of a step of this shape; ValueError where something for that is unknown."""
+        """Return the seconds of a step of this shape. Raise ValueError if a fact for that is
+        unknown.
+        """
         if self.unit is Unit.STEP:
             return self.value
         rate = self.value * (shape.ranks if self.per_gpu else 1)
@@ -40,12 +42,13 @@ class Measure:
             return shape.samples / rate
         if self.unit is Unit.MFU:
             if peak_flops is None:
-                raise ValueError("mfu needs hardware.peak_tflops_bf16_dense")
+                raise ValueError("hardware.peak_tflops_bf16_dense is missing, which mfu needs")
             rate *= peak_flops
         return shape.flops / rate
 
 
-#: How a field is called; the first kind that a row has counts. Named groups tell scale and base.
+#: Patterns of field names. The first kind that a row has counts. Named groups hold the scale and
+#: what the rate refers to.
 _NAMES = (
     (Unit.STEP, r"(step|iteration|iter|batch)(_time)?_(?P<scale>s|ms|sec|seconds)"),
     (Unit.STEP, r"(time|seconds|s)_per_(step|iteration|iter|batch)(_(?P<scale>s|ms))?"),
@@ -63,10 +66,11 @@ _PER_GPU = re.compile(r"gpu|device|rank|chip|accelerator")
 
 
 def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | None]]:
-    """(schedule, figure) of a row; the schedule is '' but where the figure is an object of them.
+    """Return the pairs (schedule, figure) of a row.
 
-    None for a row without a figure: its value is asked for. ValueError for one that is no number,
-    and for a row whose figures are of other kinds, since an efficiency alone tells no time.
+    The schedule is '' unless the figure is an object with one entry for each schedule. The figure
+    is None for a row without one, which is to be predicted. Raise ValueError if the figure is not a
+    number, or if the row has only other figures: an efficiency alone does not give a time.
     """
     for unit, written in _NAMES:
         for name, value in row.items():
@@ -78,14 +82,16 @@ def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | N
                 ]
             return [("", _measure(unit, match, value, metric))]
     if other := [name for name, value in row.items() if value is not None and is_measure(name)]:
-        raise ValueError(f"{other[0]} is no step time, rate, FLOP/s or MFU, so it tells no seconds")
+        raise ValueError(
+            f"{other[0]} is not a step time, rate, FLOP/s or MFU, so it gives no seconds per step"
+        )
     return [("", None)]
 
 
 def unit_of(name: str, metric: str = "") -> tuple[Unit, bool] | None:
-    """The unit of a field's figures, and whether they are of one rank; None for other fields.
+    """Return the unit of a field's figures and whether they are per rank; None for other fields.
 
-    ``metric`` is what the table says of its figures, for names that say nothing of ranks.
+    ``metric`` describes the table's figures, for field names that do not mention ranks.
     """
     for unit, written in _NAMES:
         if match := re.fullmatch(written, name.lower()):
@@ -94,7 +100,7 @@ def unit_of(name: str, metric: str = "") -> tuple[Unit, bool] | None:
 
 
 def _looks_measured(name: str) -> bool:
-    """Whether a field is a figure of another kind: what is not understood is no question."""
+    """Return whether a field looks like a measured figure of a kind that is not supported."""
     return bool(re.search(r"_(s|ms|sec)$|_per_|efficiency|speedup|^rel$|^gbit", name.lower()))
 
 
@@ -109,7 +115,7 @@ def _measure(unit: Unit, match: re.Match[str], value: Any, metric: str) -> Measu
 
 
 def _per_gpu(unit: Unit, match: re.Match[str], metric: str) -> bool:
-    """Whether a rate is of one rank: by its name, else by what the table says of its figures."""
+    """Return whether a rate is per rank, by its name or by the table's description."""
     if unit in (Unit.MFU, Unit.FLOPS):
         return not match[0].startswith("agg")
     parts = match.groupdict()
@@ -118,5 +124,5 @@ def _per_gpu(unit: Unit, match: re.Match[str], metric: str) -> bool:
 
 
 def is_measure(name: str) -> bool:
-    """Whether a field is a figure that was measured."""
+    """Return whether a field is a measured figure."""
     return _looks_measured(name) or any(re.fullmatch(word, name.lower()) for _, word in _NAMES)

@@ -1,4 +1,4 @@
-"""Fields of a table's points, by whichever of their usual names, as a Shape and a Fabric."""
+"""Read the fields of a table's points, under any of their usual names, as a Shape and a Fabric."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from harness.features.foresight.published.measures import is_measure
 from harness.features.foresight.shapes import KeptStates, Model, Shape
 from harness.host import devices
 
-#: What a number is called in papers, configurations and logs; the first that stands there counts.
+#: Names of each number in papers, configurations and logs. The first one that a row has counts.
 NUMBERS: dict[str, tuple[str, ...]] = {
     "ranks": ("n", "num_gpus", "gpus", "n_gpus", "world_size", "devices", "ranks", "num_devices"),
     "nodes": ("nodes", "num_nodes"),
@@ -38,9 +38,9 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "keys": ("kv_hidden", "kv_dim"),
     "zero": ("zero", "zero_stage"),
 }  # fmt: skip
-#: No training has more of these, so that a slip of the pen is not played.
+#: Limits that no training run exceeds, so that a typing error is not simulated.
 MOST_OF = {"stages": 1024, "chunks": 128, "layers": 10_000}
-#: What must be alike for one point to tell of another.
+#: Fields that must be equal for one point to predict another.
 CONFIGURATION = (
     "strategy", "optimizer", "precision", "dtype", "gpu", "software", "framework", "version",
     "container", "image", "stack", "round", "release", "commit", "clocks", "driver", "nccl",
@@ -48,15 +48,16 @@ CONFIGURATION = (
     "torch", "pytorch", "fabric", "network", "interconnect", "nic", "ep",
     "expert_parallel_size",
 )  # fmt: skip
-#: Where a figure comes from, and what is derived from others: of no consequence here.
+#: Fields that state the origin of a figure or follow from others. They are ignored.
 PROVENANCE = (
     "id", "source", "note", "notes", "log", "file", "path", "url", "run", "runs", "name", "comment",
     "verified", "heads", "vocab", "bubble_rate_profiled", "metric", "role",
     "suggested_split", "family", "calibrate_on", "schedule", "model", "mode", "scaling",
 )  # fmt: skip
-#: Whose machine it was: another one is no refusal, but is named.
+#: Fields that state the owner of the machine. A different owner is noted, but not refused.
 OWNERS = ("system", "submitter", "owner", "cluster", "vendor", "cloud")
-#: Words of a strategy that the number of ranks follows. Other dimensions must be as they are.
+#: Pattern of the data-parallel part of a strategy, whose size follows from the ranks. Other
+#: dimensions must match exactly.
 _DATA = r"[fh]?sdp|d?dp"
 _KNOWN = {
     *(name for names in NUMBERS.values() for name in names), *CONFIGURATION, *PROVENANCE, *OWNERS,
@@ -65,7 +66,7 @@ _KNOWN = {
 
 @dataclass(kw_only=True)
 class Fields:
-    """Fields of a table that hold for all its points, and what was noted while they were read."""
+    """The fields that hold for all points of a table, and notes taken while they are read."""
 
     shared: Mapping[str, Any]
     per_node: int = 8
@@ -74,7 +75,10 @@ class Fields:
     owners: dict[str, set[str]] = field(default_factory=dict)
 
     def number(self, row: Mapping[str, Any], what: str, where: str) -> float | None:
-        """Of the row, else of the table's model, else of the table; ValueError if not above 0."""
+        """Return a number of the row, or else of the table's model, or else of the table.
+
+        Raise ValueError if it is negative or not a number.
+        """
         model = self.shared.get("model")
         for level in (row, model if isinstance(model, Mapping) else {}, self.shared):
             low = {str(key).lower(): value for key, value in level.items()}
@@ -90,17 +94,18 @@ class Fields:
         return None
 
     def note(self, row: Mapping[str, Any]) -> None:
+        """Remember the fields and the owner of a row."""
         self.seen |= {str(key) for key in row}
         for name, value in row.items():
             if str(name).lower() in OWNERS:
                 self.owners.setdefault(str(name).lower(), set()).add(str(value))
 
     def unknown(self) -> list[str]:
-        """Sentences for fields that are passed over, and for owners that differ."""
+        """Return sentences about fields that are ignored, and about different owners."""
         extra = sorted(n for n in self.seen if n.lower() not in _KNOWN and not is_measure(n))
         several = [
-            f"sizes are of more than one {name} ({', '.join(sorted(values))}): what that changes is"
-            " not known"
+            f"the sizes come from more than one {name} ({', '.join(sorted(values))}), whose effect"
+            " is unknown"
             for name, values in self.owners.items()
             if len(values) > 1
         ]
@@ -108,7 +113,7 @@ class Fields:
 
 
 def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
-    """The shape of a point; ValueError where its ranks can't be known or don't divide."""
+    """Return the shape of a point. Raise ValueError if its ranks are unknown or do not divide."""
     fields.note({key: value for key, value in row.items() if value != ""})
     tensor = _whole(row, fields, "tensor", where)
     stages = _whole(row, fields, "stages", where)
@@ -141,7 +146,7 @@ def shape_of(row: Mapping[str, Any], fields: Fields, where: str) -> Shape:
 
 
 def _whole(row: Mapping[str, Any], fields: Fields, what: str, where: str, default: int = 1) -> int:
-    """A whole number of at least 1, or the default where none is stated."""
+    """Return a whole number of at least 1, or the default if none is stated."""
     value = fields.number(row, what, where)
     if value is None:
         return default
@@ -153,22 +158,27 @@ def _whole(row: Mapping[str, Any], fields: Fields, what: str, where: str, defaul
 
 
 def _ranks(row: Mapping[str, Any], fields: Fields, inner: int, where: str) -> int:
-    """All GPUs, ``inner`` of which share a replica: stated, or by nodes, or by replicas."""
+    """Return the number of all GPUs, of which ``inner`` share a replica.
+
+    It is stated directly, or follows from the nodes or from the replicas.
+    """
     ranks = _whole(row, fields, "ranks", where, 0)
     ranks = ranks or _whole(row, fields, "nodes", where, 0) * fields.per_node
     ranks = ranks or _whole(row, fields, "data", where) * inner
     stated = any(fields.number(row, what, where) for what in ("ranks", "nodes"))
     if not stated and ranks == 1:
-        raise ValueError(f"{where}: its number of GPUs is not stated (N)")
+        raise ValueError(f"{where}: the number of GPUs (N) is missing")
     if ranks % inner:
-        raise ValueError(f"{where}: {ranks} GPUs are no multiple of tp x pp x cp = {inner}")
+        raise ValueError(f"{where}: {ranks} GPUs are not a multiple of tp x pp x cp = {inner}")
     return ranks
 
 
 def _schedule(
     row: Mapping[str, Any], fields: Fields, words: str, stages: int, where: str
 ) -> tuple[PipelineSchedule, int]:
-    """The pipeline's schedule and the chunks of each rank: more than one interleaved only."""
+    """Return the pipeline schedule and the chunks of each rank, which exceed 1 only if
+    interleaved.
+    """
     schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
     chunks = _whole(row, fields, "chunks", where)
     if schedule is None:
@@ -176,14 +186,14 @@ def _schedule(
     if schedule is not PipelineSchedule.INTERLEAVED:
         return schedule, 1
     if chunks == 1:
-        # A chunk of one layer, the embedding and the head counted as layers of their stages.
+        # If not stated, each chunk is one layer. The embedding and the head count as layers.
         layers = _whole(row, fields, "layers", where, 0) or 2 * stages
         chunks = max(2, round((layers + 2) / stages))
     return schedule, chunks
 
 
 def _model(row: Mapping[str, Any], fields: Fields, where: str) -> Model:
-    """The model that the point, or its table, names."""
+    """Return the model that the point or its table states."""
     hidden = fields.number(row, "hidden", where)
     model = row.get("model", fields.shared.get("model"))
     return Model(
@@ -205,7 +215,7 @@ def _batch(
     *,
     model_parallel: bool,
 ) -> tuple[int, float]:
-    """Micro-batches of a replica in a step, and the samples of each."""
+    """Return the micro-batches of a replica in a step, and the samples of each."""
     micro_batch = fields.number(row, "micro_batch", where)
     micros = fields.number(row, "micros", where) or fields.number(row, "accumulated", where)
     of_replica = fields.number(row, "replica_batch", where)
@@ -227,14 +237,16 @@ def _batch(
 
 
 def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
-    """As stated, else 12 L h^2 of a transformer, else what the model's name says: 8B, 760m.
+    """Return the parameters: as stated, as 12 L h^2 of a transformer, or from a name such as 8B or
+    760m.
 
-    None of adapters, unless those that train are stated: those of the model are not exchanged.
+    Return None for adapters unless their trained parameters are stated, because only those are
+    exchanged.
     """
     words = (row.get("strategy"), fields.shared.get("strategy"), row.get("optimizer"))
     adapts = re.search(r"lora|adapter|frozen", " ".join(str(word or "") for word in words).lower())
     if adapts and fields.number(row, "trains", where) is None:
-        fields.notes.append("adapters train: what they exchange is not known")
+        fields.notes.append("adapters are trained, and the bytes that they exchange are unknown")
         return None
     stated = fields.number(row, "params", where)
     layers, hidden = (fields.number(row, what, where) for what in ("layers", "hidden"))
@@ -245,7 +257,7 @@ def _params(row: Mapping[str, Any], fields: Fields, where: str) -> float | None:
     size = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([mbt])\b", name.lower())
     if size is None:
         return None
-    fields.notes.append("parameters are those in the model's name")
+    fields.notes.append("the number of parameters is taken from the model's name")
     return float(size[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[size[2]]
 
 
@@ -268,8 +280,10 @@ def _kept(words: str, zero: float | None, model_parallel: bool) -> KeptStates:
 
 
 def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """As written, but for case and separators. From the strategy's words alone the sizes of data
-    parallelism (FSDP32, DP8) are left out: they follow from the ranks.
+    """Return the configuration of a row as written, but without case and separators.
+
+    The sizes of data parallelism in the strategy's name (FSDP32, DP8) are left out, because they
+    follow from the ranks.
     """
     low = {str(key).lower(): value for key, value in row.items()}
     alike = [(name, _written(low[name])) for name in CONFIGURATION if low.get(name) is not None]
@@ -277,25 +291,25 @@ def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _written(value: Any) -> str:
-    """8 and 8.0 are one figure; ``H100-SXM5`` and ``h100 sxm5`` are one name."""
+    """Return a value in normal form: 8 equals 8.0, and ``H100-SXM5`` equals ``h100 sxm5``."""
     if isinstance(value, Real) and not isinstance(value, bool):
         return f"{float(value):g}"
     return re.sub(r"[\s_-]+", " ", str(value).lower()).strip()
 
 
 def _unsized(strategy: str) -> str:
-    """Without the sizes of data parallelism, which follow its name."""
+    """Return a strategy without the sizes of data parallelism, which follow its name."""
     return re.sub(rf"\b({_DATA})[ =:]?\d+\b", r"\1", strategy)
 
 
-#: GB/s of a GPU that nobody knows, where a table doesn't say.
+#: GB/s of an unknown GPU if a table does not state it.
 FALLBACK_GB_S = {"intra": 60.0, "inter": 12.5}
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?([\d.,]+)\s*([GMT])(bit|b|B)(?:ps|/s|it/s)")
 _UNITS = {"M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequence[str]]:
-    """Links, peak FLOP/s of a GPU, and what was assumed of them."""
+    """Return the links, the peak FLOP/s of a GPU, and the assumptions that were made."""
     notes = []
     gpu = str(hardware.get("gpu", "")).lower()
     known = devices.described(gpu)
@@ -303,14 +317,16 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
     if not isinstance(per_node, int) or per_node < 1:
         raise ValueError(f"hardware.gpus_per_node is {per_node!r}, expected a whole number")
     if "gpus_per_node" not in hardware:
-        notes.append("8 GPUs a node are assumed")
+        notes.append("8 GPUs per node are assumed")
     rates = {}
     usual = {"intra": known.link_gb_s, "inter": known.network_gb_s} if known else FALLBACK_GB_S
     for place, usual_gb_s in usual.items():
         rate = _stated_rate(hardware, place, per_node)
         if rate is None:
             rate = 1e9 * usual_gb_s
-            notes.append(f"no {place}-node rate is stated: {rate / 1e9:g} GB/s a device is assumed")
+            notes.append(
+                f"no {place}-node rate is stated: {rate / 1e9:g} GB/s per device is assumed"
+            )
         rates[place] = rate
     peak = next(
         (float(value) for key, value in hardware.items() if str(key).startswith("peak_tflops")),
@@ -328,7 +344,9 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
 
 
 def _stated_rate(hardware: Mapping[str, Any], place: str, per_node: int) -> float | None:
-    """Bytes/s of one GPU, from a field like inter_GBps_per_node or from words."""
+    """Return the bytes/s of one GPU, from a field like inter_GBps_per_node or from
+    words; or None.
+    """
     for name, value in hardware.items():
         match = re.fullmatch(rf"{place}_([GMT])(B|b|bit)_?(?:ps|_s|_per_s)(_per_(gpu|node))?", name)
         if match is None:

@@ -1,4 +1,4 @@
-"""Which points of a table are calibrated on; the others are predicted."""
+"""Choose the points of a table for calibration; the others are predicted."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from harness.features.foresight.shapes import Point
 
 
 def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[bool], list[str]]:
-    """Whether each point calibrates, and what was made of ``asked``.
+    """Return whether each point calibrates, and notes on how ``asked`` was interpreted.
 
-    ``asked``: sizes; objects of fields that a row must have; words such as "1F1B at the largest
-    microbatch count"; or nothing, where the smallest sizes of each configuration are taken.
-    ValueError where nothing is left to calibrate on.
+    ``asked`` holds sizes, objects of fields that a row must have, or words such as "1F1B at the
+    largest microbatch count". If it is empty, the smallest sizes of each configuration calibrate.
+    Raise ValueError if no point is left for calibration.
     """
     notes: list[str] = []
     if isinstance(asked, str):
@@ -24,9 +24,9 @@ def calibrating(points: Sequence[Point], asked: Any, aside: bool) -> tuple[list[
         chosen = [any(_is(point, wanted) for wanted in asked) for point in points]
     elif asked is None or asked == []:
         if aside:
-            raise ValueError("its role is not development, and it names no points to calibrate on")
+            raise ValueError("its role is not development, and calibrate_on is missing")
         chosen = _smallest(points)
-        notes = ["calibrated on the smallest sizes: the table names none"]
+        notes = ["calibrated on the smallest sizes, because the table does not state calibrate_on"]
     else:
         raise ValueError(f"calibrate_on is {asked!r}, expected sizes, objects or words")
     chosen = [c and p.step_s is not None for c, p in zip(chosen, points, strict=True)]
@@ -40,7 +40,7 @@ def _is(point: Point, value: Any) -> bool:
 
 
 def _has(point: Point, wanted: Mapping[str, Any]) -> bool:
-    """Whether a row has these fields; a list means any of its values."""
+    """Return whether a row has these fields; a list means any of its values."""
     return all(
         point.row.get(name, point.shape.ranks if name == "N" else None)
         in (value if isinstance(value, list) else [value])
@@ -49,11 +49,13 @@ def _has(point: Point, wanted: Mapping[str, Any]) -> bool:
 
 
 def _by_words(points: Sequence[Point], words: str) -> tuple[list[bool], list[str]]:
-    """A schedule, and the largest or smallest number of micro-batches, both for each model."""
+    """Return which points match words: a schedule, or the most or fewest micro-batches
+    per model.
+    """
     schedule = schedule_of(words)
     low = words.lower()
     if schedule is None and "micro" not in low and not any(c.isdigit() for c in low):
-        raise ValueError(f"calibrate_on is {words!r}: it names no size, schedule or micro-batches")
+        raise ValueError(f"calibrate_on is {words!r}, expected a size, a schedule or micro-batches")
     of_schedule = [schedule in (None, p.shape.schedule) for p in points]
     if "micro" not in low:
         return of_schedule, [f"calibrate_on is read as: every {schedule}"]
@@ -72,7 +74,10 @@ def _by_words(points: Sequence[Point], words: str) -> tuple[list[bool], list[str
 
 
 def _smallest(points: Sequence[Point]) -> list[bool]:
-    """The two smallest sizes of a model and configuration; one where there are only two sizes."""
+    """Return which points belong to the two smallest sizes of a model and configuration.
+
+    Only the smallest one counts if there are at most two sizes.
+    """
     sizes: dict[Any, set[int]] = defaultdict(set)
     for point in points:
         if point.step_s is not None:

@@ -1,6 +1,6 @@
-"""Published ladders as a file: tables of points, each with a shape and one measured figure.
+"""Read published scaling sweeps: tables of points, each with a shape and one measured figure.
 
-``docs/foresight.md`` lists the fields. What stands in a file is either understood or told.
+``docs/foresight.md`` lists the fields. Fields that are not understood are reported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,14 @@ from harness.features.foresight.published.splitting import calibrating
 from harness.features.foresight.shapes import Point, Shape
 from harness.features.foresight.terms import Unknown
 
-#: Tables that are no ladder of measured sizes; they are read, and only tried on request.
+#: Roles of tables that are not scaling sweeps of measured sizes. They are predicted only on
+#: request.
 ASIDE = ("context", "simulator_cross_check")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTable:
-    """One ladder on one machine."""
+    """One scaling sweep on one machine."""
 
     id: str
     family: str
@@ -32,34 +33,34 @@ class PublishedTable:
     peak_flops: float | None
     points: tuple[Point, ...]
     role: str = ""
-    #: What was measured beside the ladder, and so is known better than by other ladders.
+    #: Beliefs from additional measurements, which replace those that other sweeps taught.
     beliefs: Mapping[Unknown, Belief] = field(default_factory=dict)
-    #: By how much its intervals are wider than those that published families teach.
+    #: Factor by which its intervals are wider than published families suggest.
     stretch: float = 1.0
-    #: What was assumed, and which fields were passed over.
+    #: Assumptions that were made, and fields that were ignored.
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A table of which nothing can be said, and why."""
+    """A table for which no prediction is possible, and the reason."""
 
     id: str
     why: str
 
 
 def read(path: Path) -> list[PublishedTable | Refused]:
-    """The tables of a file, in its order.
+    """Read the tables of a file, in its order.
 
-    SpecError: the file is not of this format. A table that can't be used is Refused, with a
-    sentence, so that one bad table leaves the others.
+    A table that cannot be used is returned as Refused, so that one bad table does not affect the
+    others. Raise SpecError if the file is not of this format.
     """
     fix = "scaleproof predict --table results/published/scaling.json"
     return [_tried(table, n, path) for n, table in enumerate(documents(path, fix))]
 
 
 def families_of(paths: Iterable[Path]) -> dict[str, list[PublishedTable]]:
-    """The ladders of measured sizes of several files, by what one source published."""
+    """Return the scaling sweeps of several files, grouped by source."""
     out: dict[str, list[PublishedTable]] = {}
     for table in (t for path in paths for t in read(path)):
         if isinstance(table, PublishedTable) and table.role not in ASIDE:
@@ -79,7 +80,7 @@ def _tried(table: Any, number: int, path: Path) -> PublishedTable | Refused:
 
 def _table(table: Any, name: str) -> PublishedTable:
     if not isinstance(table, Mapping):
-        raise ValueError("a table is an object with points")
+        raise ValueError("the table is not an object with points")
     rows = table.get("points")
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise ValueError("points is not a list of objects")
@@ -92,7 +93,7 @@ def _table(table: Any, name: str) -> PublishedTable:
     }
     broken = claims.contradictions(table)
     rows = [{field_name(str(key)): value for key, value in row.items()} for row in rows]
-    rows = [  # what was run is compared as written: torch 2.10 is not 2.1
+    rows = [  # configurations are compared as written, because torch 2.10 is not 2.1
         {name: value if name in CONFIGURATION else cell_value(value) for name, value in row.items()}
         for row in rows
     ]
@@ -124,15 +125,17 @@ def _table(table: Any, name: str) -> PublishedTable:
 
 
 def _one_gpu(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The device that all rows name: text tables have no other place for their machine."""
+    """Return the GPU that all rows name, because text tables cannot state their machine
+    elsewhere.
+    """
     names = {str(row.get("gpu") or "") for row in rows}
     return {"gpu": names.pop()} if len(names) == 1 else {}
 
 
 def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
-    """Points without those that repeat another one; what is said of sizes that stand there twice.
+    """Return the points without duplicates, and notes on sizes that are listed twice.
 
-    A figure that is copied is no second measurement: it would make intervals too narrow.
+    A copied figure is not a second measurement. Counting it twice would make intervals too narrow.
     """
     kept = list[Point]()
     notes = list[str]()
@@ -140,19 +143,19 @@ def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
         same = [p for p in kept if p.shape == point.shape]
         if any(p.step_s == point.step_s for p in same):
             notes.append(
-                f"{point.shape.ranks} GPUs stand there twice with one figure: it counts once"
+                f"{point.shape.ranks} GPUs are listed twice with the same figure, which counts once"
             )
             continue
         if same:
             notes.append(
-                f"{point.shape.ranks} GPUs stand there with several figures: all of them count"
+                f"{point.shape.ranks} GPUs are listed with several figures, which all count"
             )
         kept.append(point)
     return kept, notes
 
 
 def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:
-    """The points of one row: one for each schedule where its figure is an object."""
+    """Return the points of one row: one for each schedule if its figure is an object."""
     points = []
     try:
         figures = measured(row, str(fields.shared.get("metric", "")))

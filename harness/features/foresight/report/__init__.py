@@ -1,1 +1,1 @@
-"""Forecasts for a terminal: errors of published tables, and outlooks for one size."""
+"""Reports of predictions: scores of published tables, predictions for one size, and audits."""

@@ -1,4 +1,4 @@
-"""The audit of a published table as a page: what follows from it, kind by kind."""
+"""Render the audit of a published table as a page: what follows from its figures, kind by kind."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from harness.interface.report.templates import templates
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One row as it is read."""
+    """One row of the page, as text."""
 
     row: str
     stated: str
@@ -35,7 +35,7 @@ class AuditedKind:
 
 
 def render(audit: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
-    """The page of a table; ``said`` are its title, its claim, and what it says of each kind."""
+    """Return the page of a table. ``audit`` holds its title, its claim, and notes on each kind."""
     names = dict.fromkeys(finding.kind for finding in findings)
     about = {str(k.get("name", "")): k for k in audit.get("kind", ()) if isinstance(k, dict)}
     return (
@@ -52,8 +52,10 @@ def render(audit: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[Cla
 
 
 def _sentence(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
-    """``0.69 by minutes to the target, 0.77 by ...``: of the largest row of each kind. Of machines
-    with as many ranks, how many times as fast the last is.
+    """Return the result as a sentence, with the largest row of each kind.
+
+    An example is ``0.69 by minutes to the target, 0.77 by ...``. For machines with the same number
+    of ranks the sentence states how many times as fast the last one is.
     """
     last: dict[str, str] = {}
     faster: dict[str, str] = {}
@@ -69,11 +71,15 @@ def _sentence(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
         ratios = "; ".join(f"{value} by {kind or 'its times'}" for kind, value in faster.items())
         return f"At the same scale the last machine is {ratios}."
     values = ", ".join(f"{value} by {kind or 'its times'}" for kind, value in last.items())
-    return f"The efficiency of the largest system is {values}." if values else "Nothing follows."
+    return (
+        f"The efficiency of the largest system is {values}."
+        if values
+        else "No efficiency follows from this table."
+    )
 
 
 def _times(finding: ClaimFinding) -> str:
-    """``1.58 times as fast, 1.40 to 1.77 by how launches differ``."""
+    """Return text such as ``1.58 times as fast (1.40 to 1.77 as launches differ)``."""
     assert finding.speedup is not None
     value = f"{sum(finding.speedup) / 2:.2f} times as fast"
     if finding.between_launches is None:
@@ -112,7 +118,7 @@ def _span(ends: tuple[float, float] | None) -> str:
 
 
 def _chart(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> Markup:
-    """Efficiency over ranks for each kind that has times, and the perfect line."""
+    """Return a chart of efficiency over ranks for each kind that has times, and the ideal line."""
     curves = []
     for name in dict.fromkeys(f.kind for f in findings):
         points = [

@@ -1,4 +1,4 @@
-"""The outlook for one size: the block of a terminal, and the sentence of a run's report."""
+"""Format the prediction for one size, as a block of a terminal and as a sentence of a report."""
 
 from harness.base.formatting import si
 from harness.cases.metrics import IMPLAUSIBLE
@@ -12,12 +12,12 @@ from harness.features.foresight.terms import ForeseenTerm
 from harness.interface.report import text
 from harness.record import RunRecord
 
-#: Padding beyond which it is worth a line.
+#: Ratio of padded to unpadded bytes from which on the padding is reported.
 PADDED = 1.05
 
 
 def lines(outlook: Outlook, width: int) -> list[str]:
-    """A block for a size that was asked for."""
+    """Return the terminal lines of the prediction for one size."""
     rule = text.rule(
         f"{title(outlook)[: width - 24]}, {outlook.predicted.shape.ranks:,} ranks", width
     )
@@ -26,16 +26,18 @@ def lines(outlook: Outlook, width: int) -> list[str]:
 
 
 def title(outlook: Outlook) -> str:
-    """The table and its model, if the table does not name it."""
+    """Return the name of the table, with its model if the name lacks it."""
     model = outlook.predicted.shape.model.name
     return outlook.table if model in outlook.table else f"{outlook.table} {model}"
 
 
 def facts(outlook: Outlook) -> list[tuple[str, str]]:
-    """Label and sentence of everything that is foreseen; no efficiency of what does not fit."""
+    """Return labels and sentences of a prediction; no efficiency if the size does not fit into
+    memory.
+    """
     seen = outlook.predicted
     if not outlook.fits:
-        message = f"a rank needs {memory(outlook)}: no efficiency is foreseen"
+        message = f"a rank needs {memory(outlook)}: no efficiency is predicted"
         return [("DOES NOT FIT", message)]
     low_s, high_s = step_between(outlook)
     span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
@@ -51,7 +53,7 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
         rows.append(("padding", f"shards are padded to {outlook.padding:.3g} times their bytes"))
     if outlook.knee is not None:
         rows.append(
-            ("changes", f"from {outlook.knee.ranks:,} ranks on {outlook.knee.term} is the largest")
+            ("changes", f"from {outlook.knee.ranks:,} ranks on {outlook.knee.term} costs most")
         )
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
     if outlook.advice.knee is not None:
@@ -60,21 +62,21 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
 
 
 def doubt(seen: Predicted) -> str:
-    """Says that no hardware has such an efficiency; empty of others."""
+    """Return a remark if the efficiency is implausible on any hardware, or an empty string."""
     if seen.efficiency <= IMPLAUSIBLE:
         return ""
-    return ", implausible: a rank of its ladder is faster where there are more"
+    return ", implausible: ranks of its scaling sweep become faster as their number grows"
 
 
 def step_between(outlook: Outlook) -> tuple[float, float]:
-    """Seconds between which a step lies eight times in ten."""
+    """Return the 80 % interval of the step time in seconds."""
     seen = outlook.predicted
     whole = seen.step_s * seen.efficiency
     return whole / seen.high, whole / seen.low
 
 
 def memory(outlook: Outlook) -> str:
-    """``6.1 GB of 80 GB``"""
+    """Return the memory of a rank, such as ``6.1 GB of 80 GB``."""
     if outlook.memory_bytes is None:
         return "memory n/a"
     of = f" of {si(outlook.room_bytes, 'B')}" if outlook.room_bytes else ""
@@ -82,39 +84,44 @@ def memory(outlook: Outlook) -> str:
 
 
 def cost(outlook: Outlook) -> str:
-    """The cost of a billion tokens in hours of one device."""
+    """Return the cost of a billion tokens or samples in device-hours."""
     unit = "tokens" if outlook.predicted.shape.seq > 1 else "samples"
     return f"{outlook.device_hours:,.3g} device-hours for 1e9 {unit}"
 
 
 def next_size(outlook: Outlook) -> str:
-    """The size to measure next, and what it leaves of the interval."""
+    """Return the size to measure next, and by how much it narrows the interval."""
     next_ = outlook.advice
     sd = 100 * outlook.predicted.efficiency * 1.28
     batch = f"micro-batch {next_.shape.micro_batch:g} x {next_.shape.micros}"
     return (
         f"{next_.shape.ranks} ranks, {batch}: ±{sd * next_.before_sd:.1f} becomes"
-        f" ±{sd * next_.after_sd:.1f} points (twice the largest: ±{sd * next_.doubling_sd:.1f})"
+        f" ±{sd * next_.after_sd:.1f} points (measuring twice the largest"
+        f" size: ±{sd * next_.doubling_sd:.1f})"
     )
 
 
 def knee_size(outlook: Outlook) -> str:
-    """The size that would show a knee which no term knows, and by what."""
+    """Return the size that would show a knee which no term describes, and the step time that shows
+    it.
+    """
     knee, longest_s = outlook.advice.knee, outlook.advice.knee_s
     assert knee is not None and longest_s is not None
     batch = f"micro-batch {knee.micro_batch:g} x {knee.micros}"
     return (
-        f"{knee.ranks} ranks, {batch}: a step above {si(longest_s, 's')} shows one that begins up"
-        " to there, since little compute hides the exchange"
+        f"{knee.ranks} ranks, {batch}: a step above {si(longest_s, 's')} shows a knee at or below"
+        " this size, because little compute hides the exchange"
     )
 
 
 def recorded(run: RunRecord) -> list[str]:
-    """The forecasts that the recipes of a run asked for, a sentence each: never a verdict."""
+    """Return a sentence for each prediction that the recipes of a run list; they are
+    never judged.
+    """
     shown = []
     for target, outlooks in planned(run):
         if isinstance(outlooks, Refused):
-            shown.append(f"not foreseen  {target.case.id}: {outlooks.why}")
+            shown.append(f"not predicted  {target.case.id}: {outlooks.why}")
         else:
             shown += [_recorded(target.case.id, outlook) for outlook in outlooks]
     return shown
@@ -126,9 +133,9 @@ def _recorded(target: str, outlook: Outlook) -> str:
         return f"RECORDED  {target} does not fit: a rank needs {memory(outlook)}"
     mark = ", outside the calibrated regime" if seen.regime is Regime.UNSEEN else ""
     return (
-        f"RECORDED  {target} is foreseen: efficiency {seen.efficiency:.3f}"
+        f"RECORDED  {target} is predicted: efficiency {seen.efficiency:.3f}"
         f" [{seen.low:.3f}, {seen.high:.3f}] (80 %){doubt(seen)}, limited by {seen.limiter}{mark};"
-        f" {memory(outlook)} a rank"
+        f" {memory(outlook)} per rank"
     )
 
 
@@ -137,7 +144,7 @@ def limits(seen: Predicted) -> str:
         return "compute; no overhead takes 2 % of the step"
     worst = sorted(seen.lost.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{term} {value:.3f}" for term, value in worst[:3] if value > 0.001)
-    unseen = "; nothing calibrated speaks of it" if seen.regime is Regime.UNSEEN else ""
+    unseen = ", which no calibrated size showed" if seen.regime is Regime.UNSEEN else ""
     return f"{seen.limiter}{unseen}; of {1 - seen.efficiency:.3f} lost: {parts or 'nothing'}"
 
 

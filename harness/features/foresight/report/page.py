@@ -1,4 +1,6 @@
-"""Forecasts on a page: efficiency over ranks with its band, and where it will go."""
+"""Render predictions as a page: efficiency over ranks with its interval, and the terms that cost
+it.
+"""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ COLORS = dict(zip(ForeseenTerm, (*svg.COLORS, "#7F7F7F", "#B8A200"), strict=True
 
 @dataclass(frozen=True, kw_only=True)
 class ShownOutlook:
-    """One outlook: ``facts`` are names and sentences, charts are inline SVG."""
+    """One prediction on the page. ``facts`` are labels and sentences; charts are inline SVG."""
 
     title: str
     fits: bool
@@ -36,7 +38,7 @@ class ShownOutlook:
 
 
 def render(foreseen: Sequence[Outlook], refused: Sequence[Refused], of: str) -> str:
-    """A self-contained page of outlooks; ``of`` says what they were learned from."""
+    """Return a self-contained page of predictions; ``of`` names the data that they rest on."""
     data = json.dumps(to_doc(tuple(foreseen)), separators=(",", ":")).replace("<", "\\u003c")
     return (
         templates(HERE)
@@ -51,11 +53,11 @@ def render(foreseen: Sequence[Outlook], refused: Sequence[Refused], of: str) -> 
 
 
 def blocks(run: RunRecord) -> list[ShownOutlook]:
-    """Of the sizes that its recipes asked for."""
+    """Return the predictions of the sizes that the recipes of a run list."""
     shown_blocks = []
     for target, foreseen in planned(run):
         if isinstance(foreseen, Refused):
-            why = [("not foreseen", foreseen.why)]
+            why = [("not predicted", foreseen.why)]
             shown_blocks.append(
                 ShownOutlook(
                     title=target.case.id, fits=False, curve=Markup(), lost=Markup(), facts=why
@@ -67,7 +69,7 @@ def blocks(run: RunRecord) -> list[ShownOutlook]:
 
 
 def block(outlook: Outlook, name: str = "") -> ShownOutlook:
-    """``name``: what it is about, else its table and model."""
+    """Return one prediction as a block, titled ``name`` or else by its table and model."""
     seen = outlook.predicted
     title = name or outlooks.title(outlook)
     if not outlook.fits:
@@ -84,13 +86,13 @@ def block(outlook: Outlook, name: str = "") -> ShownOutlook:
 
 
 def _curve(outlook: Outlook) -> Markup:
-    """Draws the measured sizes, the foreseen ones with their band, and what laws in N would say."""
+    """Draw measured sizes, predicted sizes with their interval, and predictions of laws in N."""
     ahead = [*outlook.path, outlook.predicted]
     known = sorted(outlook.measured.items())
-    joint = known[-1:]  # the band begins where measuring ended
+    joint = known[-1:]  # the interval begins at the last measured size
     none: list[float | None] = [None] * len(known)
     foreseen = Curve(
-        name="foreseen, 8 times in 10",
+        name="predicted, 80 % interval",
         x=[float(n) for n, _ in joint] + [float(predicted.shape.ranks) for predicted in ahead],
         y=[e for _, e in joint] + [predicted.efficiency for predicted in ahead],
         low=[e for _, e in joint] + [predicted.low for predicted in ahead],
@@ -111,7 +113,7 @@ def _curve(outlook: Outlook) -> Markup:
 
 
 def _law(outlook: Outlook, law: Law) -> Curve:
-    """A baseline: only its value at the target."""
+    """Return the curve of a simple law, which has a single point: its value at the target."""
     ahead = [outlook.predicted]
     return Curve(
         name="constant efficiency" if law is Law.CONSTANT else f"law in N: {law}",
@@ -123,7 +125,7 @@ def _law(outlook: Outlook, law: Law) -> Curve:
 
 
 def _lost(outlook: Outlook) -> Markup:
-    """From ideal to foreseen, a part for each term that takes half a percent or more."""
+    """Draw the way from ideal to predicted efficiency, with each term that takes at least 0.5 %."""
     seen = outlook.predicted
     parts = [(str(term), -100 * value) for term, value in seen.lost.items() if abs(value) >= 0.005]
     rest = 100 * (seen.efficiency - 1) - sum(v for _, v in parts)

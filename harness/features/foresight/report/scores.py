@@ -1,4 +1,4 @@
-"""How well sizes were foreseen: one line that says it all, a row a table, a row a size."""
+"""Format the scores of predictions: one headline, one row per table, one row per size."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from harness.interface.report.text import Column
 
 
 def lines(evaluation: Evaluation, refused: Sequence[Refused], sizes: bool, width: int) -> list[str]:
-    """The headline, the tables, and with ``sizes`` every target."""
+    """Return the headline, the tables, and with ``sizes`` every target."""
     shown = [line for sentence in _headline(evaluation) for line in text.wrap(sentence, width, 1)]
     if evaluation.tables:
         shown += ["", *text.table(_SCORES, [*evaluation.tables, *_together(evaluation)], width)]
@@ -26,28 +26,29 @@ def _headline(evaluation: Evaluation) -> list[str]:
     whole = evaluation.whole
     if whole is None:
         num = sum(len(prediction.predicted) for prediction in evaluation.predictions)
-        return [f" {num} foreseen, and no measured figure to compare with"]
+        return [f" {num} sizes predicted, none with a measured value to compare with"]
     moved = [family for family in evaluation.families if family.has_skill is not None]
     better = sum(bool(score.has_skill) for score in moved)
     shown = [
-        f" {whole.num} sizes foreseen: {_points(whole.mean)} points off on average,"
-        f" {_points(whole.p90)} at most in 9 of 10, worst {_points(whole.worst)}",
-        f" 80 % intervals hold {whole.coverage:.0%} of them at ±{_points(whole.half_width)} points",
+        f" {whole.num} sizes predicted: mean error {_points(whole.mean)} points,"
+        f" at most {_points(whole.p90)} in 9 of 10, worst {_points(whole.worst)}",
+        f" 80 % intervals contain {whole.coverage:.0%} of them, mean width"
+        f" ±{_points(whole.half_width)} points",
     ]
     if moved:
         shown.append(
             f" better than every law in N alone in {better} of {len(moved)} families whose"
-            f" efficiency moves"
+            f" efficiency changes"
         )
     if whole.revealed:
         shown.append(
-            f" limiter named rightly in {whole.named} of {whole.revealed} sizes that reveal it"
+            f" limiter correct in {whole.named} of {whole.revealed} sizes whose profile shows it"
         )
     return shown
 
 
 def _together(evaluation: Evaluation) -> list[Score]:
-    """A row for all tables, where there are several."""
+    """Return the row for all tables together, if there are several."""
     return [evaluation.whole] if evaluation.whole and len(evaluation.tables) > 1 else []
 
 
@@ -99,7 +100,7 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
     return shown
 
 
-#: Of a limiter that comes from priors alone.
+#: Caution for a limiter that follows from priors alone.
 NOT_SHOWN = "no calibrated size showed what limits it"
 
 
@@ -125,26 +126,29 @@ def _off(predicted: Predicted) -> str:
 
 
 def _mark(predicted: Predicted) -> str:
-    """Marks what a reader should not pass over."""
+    """Return a mark for a size that is not scored or lies outside its interval."""
     if predicted.implausible:
         return "not counted"
     return "outside" if predicted.covered is False else ""
 
 
 def _refusals(evaluation: Evaluation, refused: Sequence[Refused], width: int) -> list[str]:
-    """Sentences for what is not predicted, each once, and for figures that are not counted."""
+    """Return a sentence for each reason not to predict a size, and for values that are
+    not scored.
+    """
     shown: list[str] = []
     for prediction in evaluation.predictions:
         for why in dict.fromkeys(refusal.why for refusal in prediction.refused):
             sizes = ", ".join(
                 str(refusal.shape.ranks) for refusal in prediction.refused if refusal.why == why
             )
-            shown += text.wrap(f" not said  {prediction.table.id}, {sizes}: {why}", width, 11)
+            shown += text.wrap(f" refused   {prediction.table.id}, {sizes}: {why}", width, 11)
         for size in prediction.predicted:
             if size.implausible:
                 message = (
                     f" not counted  {prediction.table.id}, {size.shape.model.name}"
-                    f" {size.shape.ranks}: a tenth off both its neighbours in size, which agree"
+                    f" {size.shape.ranks}: it differs by over 10 % from both neighbouring sizes,"
+                    " which agree"
                 )
                 shown += text.wrap(message, width, 14)
     for table in refused:

@@ -1,6 +1,7 @@
-"""The report section of the sizes that the recipes of a run asked to be foreseen.
+"""The report section of the sizes that the recipes of a run want predicted.
 
-To foresee takes scipy's solvers, half a second to import: only a run that asks pays for them.
+A prediction imports scipy's solvers, which takes half a second. Only a run with such sizes imports
+them.
 """
 
 from pathlib import Path
@@ -10,11 +11,11 @@ from markupsafe import Markup
 from harness.interface.report.templates import templates
 from harness.record import RunRecord
 
-SECTION = dict(title="Foreseen, not measured", anchor="foreseen", after="scaling", place=3)
+SECTION = dict(title="Predicted, not measured", anchor="foreseen", after="scaling", place=3)
 
 
 def remarks(run: RunRecord) -> list[str]:
-    """A sentence for each size; never a verdict."""
+    """Return a sentence for each size; it is never a verdict."""
     if not _asks(run):
         return []
     from harness.features.foresight.report.outlooks import recorded
@@ -23,7 +24,7 @@ def remarks(run: RunRecord) -> list[str]:
 
 
 def html(run: RunRecord) -> Markup:
-    """Renders the section for a page, with charts."""
+    """Render the section for a page, with charts."""
     if not _asks(run):
         return Markup("")
     from harness.features.foresight.report.page import blocks

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.analysis import verify_cache
-from harness.analysis.judging.tally import Tally
 from harness.analysis.reading import load
+from harness.analysis.results import Tally
 from harness.analysis.verify import refuse_unsealed
 from harness.base import documents
 from harness.base.documents import Json
@@ -33,21 +33,42 @@ class Files(TypedDict):
     files: Sequence[str]
 
 
-class VerdictRow(TypedDict):
+class ResultRow(TypedDict):
+    """A result as ``harness.analysis.results.document`` writes it."""
+
     status: str
+    plan: str
     case: str
+    world: str
     metric: str
     against: str
     value: float | None
     low: float | None
     high: float | None
+    measured_low: float | None
+    measured_high: float | None
+    widened: str
     bound: str
     rule: str | None
     n: int
     reason: str
-    widened: str
-    reproducible: bool | None
+    detail: str
+    remedy: str
+    more: int | None
+    mde: float | None
+    p95: float | None
+    worst: float | None
+    sd: float | None
+    lag1: float | None
+    evidence: float | None
+    waived: bool
+    simulated: bool
     stand_in: bool
+    required: bool
+    contrast: str
+    case_hash: str
+    caveats: Sequence[str]
+    reproducible: bool | None
 
 
 class Summary(TypedDict):
@@ -61,7 +82,7 @@ class Summary(TypedDict):
     exit: int
     decide: Sequence[str]
     remarks: Sequence[str]
-    verdicts: Sequence[VerdictRow]
+    verdicts: Sequence[ResultRow]
 
 
 #: The documents that each command prints with ``--json``.

@@ -3,22 +3,22 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.analysis.judging import blockers
 from harness.analysis.judging.points import budgets
 from harness.analysis.ladder import ArmRow, arm_row
+from harness.analysis.results import Result, results
 from harness.base.documents import Json
 from harness.base.formatting import rate, si
-from harness.cases import Form, Plan, metrics
+from harness.cases import Plan
+from harness.interface.report import figures
 from harness.interface.report.page import measured, spent
 from harness.interface.report.page.measured import Drawing, RankRow
-from harness.interface.report.scaling import judged_interval
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
-from harness.record import Check, CollectiveCount, LaunchRecord, Purpose, Reason, RunRecord, Verdict
+from harness.record import Check, CollectiveCount, LaunchRecord, Purpose, Reason, RunRecord
 from harness.record.outcome import SEVERITY
 
 #: Cases with drawings, those with the worst verdicts first; the others have their tables.
@@ -80,7 +80,7 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
     names = anchors(run)
     gates = run.gates
-    worst = {digest: _worst(run.verdicts_by_case.get(digest, ())) for digest in order}
+    worst = {digest: _worst(_judged(run, digest)) for digest in order}
     drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
     shown = []
     for case_hash in order:
@@ -93,8 +93,12 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     return shown
 
 
-def _worst(verdicts: Sequence[Verdict]) -> int:
-    return min((SEVERITY.index(verdict.status) for verdict in verdicts), default=len(SEVERITY))
+def _judged(run: RunRecord, case_hash: str) -> list[Result]:
+    return [result for result in results(run) if result.case_hash == case_hash]
+
+
+def _worst(judged: Sequence[Result]) -> int:
+    return min((SEVERITY.index(result.status) for result in judged), default=len(SEVERITY))
 
 
 def _case(
@@ -106,9 +110,9 @@ def _case(
     anchor: str,
     folder: Path | None,
 ) -> Case:
-    judged = run.verdicts_by_case.get(row.case.hash, ())
+    judged = _judged(run, row.case.hash)
     failure = blockers.gate_failure(gate) if gate else None
-    caught = any(verdict.reason is Reason.CAUGHT for verdict in judged)
+    caught = any(result.reason is Reason.CAUGHT for result in judged)
     checks = gate.ranks[0].checks if gate and gate.ranks else ()
     unchecked = "in every launch" if row.case.script else "not checked"
     passed = f"{len(checks)} checks hold" if gate else unchecked
@@ -218,31 +222,22 @@ _LAUNCH: Sequence[Column[LaunchRecord]] = (
 )
 
 
-def _verdicts(judged: Sequence[Verdict]) -> Table[Verdict]:
-    """Every verdict of a case with each of its pairs, in the order in which they were measured."""
+def _verdicts(judged: Sequence[Result]) -> Table[Result]:
+    """Every result of a case with each of its pairs, in the order in which they were measured."""
 
-    def show(v: Verdict, value: float) -> str:
-        metric = metrics.metric(v.metric)
-        return si(value, metric.unit) if metric.form is Form.ABSOLUTE else f"{value:.4f}"
-
-    def interval(v: Verdict) -> str:
-        return judged_interval(v, partial(show, v))
+    def values(result: Result, pairs: Sequence[float]) -> str:
+        return " ".join(map(figures.show(result, ".4f"), pairs))
 
     return Table(
         columns=[
-            Column[Verdict]("verdict", 9, lambda v: str(v.status), left=True),
-            Column("metric", 9, lambda v: v.metric, left=True),
-            Column("against", 9, lambda v: v.against, left=True),
-            Column(
-                "value",
-                9,
-                lambda v: "" if v.value is None else show(v, v.value),
-                raw=lambda v: v.value,
-            ),
-            Column("interval", 9, interval, left=True),
-            Column("bound", 9, lambda v: v.bound, left=True),
-            Column("pairs", 9, lambda v: " ".join(show(v, pair) for pair in v.pairs), left=True),
-            Column("confirmed by", 9, lambda v: " ".join(show(v, p) for p in v.again), left=True),
+            Column[Result]("verdict", 9, lambda r: str(r.status), left=True),
+            Column("metric", 9, lambda r: r.metric, left=True),
+            Column("against", 9, lambda r: r.against, left=True),
+            Column("value", 9, lambda r: figures.value(r, ".4f"), raw=lambda r: r.value),
+            Column("interval", 9, lambda r: figures.interval(r, ".4f"), left=True),
+            Column("bound", 9, lambda r: r.bound, left=True),
+            Column("pairs", 9, lambda r: values(r, r.pairs), left=True),
+            Column("confirmed by", 9, lambda r: values(r, r.again), left=True),
         ],
         rows=judged,
     )

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from harness.analysis.judging.points import points
+from harness.analysis.results import document as result_document, results
 from harness.analysis.rungs import rungs
-from harness.base.documents import Json, fields_of, to_doc
+from harness.base.documents import Json, to_doc
 from harness.interface.report import fabric, sections
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page.cases import Case
@@ -28,7 +29,6 @@ def document(
     run: RunRecord, cases: Sequence[Case], groups: Sequence[ChartGroup], spent: Sequence[Spent]
 ) -> dict[str, Json]:
     """In SI units, times of budgets in ns."""
-    named = {"launches"}  # the record has them
     return {
         "run": run.run,
         "started_at": run.started_at,
@@ -37,8 +37,8 @@ def document(
         "headline": headline(run),
         "decide": decide(run),
         "verdicts": [
-            {key: value for key, value in fields_of(verdict).items() if key not in named}
-            for verdict in run.verdicts
+            result_document(result) | {"pairs": list(result.pairs), "again": list(result.again)}
+            for result in results(run)
         ],
         "points": [
             {"plan": plan.name, **to_doc(point)}

@@ -5,25 +5,21 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.base.formatting import si
-from harness.cases import Form, Threshold, metrics
+from harness.analysis.results import Result, ranked, results
+from harness.cases import Threshold
+from harness.interface.report import figures
 from harness.interface.report.page import svg
-from harness.interface.report.scaling import judged_interval
-from harness.record import Reason, RunRecord, Verdict
-from harness.record.outcome import SEVERITY
+from harness.record import Reason, RunRecord
 
 
 def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
     """A row for each verdict. ``anchors``: case hash -> its page."""
     scales = _scales(run)
     rules = {threshold.name: threshold for threshold in run.thresholds}
-    ranked = sorted(run.verdicts, key=lambda verdict: SEVERITY.index(verdict.status))
     return [
-        _verdict(
-            run, verdict, rules.get(verdict.rule or ""), scales.get(verdict.metric, (0.0, 1.0))
-        )
-        | {"anchor": anchors.get(verdict.case_hash, ""), "number": i}
-        for i, verdict in enumerate(ranked)
+        _row(result, rules.get(result.rule or ""), scales.get(result.metric, (0.0, 1.0)))
+        | {"anchor": anchors.get(result.case_hash, ""), "number": i}
+        for i, result in enumerate(ranked(run))
     ]
 
 
@@ -31,44 +27,39 @@ def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
     """One scale for all strips of a metric: the same place means the same value."""
     rules = {threshold.name: threshold for threshold in run.thresholds}
     values_of: dict[str, list[float]] = {}
-    for verdict in run.verdicts:
-        rule = rules.get(verdict.rule or "")
-        ends = (verdict.low, verdict.high, *((rule.at_least, rule.at_most) if rule else ()))
-        values_of.setdefault(verdict.metric, []).extend(
-            [*verdict.pairs, *verdict.again, *(end for end in ends if end is not None)]
+    for result in results(run):
+        rule = rules.get(result.rule or "")
+        ends = (result.low, result.high, *((rule.at_least, rule.at_most) if rule else ()))
+        values_of.setdefault(result.metric, []).extend(
+            [*result.pairs, *result.again, *(end for end in ends if end is not None)]
         )
     return {metric: (min(values), max(values)) for metric, values in values_of.items() if values}
 
 
-def _verdict(
-    run: RunRecord, v: Verdict, rule: Threshold | None, scale: tuple[float, float]
-) -> dict[str, Any]:
-    metric = metrics.metric(v.metric)
+def _row(result: Result, rule: Threshold | None, scale: tuple[float, float]) -> dict[str, Any]:
     bounds = [b for b in (rule.at_least, rule.at_most) if b is not None] if rule else []
-    absolute = metric.form is Form.ABSOLUTE
+    write = figures.show(result)
 
-    def show(x: float | None) -> str:
-        return "" if x is None else si(x, metric.unit) if absolute else f"{x:.3f}"
+    def shown(value: float | None) -> str:
+        return "" if value is None else write(value)
 
-    plan = run.plan_of.get(v.plan)
-    cases = (arm.case for arm in plan.arms) if plan is not None else ()
-    stand_in = any(run.stand_ins(case) for case in cases if case.id == v.case)
+    again = svg.strip(result.again, None, None, bounds, scale) if result.again else ""
     return {
-        "status": str(v.status),
-        "waived": v.waived,
-        "case": v.case,
-        "stand_in": stand_in,
-        "metric": v.metric if absolute or v.against == "gate" else f"{v.metric} v {v.against}",
-        "value": show(v.value),
-        "interval": judged_interval(v, show),
-        "bound": v.bound,
-        "strip": Markup(svg.strip(v.pairs, v.low, v.high, bounds, scale)),
-        "again": Markup(svg.strip(v.again, None, None, bounds, scale)) if v.again else "",
-        "order": "" if v.value is None else f"{v.value:.6g}",
-        "p95": show(v.p95),
-        "worst": show(v.worst),
-        "lag1": "" if v.lag1 is None else f"{v.lag1:+.2f}",
-        "n": v.n or "",
-        "mde": "" if v.mde is None else f"{v.mde * 100:.1f}%",
-        "why": "" if v.reason in (Reason.MET, Reason.NO_RULE) else v.detail,
+        "status": str(result.status),
+        "waived": result.waived,
+        "case": result.case,
+        "stand_in": result.stand_in,
+        "metric": figures.metric(result),
+        "value": figures.value(result),
+        "interval": figures.interval(result),
+        "bound": result.bound,
+        "strip": Markup(svg.strip(result.pairs, result.low, result.high, bounds, scale)),
+        "again": Markup(again),
+        "order": "" if result.value is None else f"{result.value:.6g}",
+        "p95": shown(result.p95),
+        "worst": shown(result.worst),
+        "lag1": "" if result.lag1 is None else f"{result.lag1:+.2f}",
+        "n": result.n or "",
+        "mde": "" if result.mde is None else f"{result.mde * 100:.1f}%",
+        "why": "" if result.reason in (Reason.MET, Reason.NO_RULE) else result.detail,
     }

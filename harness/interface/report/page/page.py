@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.judge import FIRST_LOOK
-from harness.analysis.judging.tally import Tally, tally
+from harness.analysis.results import Tally, tally
 from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, side_by_side, tables
 from harness.interface.report.headline import brief, decide, headline, why_open

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from harness.analysis.judging.points import points
 from harness.analysis.ladder import LadderRow
+from harness.analysis.results import results_of
 from harness.cases import Plan
 from harness.interface.report.page import svg
 from harness.interface.report.page.svg import Curve
@@ -99,20 +100,20 @@ def _series(
     bounds, labels = [], []
     for point in points:
         judged = [
-            verdict
-            for verdict in run.verdicts_by_plan.get(plan.hash, ())
-            if verdict.case == point.case
-            and verdict.metric == field
-            and verdict.rule in rules
-            and verdict.against == point.against
+            result
+            for result in results_of(run, plan.hash)
+            if result.case == point.case
+            and result.metric == field
+            and result.rule in rules
+            and result.against == point.against
         ]
         ends = [
-            (rules[verdict.rule].at_least, rules[verdict.rule].at_most)
-            for verdict in judged
-            if verdict.rule
+            (rules[result.rule].at_least, rules[result.rule].at_most)
+            for result in judged
+            if result.rule
         ]
         bounds += [(float(point.world_size), b) for pair in ends for b in pair if b is not None]
-        labels.append(", ".join(f"{verdict.status} {verdict.bound}" for verdict in judged))
+        labels.append(", ".join(f"{result.status} {result.bound}" for result in judged))
     return Curve(
         name=name,
         x=[float(point.world_size) for point in points],

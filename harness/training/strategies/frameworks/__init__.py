@@ -1,6 +1,7 @@
-"""Other frameworks' data parallelism, each trained and checked as our own: one file each.
+"""Data parallelism of other frameworks, trained and checked like the strategies of this package.
 
-A framework is imported by the rank that needs it, after the fork: some start threads.
+Each file covers one framework. A framework is imported in the rank after the fork, because some
+frameworks start threads when they are imported.
 """
 
 import os
@@ -11,15 +12,20 @@ from harness.training.context import RankContext, within
 
 
 def all_sharded(batching: Batching) -> Batching:
-    """Gives the same batches, with parameters in parts over all ranks, as these frameworks' FSDP2
-    has them whatever the case's mesh says of samples.
+    """Return the batching with a mesh that shards parameters over all ranks.
+
+    The FSDP2 of these frameworks always does so, whatever the mesh of the case is.
     """
     ranks = batching.mesh.ranks
     return replace(batching, mesh=Mesh({Dim.FSDP: ranks} if ranks > 1 else {}))
 
 
 def as_torchrun_does(ctx: RankContext) -> None:
-    """Set the variables by which a framework knows its place; without them some train alone."""
+    """Set the environment variables that torchrun sets.
+
+    Frameworks read their rank and world size from them. Without them some frameworks train each
+    rank alone, without an error.
+    """
     local_rank, local_size = within(ctx.case.nodes, ctx.rank)
     os.environ |= {
         "RANK": str(ctx.rank),

@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: its DDP, or its FSDP2 plugin, prepared as its users do."""
+"""Hugging Face accelerate: its DDP or its FSDP2 plugin, through ``Accelerator.prepare``."""
 
 import os
 from dataclasses import replace
@@ -24,28 +24,36 @@ KNOBS = dict(sharded=False)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """The bytes of DDP, or those of FSDP2 with every block a unit."""
+    """Expect the bytes of DDP, or those of FSDP2 if ``sharded``; each block is one FSDP2 unit."""
     if not case.communicate:
-        raise ValueError("accelerate prepares models for ranks that talk")
+        raise ValueError("accelerate cannot run without communication")
     if not knobs["sharded"]:
         like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
         unit = "CPU" if case.device is Device.CPU else "GPU"
         return replace(like, placements=(f"MULTI_{unit}" if case.world_size > 1 else "NO",))
     if case.device is Device.CPU:
-        raise ValueError("accelerate's FSDP2 plugin trains as plain DDP where there is no GPU")
+        raise ValueError(
+            "accelerate's FSDP2 plugin needs a GPU; without one it silently trains as plain DDP"
+        )
     if case.precision is Precision.BF16:
-        raise ValueError("accelerate's FSDP2 plugin keeps its parameters in fp32")
+        raise ValueError(
+            "accelerate's FSDP2 plugin does not support precision=bf16, because it keeps parameters"
+            " in fp32"
+        )
     like = fsdp.expect(case, model, all_sharded(batching), facts, fsdp.KNOBS)
     return replace(like, placements=("FSDP Shard(dim=0)",))
 
 
 class Prepared(LocalTrainer):
-    """A model and its optimizer, as ``Accelerator.prepare`` made them."""
+    """A trainer of the model and optimizer that ``Accelerator.prepare`` returned.
+
+    ``kind`` is the distributed type that accelerate reports.
+    """
 
     kind = ""
 
     def ran(self) -> ExecutedModel:
-        """The configuration that accelerate reports, and how parameters are really placed."""
+        """Return the distributed type that accelerate reports, and the parameters' placements."""
         sharded = [
             placement for placement in samples.placements(self.module) if placement != "plain"
         ]
@@ -53,7 +61,7 @@ class Prepared(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """``Accelerator.prepare`` of the model and of the case's own optimizer."""
+    """Prepare the model and the case's optimizer with ``Accelerator.prepare``."""
     as_torchrun_does(ctx)
     from accelerate import (
         Accelerator,
@@ -62,7 +70,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     )
     from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state(True)  # else a second model gets the settings of the first
+    AcceleratorState._reset_state(True)  # a second model would get the first one's settings
     GradientState._reset_state()
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
@@ -85,7 +93,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         fsdp_plugin=plugin,
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
-    torch.set_num_threads(threads)  # it sets them to what it thinks is a rank's share
+    torch.set_num_threads(threads)  # accelerate changes the number of threads
     names = [name for name, _ in model.named_parameters()]
     module, optimizer = accelerator.prepare(model, ctx.optimizer(model.parameters()))
     sharded = accelerator.distributed_type.value == "FSDP"

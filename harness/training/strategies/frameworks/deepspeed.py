@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 1, 2 and 3: optimizer states, gradients and parameters shared out by it."""
+"""DeepSpeed's ZeRO 1, 2 and 3: it divides optimizer states, gradients and parameters."""
 
 import contextlib
 import logging
@@ -26,22 +26,27 @@ SUPPORTS = dict(
 )  # fmt: skip
 KNOBS = dict(stage=1)
 RANGES = dict(stage=(1, 3))
-#: The class of its optimizer, by stage.
+#: The class of DeepSpeed's optimizer, by stage.
 OPTIMIZERS = ("", *("DeepSpeedZeroOptimizer",) * 2, "DeepSpeedZeroOptimizer_Stage3")
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Gradients all-reduced (1: once, 2: each micro-batch) and stepped weights gathered; of stage 3
-    weights gathered forwards and backwards, and gradients scattered. And a norm of all gradients.
+    """Expect the bytes of a ZeRO stage, and an all-reduce of the norm of all gradients.
+
+    Stage 1 all-reduces gradients once, stage 2 after each micro-batch; both gather the stepped
+    weights. Stage 3 gathers weights in forward and in backward, and reduce-scatters gradients.
     """
     stage = int(knobs["stage"])
     n = case.world_size
     size = element_bytes(model)
     if not case.communicate:
-        raise ValueError("each rank steps a part: without communication the rest stays as it was")
-    optimizers.refuse(case, "DeepSpeed, whose partitions are flat,", warm_up=True)
+        raise ValueError(
+            "DeepSpeed cannot run without communication, because each rank steps only a part of the"
+            " parameters"
+        )
+    optimizers.refuse(case, "DeepSpeed's flat partitions", warm_up=True)
     times = batching.accumulate
     elements = num_elements(model)
     payload = float(elements * size)
@@ -50,15 +55,16 @@ def expect(
         sent = traffic.all_gather(parts, n) * (2 * times)
         sent += traffic.reduce_scatter(case.backend)(float(parts * n), n) * times
         sent += traffic.all_reduce(8.0, n)
-        formula = "2 (N-1)/N bytes(P) gathered, bytes(P) scattered, a micro-batch"
+        formula = "2 (N-1)/N bytes(P) gathered, bytes(P) scattered, per micro-batch"
     else:
         shard = float(size * math.ceil(elements / (2 * n)) * 2)
         sent = traffic.all_reduce(payload, n) * (times if stage == 2 else 1)
         sent += traffic.all_gather(shard, n) + traffic.all_reduce(4.0, n)
-        formula = f"2 (N-1)/N bytes(P){' a micro-batch' * (stage == 2)} + (N-1)/N bytes(P)"
+        formula = f"2 (N-1)/N bytes(P){' per micro-batch' * (stage == 2)} + (N-1)/N bytes(P)"
     if case.precision is Precision.BF16 and stage < 3:
-        sent += traffic.all_reduce(1.0, n)  # whether anything overflew
-    shared = 4 if stage == 3 else 2 + (stage == 2)  # of weights, gradients and two moments
+        sent += traffic.all_reduce(1.0, n)  # the flag for an overflow
+    # Of weights, gradients and two moments, so many are divided among the ranks.
+    shared = 4 if stage == 3 else 2 + (stage == 2)
     held = elements * (4 - shared) + elements * shared / n
     return traffic.expected(
         [sent] * n,
@@ -75,17 +81,21 @@ def expect(
 
 
 class EngineTrainer(LocalTrainer):
-    """The engine's backward and step; what it shares out is gathered to be compared."""
+    """A trainer that calls the engine's backward and step.
+
+    It gathers the parts of gradients and parameters for the correctness check. ``shards`` are this
+    rank's flat gradients at the last step.
+    """
 
     engine: Any
     stage: int
     shards: list[list[Tensor]]
 
     def clear(self) -> None:
-        self.shards.clear()  # the engine has forgotten them itself
+        self.shards.clear()  # the engine drops its gradients itself
 
     def backward(self, loss: Tensor) -> None:
-        self.engine.backward(loss, scale_wrt_gas=False)  # else it divides once more
+        self.engine.backward(loss, scale_wrt_gas=False)  # the loss is scaled already
         if not self.engine.is_gradient_accumulation_boundary():
             self.engine.step()
 
@@ -93,7 +103,7 @@ class EngineTrainer(LocalTrainer):
         self.engine.step()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """From the flat parts that were stepped, in the engine's order."""
+        """Yield gradients from the flat parts that were stepped, in the engine's order."""
         zero, world = self.engine.optimizer, self.ctx.world_size
         names = {id(p): name for name, p in self.engine.module.named_parameters()}
         if self.stage < 3:
@@ -124,7 +134,7 @@ class EngineTrainer(LocalTrainer):
                 yield name, parameter.detach().clone()
 
     def ran(self) -> ExecutedModel:
-        """The stage that the engine says it runs, and the class that does it."""
+        """Return the stage that the engine reports, and the class of its optimizer."""
         stage = self.engine.zero_optimization_stage()
         optimizer = self.engine.optimizer
         placed = f"stage {stage} {type(optimizer).__name__}"
@@ -132,7 +142,7 @@ class EngineTrainer(LocalTrainer):
 
 
 def _gathered(part: Tensor, world: int) -> Tensor:
-    """All ranks' parts of a flat tensor."""
+    """Gather the parts of a flat tensor from all ranks."""
     if world == 1:
         return part
     whole = part.new_empty(world * part.numel())
@@ -141,15 +151,15 @@ def _gathered(part: Tensor, world: int) -> Tensor:
 
 
 def config(case: CaseSpec, batching: Batching, knobs: Knobs) -> dict[str, Any]:
-    """DeepSpeed's own configuration; what it would do unasked (clip, build operators) is off."""
+    """Return DeepSpeed's configuration; its defaults for clipping and CPU operators are off."""
     zero: dict[str, Any] = dict(stage=int(knobs["stage"]))
     if zero["stage"] == 3:
         zero |= dict(
-            stage3_param_persistence_threshold=0,  # else small models train as by stage 2
-            stage3_max_live_parameters=0,  # what is gathered is let go after each module
+            stage3_param_persistence_threshold=0,  # small parameters would stay whole otherwise
+            stage3_max_live_parameters=0,  # release gathered parameters after each module
             stage3_max_reuse_distance=0,
-            stage3_module_granularity_threshold=10**9,  # blocks are gathered whole
-            memory_efficient_linear=False,  # it replaces torch's for all models of the process
+            stage3_module_granularity_threshold=10**9,  # gather each block as a whole
+            memory_efficient_linear=False,  # it would replace nn.Linear in the whole process
         )
     asked = dict(
         train_micro_batch_size_per_gpu=batching.largest,
@@ -160,7 +170,7 @@ def config(case: CaseSpec, batching: Batching, knobs: Knobs) -> dict[str, Any]:
         zero_force_ds_cpu_optimizer=False,
         zero_optimization=zero,
     )
-    if case.precision is Precision.BF16:  # as ours: no copies of weights in fp32
+    if case.precision is Precision.BF16:  # like other strategies, without fp32 copies of weights
         asked[str(case.precision)] = dict(
             enabled=True, bf16_master_weights_and_grads=True, bf16_optimizer_states=True
         )
@@ -168,12 +178,12 @@ def config(case: CaseSpec, batching: Batching, knobs: Knobs) -> dict[str, Any]:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """``deepspeed.initialize`` around the case's own optimizer."""
+    """Wrap the model and the case's optimizer with ``deepspeed.initialize``."""
     as_torchrun_does(ctx)
     import deepspeed
 
-    deepspeed.utils.logger.setLevel(logging.ERROR)  # it writes to stdout
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # 45 s to build, for one host
+    deepspeed.utils.logger.setLevel(logging.ERROR)  # the logger writes to stdout
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its build takes 45 s
     kind, settings = ctx.update
     optimizer = kind(model.parameters(), **settings)
     shards: list[list[Tensor]] = []
@@ -200,5 +210,5 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     trainer.engine = engine
     trainer.stage = int(knobs["stage"])
     trainer.shards = shards
-    trainer.resumable = False  # its states are in parts of its own
+    trainer.resumable = False  # the states are divided in DeepSpeed's format
     return trainer

@@ -1,4 +1,4 @@
-"""Lightning Fabric: its DDP strategy, or its ModelParallelStrategy with FSDP2 inside."""
+"""Lightning Fabric: its DDP strategy, or its ModelParallelStrategy that applies FSDP2."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,9 +27,12 @@ KNOBS = dict(sharded=False)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """The bytes of DDP, or those of FSDP2 with every block a unit, and over how many ranks."""
+    """Expect the bytes of DDP, or those of FSDP2 over all ranks if ``sharded``.
+
+    Each block is one FSDP2 unit.
+    """
     if not case.communicate:
-        raise ValueError("Fabric prepares models for ranks that talk")
+        raise ValueError("Fabric cannot run without communication")
     if not knobs["sharded"]:
         like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
         return replace(like, placements=("plain",))
@@ -38,7 +41,7 @@ def expect(
 
 
 class FabricTrainer(LocalTrainer):
-    """Backward through Fabric; what ran is told of the module inside its wrapper."""
+    """A trainer that calls Fabric's backward and reports the module inside Fabric's wrapper."""
 
     fabric: Any
     inner: nn.Module
@@ -47,7 +50,10 @@ class FabricTrainer(LocalTrainer):
         self.fabric.backward(loss)
 
     def ran(self) -> ExecutedModel:
-        """The class within, and over how many ranks parameters are cut: one looks like all."""
+        """Return the class of the inner module, and the placements with the sizes of their meshes.
+
+        Placements alone would not show that a mesh has only one rank.
+        """
         placed = {
             f"{parameter.placements[0]!r} of {parameter.device_mesh.size()}"
             if isinstance(parameter, DTensor)
@@ -60,7 +66,7 @@ class FabricTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """``Fabric.setup_module`` and ``setup_optimizers``, in the group that is there."""
+    """Set up the model and the optimizer with Fabric, in the existing process group."""
     threads = torch.get_num_threads()
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
@@ -71,7 +77,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         return module
 
     strategy = DDPStrategy(gradient_as_bucket_view=True)
-    if knobs["sharded"]:  # by default it cuts by width, along a mesh of one rank
+    if knobs["sharded"]:  # the default sizes shard over a mesh of one rank
         sizes = dict(data_parallel_size=ctx.world_size, tensor_parallel_size=1)
         strategy = ModelParallelStrategy(shard, **sizes)
     _, local_size = within(ctx.case.nodes, ctx.rank)
@@ -84,7 +90,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     )
     fabric.launch()
     module = fabric.setup_module(model)
-    torch.set_num_threads(threads)  # it sets them to one
+    torch.set_num_threads(threads)  # Fabric sets the number of threads to one
     inner = module._forward_module
     optimizer = fabric.setup_optimizers(ctx.optimizer(module.parameters()))
 
@@ -110,7 +116,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _environment(ctx: RankContext) -> Any:
-    """Fabric's picture of a launcher, of ranks that were started and have met already."""
+    """Return a cluster environment for ranks that run and have a process group already."""
     from lightning.fabric.plugins.environments import ClusterEnvironment
 
     local_rank, _ = within(ctx.case.nodes, ctx.rank)
@@ -118,7 +124,7 @@ def _environment(ctx: RankContext) -> Any:
 
     class Started(ClusterEnvironment):  # type: ignore[misc]
         creates_processes_externally = True
-        main_address, main_port = "127.0.0.1", 1  # nobody has to meet any more
+        main_address, main_port = "127.0.0.1", 1  # not used: the process group exists
 
         @staticmethod
         def detect() -> bool:
@@ -137,13 +143,13 @@ def _environment(ctx: RankContext) -> Any:
             return node
 
         def set_world_size(self, size: int) -> None:
-            """Fabric's figure, from devices and nodes."""
+            """Check the world size that Fabric computes from devices and nodes."""
             if size != ctx.world_size:
-                raise ValueError(f"Fabric counts {size} ranks of {ctx.world_size}")
+                raise ValueError(f"Fabric counts {size} ranks; expected {ctx.world_size}")
 
         def set_global_rank(self, rank: int) -> None:
-            """Sets the global rank."""
+            """Check the rank that Fabric computes from node and local rank."""
             if rank != ctx.rank:
-                raise ValueError(f"Fabric takes rank {ctx.rank} for {rank}")
+                raise ValueError(f"Fabric computes rank {rank}; expected {ctx.rank}")
 
     return Started()

@@ -1,4 +1,4 @@
-"""Megatron-core's DistributedDataParallel: one gradient buffer, all-reduced in its own buckets."""
+"""Megatron-core's DistributedDataParallel: one gradient buffer that is all-reduced in buckets."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,22 +18,26 @@ SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True,
     packages=("megatron-core",), compiles=False,
 )  # fmt: skip
-#: ``bucket_elements`` 0: all gradients in one bucket. ``overlap``: each as soon as it is full.
+#: ``bucket_elements``: elements of a bucket; 0 puts all gradients into one bucket. ``overlap``
+#: reduces each bucket as soon as it is full.
 KNOBS = dict(overlap=False, bucket_elements=0)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """The bytes of DDP."""
+    """Expect the bytes of DDP."""
     if not case.communicate:
-        raise ValueError("Megatron-core prepares models for ranks that talk")
+        raise ValueError("Megatron-core cannot run without communication")
     like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
     return replace(like, placements=())
 
 
 class BufferTrainer(LocalTrainer):
-    """Gradients are views of Megatron's buffer, ``main_grad``; the optimizer is the case's own."""
+    """A trainer with the case's optimizer, whose gradients are views of Megatron's buffer.
+
+    Megatron stores these views in the attribute ``main_grad`` of the parameters.
+    """
 
     module: Any
 
@@ -42,10 +46,13 @@ class BufferTrainer(LocalTrainer):
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():
-            yield name, getattr(parameter, "main_grad")  # noqa: B009  (no field of torch's)
+            yield name, getattr(parameter, "main_grad")  # noqa: B009  (torch declares no such field)
 
     def update(self) -> None:
-        """Step with what was reduced; a gradient that stayed would be added to the next one."""
+        """Step with the reduced gradients and clear them.
+
+        A gradient that stayed would be added to the next one.
+        """
         for (_, gradient), (_, parameter) in zip(self.gradients(), self.named(), strict=True):
             parameter.grad = gradient
         super().update()
@@ -54,14 +61,14 @@ class BufferTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Megatron's wrapper on groups of data parallelism alone; weights broadcast by it."""
+    """Wrap the model in Megatron's DDP, with data parallel groups only; it broadcasts weights."""
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer import TransformerConfig
 
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(1, 1)
-    settings = TransformerConfig(  # of a model that Megatron would build itself
+    settings = TransformerConfig(  # required, but it describes only models that Megatron builds
         num_layers=1, hidden_size=1, num_attention_heads=1, use_cpu_initialization=True
     )
     how = DistributedDataParallelConfig(
@@ -92,7 +99,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 @contextlib.contextmanager
 def _current(device: torch.device) -> Iterator[None]:
-    """Megatron asks CUDA where its buffer belongs, also on ranks without a GPU."""
+    """Replace ``torch.cuda.current_device`` on ranks without a GPU.
+
+    Megatron calls it to place its buffer, even on a CPU.
+    """
     asked = torch.cuda.current_device
     owner = torch.cuda
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Ray Train: what ``prepare_model`` makes of a model in one of its workers (torch's DDP)."""
+"""Ray Train: the DDP that ``prepare_model`` wraps around a model in a Ray worker."""
 
 import sys
 from dataclasses import replace
@@ -21,19 +21,19 @@ SUPPORTS = dict(
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """DDP's bytes; of one worker it returns the plain model."""
+    """Expect DDP's bytes; for one worker Ray returns the plain model."""
     like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
     alone = case.world_size == 1
     return replace(like, module=type(model).__name__ if alone else like.module)
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """``prepare_model``, told of a worker's place; no cluster is started."""
+    """Call ``prepare_model`` with this rank's place as a worker, without a Ray cluster."""
     hook = sys.excepthook
     from ray.train.torch import prepare_model
     from ray.train.v2._internal.execution import train_fn_utils
 
-    sys.excepthook = hook  # ray's reports to a cluster that is not there
+    sys.excepthook = hook  # Ray's hook would report errors to a cluster that does not exist
     local_rank, local_size = within(ctx.case.nodes, ctx.rank)
     worker = train_fn_utils.LocalTrainFnUtils(
         experiment_name="scaleproof",

@@ -60,7 +60,7 @@ def test_a_prediction_says_first_that_its_table_contradicts_itself(tmp_path: Pat
     path.write_text("gpus,samples/s,speedup\n8,100,1\n16,190,1.9\n32,360,3.9\n")
     (table,) = read(path)
     assert isinstance(table, PublishedTable)
-    assert "32 ranks contradict themselves: speedup 3.9" in table.notes[0]
+    assert "32 ranks: its figures contradict each other: speedup 3.9" in table.notes[0]
 
 
 def test_rows_of_two_configurations_are_never_divided() -> None:

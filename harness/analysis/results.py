@@ -1,0 +1,334 @@
+"""The results of a run: each figure joined with its verdict, once, for every output.
+
+    record -> results(run) -> tables, headline, page, JSON, CSV, frames, site, acceptance report
+
+A ``Result`` is one metric of one case against one baseline. No output joins figures and verdicts
+itself, and every output counts results by ``tally``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from harness.analysis.judging import judge
+from harness.analysis.judging.promise import MOST_PAIRS
+from harness.analysis.judging.question import Caveat, Severity
+from harness.analysis.judging.verdicts import is_stand_in
+from harness.base.documents import Json, to_doc
+from harness.cases import Form, metrics
+from harness.record import Reason, RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
+
+#: What decides a verdict that stays open for this reason, if more pairs do not.
+REMEDIES = {
+    Reason.NOISY_HOST: "a quieter host",
+    Reason.NOT_STEADY: "longer windows, or a quieter host",
+    Reason.NEIGHBOURS: "--one-by-one",
+    Reason.OUT_OF_TIME: "more time",
+    Reason.INTERRUPTED: "scaleproof run --resume",
+    Reason.UNCONFIRMED: "a fresh set of launches",
+    Reason.DISAGREE: "another run",
+    Reason.PERTURBED: "longer steps",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What a result is about. Every output shows as many of these as tell its rows apart.
+
+    ``plan`` is a hash, empty for results of sweeps and trials; ``case`` is an id, ``world`` the
+    ranks (``2cpu``), and ``baseline`` the kind of baseline (``plain``, ``wrapped``, ``nothing``).
+    """
+
+    plan: str
+    case: str
+    world: str
+    metric: str
+    baseline: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value with its 95 % confidence limits, in the unit of the metric; None if unknown."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One metric of one case against one baseline, with its verdict.
+
+    ``measured`` is the estimate of the pairs. ``judged`` is the interval that the judge compared
+    with the bound, after biases such as background load were taken into account; ``widened`` names
+    what widened it. Both are None if nothing was measured. ``counts`` is the status that decides
+    the exit status. ``required`` results are those that a threshold judges and the tally counts.
+    ``stand_in``: the hardware was simulated or shared. ``remedy`` says what would decide an open
+    verdict, and ``more`` how many further pairs would. ``n`` is the number of pairs; ``mde``,
+    ``sd``, ``lag1``, ``p95``, ``worst`` and ``evidence`` are as in ``Verdict``.
+    """
+
+    key: Key
+    case_hash: str
+    contrast: str
+    measured: Interval | None
+    judged: Interval | None
+    widened: str
+    rule: str | None
+    bound: str
+    status: Status
+    counts: Status
+    reason: Reason
+    detail: str
+    caveats: tuple[Caveat, ...]
+    remedy: str
+    more: int | None
+    n: int
+    launches: tuple[str, ...]
+    pairs: tuple[float, ...]
+    again: tuple[float, ...]
+    mde: float | None
+    sd: float | None
+    lag1: float | None
+    p95: float | None
+    worst: float | None
+    evidence: float | None
+    waived: bool
+    simulated: bool
+    stand_in: bool
+    required: bool
+
+    @property
+    def plan(self) -> str:
+        return self.key.plan
+
+    @property
+    def case(self) -> str:
+        return self.key.case
+
+    @property
+    def metric(self) -> str:
+        return self.key.metric
+
+    @property
+    def against(self) -> str:
+        return self.key.baseline
+
+    @property
+    def value(self) -> float | None:
+        return None if self.judged is None else self.judged.value
+
+    @property
+    def low(self) -> float | None:
+        """The lower end of the judged interval."""
+        return None if self.judged is None else self.judged.low
+
+    @property
+    def high(self) -> float | None:
+        """The upper end of the judged interval."""
+        return None if self.judged is None else self.judged.high
+
+    @property
+    def doubt(self) -> str:
+        """The first caveat that a reader of an unjudged value should know, or an empty text."""
+        notes = (c.sentence for c in self.caveats if c.severity is Severity.NOTES)
+        return next(notes, "")
+
+    @property
+    def absolute(self) -> bool:
+        """Whether the value has a unit, instead of being a ratio to a baseline."""
+        return metrics.metric(self.metric).form is Form.ABSOLUTE
+
+
+def results(run: RunRecord) -> Sequence[Result]:
+    """Return every result of a run, in the order of its verdicts."""
+    return run.once(("results",), lambda: [result_of(run, verdict) for verdict in run.verdicts])
+
+
+def results_of(run: RunRecord, plan: str) -> list[Result]:
+    """Return the results of one plan, given by its hash."""
+    return [result for result in results(run) if result.plan == plan]
+
+
+def ranked(run: RunRecord) -> list[Result]:
+    """Return every result of a run, worst first."""
+    return sorted(results(run), key=lambda result: SEVERITY.index(result.status))
+
+
+def result_of(run: RunRecord, verdict: Verdict) -> Result:
+    """Join a verdict, of this run or under a rule that it does not have, with its figure."""
+    cases = run.cases_by_hash.get(verdict.case_hash, ())
+    stand_in = is_stand_in(run, verdict)
+    form = metrics.metric(verdict.metric).form
+    judged = measured = None
+    if verdict.value is not None:
+        judged = Interval(value=verdict.value, low=verdict.low, high=verdict.high)
+        measured = judged
+    if verdict.pairs and verdict.widened:
+        estimate = judge.estimate(verdict.pairs, form)
+        measured = Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+    counted = verdict.rule and verdict.reason is not Reason.CAUGHT and not verdict.simulated
+    return Result(
+        key=Key(
+            plan=verdict.plan,
+            case=verdict.case,
+            world=next((case.world for case in cases), ""),
+            metric=verdict.metric,
+            baseline=verdict.against,
+        ),
+        measured=measured,
+        judged=judged,
+        counts=verdict.counts,
+        caveats=tuple(_caveats(verdict, stand_in=stand_in)),
+        remedy=_remedy(verdict),
+        stand_in=stand_in,
+        required=bool(counted) and verdict.status is not Status.SKIP,
+        **{name: getattr(verdict, name) for name in _COPIED},
+    )
+
+
+#: The fields that a result takes over from its verdict.
+_COPIED = sorted(
+    {field.name for field in fields(Result)} & {field.name for field in fields(Verdict)}
+)
+
+
+def _caveats(verdict: Verdict, *, stand_in: bool) -> list[Caveat]:
+    """Return what a reader of this result should know besides its status."""
+    caveats = []
+    if verdict.doubt:
+        caveats.append(_note("doubt", verdict.doubt))
+    if verdict.widened:
+        sentence = f"the interval is wider than measured because of {verdict.widened}"
+        caveats.append(Caveat(code=verdict.widened, severity=Severity.BIASES, sentence=sentence))
+    if stand_in:
+        caveats.append(_note("simulated", "the hardware was simulated or shared"))
+    if verdict.waived:
+        caveats.append(_note("waived", "a waiver expects this FAIL"))
+    return caveats
+
+
+def _note(code: str, sentence: str) -> Caveat:
+    return Caveat(code=code, severity=Severity.NOTES, sentence=sentence)
+
+
+def _remedy(verdict: Verdict) -> str:
+    """Return what would decide an open verdict, or an empty text."""
+    if verdict.counts is not Status.INCONCLUSIVE:
+        return ""
+    if verdict.more is not None:
+        return f"about {verdict.more} more pairs"
+    usual = f"over {MOST_PAIRS} more pairs, or a quieter host"
+    return REMEDIES.get(verdict.reason, usual)
+
+
+def required(run: RunRecord) -> list[Result]:
+    """Return the results that thresholds judge, worst first."""
+    counted = [result for result in results(run) if result.required]
+    return sorted(counted, key=lambda result: SEVERITY.index(result.counts))
+
+
+def defects(run: RunRecord) -> list[Result]:
+    """Return failures that no threshold judges but that fail the run, one result per case.
+
+    Examples are an incorrect training run, and a negative control that was not detected.
+    """
+    failing = (Status.ERROR, Status.FAIL)
+    reported = {result.case for result in required(run) if result.counts in failing}
+    first: dict[str, Result] = {}
+    for result in results(run):
+        unruled = not result.rule and result.counts in failing
+        if unruled and result.case not in reported:
+            first.setdefault(result.case, result)
+    return list(first.values())
+
+
+def worst(run: RunRecord) -> Result | None:
+    """Return the result that the headline is about: of equally bad ones one of real hardware."""
+    judged = [*required(run), *defects(run)]
+    return min(judged, key=lambda r: (SEVERITY.index(r.counts), r.stand_in), default=None)
+
+
+def document(result: Result) -> dict[str, Json]:
+    """Return a result as one flat row, for JSON, CSV and data frames; units as in ``Verdict``."""
+    measured = result.measured
+    row = {
+        "status": str(result.status),
+        "plan": result.plan,
+        "case": result.case,
+        "world": result.key.world,
+        "metric": result.metric,
+        "against": result.against,
+        "value": result.value,
+        "low": result.low,
+        "high": result.high,
+        "measured_low": None if measured is None else measured.low,
+        "measured_high": None if measured is None else measured.high,
+    }
+    rest = ("widened", "bound", "rule", "n", "reason", "detail", "remedy", "more", "mde", "p95",
+            "worst", "sd", "lag1", "evidence", "waived", "simulated", "stand_in", "required",
+            "contrast", "case_hash")  # fmt: skip
+    row |= {name: to_doc(getattr(result, name)) for name in rest}
+    return row | {"caveats": [caveat.sentence for caveat in result.caveats]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """The counts of the results that thresholds judge.
+
+    ``hold`` passed. ``failed`` are FAIL and not waived. ``recorded`` have only a provisional bound,
+    or the bound of another setup. ``stand_ins`` of all were measured on simulated hardware.
+    ``controls`` are negative controls that were detected. ``beside`` are defects that no threshold
+    judges.
+    """
+
+    total: int
+    hold: int
+    failed: int
+    errors: int
+    undecided: int
+    waived: int
+    recorded: int
+    stand_ins: int
+    controls: int
+    beside: int = 0
+
+    def __str__(self) -> str:
+        """``9 of 11 thresholds pass, 2 inconclusive (6 of the 11 on simulated hardware)``"""
+        noun = "threshold" if self.total == 1 else "thresholds"
+        verb = "passes" if self.total == 1 else "pass"
+        parts = [f"{self.hold} of {self.total} {noun} {verb}"]
+        for count, word in (
+            (self.errors, "in error"),
+            (self.failed, "failed"),
+            (self.undecided, "inconclusive"),
+            (self.waived, "waived"),
+            (self.recorded, "with a provisional bound"),
+            (self.beside, "errors without a threshold"),
+        ):
+            parts += [f"{count} {word}"] if count else []
+        apart = ""
+        if self.stand_ins:
+            of_all = "all" if self.stand_ins == self.total else f"{self.stand_ins}"
+            whole = "" if len(parts) == 1 or of_all == "all" else f" of the {self.total}"
+            apart = f" ({of_all}{whole} on simulated hardware)"
+        return ", ".join(parts) + apart
+
+
+def tally(run: RunRecord) -> Tally:
+    """Count the results of a run that thresholds judge, by their outcome."""
+    judged = required(run)
+    counts = [result.counts for result in judged]
+    waived = sum(result.waived and result.status is Status.FAIL for result in judged)
+    return Tally(
+        total=len(judged),
+        hold=counts.count(Status.PASS),
+        failed=counts.count(Status.FAIL),
+        errors=counts.count(Status.ERROR),
+        undecided=counts.count(Status.INCONCLUSIVE),
+        waived=waived,
+        recorded=counts.count(Status.RECORDED) - waived,
+        stand_ins=sum(result.stand_in for result in judged),
+        controls=sum(result.reason is Reason.CAUGHT for result in results(run)),
+        beside=len(defects(run)),
+    )

@@ -197,7 +197,7 @@ def verdict() -> str:
         row, place = divmod(int(number) - 1, across)
         column = place if row % 2 == 0 else across - 1 - place
         x, y = 14 + column * (size + 14), 14 + row * (height + 30)
-        color = "#ffe3e3" if function == "judge" else "#eef4ff"
+        color = "#ffe3e3" if function == "judge_values" else "#eef4ff"
         short = file.removeprefix("harness/")
         body.append(_box(x, y, size, height, f"{number}  {function}", short, color))
         if int(number) < len(steps):

@@ -130,9 +130,9 @@ class Result:
 
     @property
     def doubt(self) -> str:
-        """The first caveat that a reader of an unjudged value should know, or an empty text."""
-        notes = (c.sentence for c in self.caveats if c.severity is Severity.NOTES)
-        return next(notes, "")
+        """The sentence about background load or an unfit host, or an empty text."""
+        doubts = (caveat.sentence for caveat in self.caveats if caveat.code == "doubt")
+        return next(doubts, "")
 
     @property
     def absolute(self) -> bool:
@@ -293,26 +293,35 @@ class Tally:
     controls: int
     beside: int = 0
 
+    @property
+    def parts(self) -> Sequence[tuple[Status, int, str]]:
+        """Every outcome that occurred: the status of its results, their number, and a word."""
+        every = (
+            (Status.ERROR, self.errors, "in error"),
+            (Status.FAIL, self.failed, "failed"),
+            (Status.FAIL, self.beside, "failed without a threshold"),
+            (Status.INCONCLUSIVE, self.undecided, "inconclusive"),
+            (Status.PASS, self.hold, "passed"),
+            (Status.RECORDED, self.waived, "waived"),
+            (Status.RECORDED, self.recorded, "with a provisional bound"),
+            (Status.RECORDED, self.controls, "negative control detected"),
+        )
+        return [part for part in every if part[1]]
+
     def __str__(self) -> str:
         """``9 of 11 thresholds pass, 2 inconclusive (6 of the 11 on simulated hardware)``"""
-        noun = "threshold" if self.total == 1 else "thresholds"
-        verb = "passes" if self.total == 1 else "pass"
-        parts = [f"{self.hold} of {self.total} {noun} {verb}"]
-        for count, word in (
-            (self.errors, "in error"),
-            (self.failed, "failed"),
-            (self.undecided, "inconclusive"),
-            (self.waived, "waived"),
-            (self.recorded, "with a provisional bound"),
-            (self.beside, "errors without a threshold"),
-        ):
-            parts += [f"{count} {word}"] if count else []
+        noun = "threshold passes" if self.total == 1 else "thresholds pass"
+        counted = [
+            f"{count} {word}"
+            for _, count, word in self.parts
+            if word not in ("passed", "negative control detected")
+        ]
         apart = ""
         if self.stand_ins:
             of_all = "all" if self.stand_ins == self.total else f"{self.stand_ins}"
-            whole = "" if len(parts) == 1 or of_all == "all" else f" of the {self.total}"
+            whole = "" if not counted or of_all == "all" else f" of the {self.total}"
             apart = f" ({of_all}{whole} on simulated hardware)"
-        return ", ".join(parts) + apart
+        return ", ".join([f"{self.hold} of {self.total} {noun}", *counted]) + apart
 
 
 def tally(run: RunRecord) -> Tally:

@@ -1,4 +1,16 @@
-"""The inputs of a run: cases, plans, recipes, thresholds, metrics, the catalogue and targets.
+"""What is asked: cases, plans, recipes, thresholds and metrics. Nothing here imports torch.
+
+    case        CaseSpec: what is run, its id and hash, and its mesh of ranks
+    plan        arms, contrasts and the protocol of a plan
+    recipes     functions from a site to plans; ladders has further ones
+    site        the hardware that a run may use
+    rules       thresholds, and thresholds that can judge nothing
+    metrics     every metric: its form, unit and source
+    catalogue   names of strategies, models, compressors, inputs, engines and suites
+    heads       literal heads of files, and what features add
+    targets     what a command line can name to be measured
+    script      a user's script as a plan; typed parses launchers and interpreters
+    settings    how a run is made; never part of a case's identity
 
 Import the types from this package, and the functions from their modules.
 """

@@ -1,4 +1,12 @@
-"""The record of a run, its parts, its files, and the upgrade of older records.
+"""What was measured: the record of a run, its parts, its files and its schema.
+
+    record      RunRecord, which every command reads
+    launch      LaunchRecord; rank has the part of one rank, described what was known before
+    outcome     statuses, reasons and verdicts
+    budget      the time of a step in terms that add up to it
+    chain       the append-only, hashed log of a run while it is made
+    store       how a record lies on disk; upgrade reads older schemas
+    archive     archives of runs; signature signs them; redaction removes names
 
 Import the types from this package, and the functions from their modules.
 """

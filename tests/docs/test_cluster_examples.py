@@ -29,12 +29,12 @@ def test_a_prolog_drains_what_is_unfit_and_waits_for_nobody(
 ) -> None:
     answered, asked = run("prolog.sh", tmp_path, status)
     assert answered == passed_on
-    assert asked.startswith("gate --gpus auto --within 60s")
+    assert asked.startswith("check nodes --gpus auto --within 60s")
 
 
 @pytest.mark.parametrize("status", [0, 10])
 def test_an_epilog_passes_on_what_doctor_says(tmp_path: Path, status: int) -> None:
-    assert run("epilog.sh", tmp_path, status) == (status, "doctor\n")
+    assert run("epilog.sh", tmp_path, status) == (status, "check\n")
 
 
 def test_the_image_is_a_fact_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""docs/design.md names what is there: its nouns are classes, its places are files."""
+"""docs/design.md names what exists: its types are classes, its places are files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "design.md").read_text()
 PACKAGE = ROOT / "harness"
-#: Nouns of the design that no class has: they are modules, fields, or what several classes are.
-CONCEPTS = {"Feed", "Setup", "Shepherd", "Slot", "Task", "Twin"}
-NOUNS = re.search(r"\| noun \| is \| where \|\n(.*?)\n\n", PAGE, re.S)
+#: Names that are protocols of modules instead of classes.
+CONCEPTS = {"Task"}
+TYPES = re.search(r"\| type \| meaning \| file \|\n(.*?)\n\n", PAGE, re.S)
 
 
 def names() -> set[str]:
@@ -26,11 +26,16 @@ def names() -> set[str]:
     return out
 
 
-def test_every_noun_is_a_name_of_the_code() -> None:
-    assert NOUNS is not None
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in NOUNS[1].splitlines()[1:]]
-    nouns = {noun.strip() for row in rows for noun in row.split(",")}
-    assert len(nouns) > 80 and nouns - names() == CONCEPTS
+def test_every_type_is_a_name_of_the_code_and_they_are_few() -> None:
+    assert TYPES is not None
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in TYPES[1].splitlines()[1:]]
+    types = {name.strip("` ") for row in rows for name in row.split(",")}
+    assert types - names() <= CONCEPTS
+    assert len(rows) <= 15
+
+
+def test_the_page_is_one_page() -> None:
+    assert len(PAGE.splitlines()) <= 110
 
 
 def test_every_place_is_there() -> None:

@@ -77,13 +77,13 @@ def run(folder: Path, *words: str, status: int = 0) -> str:
     return done.stdout
 
 
-def test_a_verb(tree: Path) -> None:
-    assert run(tree, "-m", "harness", "hello", ".") == " 0 runs\n"
+def test_a_command(tree: Path) -> None:
+    assert run(tree, "-m", "harness", "report", "count", ".") == " 0 runs\n"
     run(tree, "-m", "harness.interface.schema")
     schema = json.loads((tree / "harness/interface/schema/answers.schema.json").read_text())
-    assert "hello" in schema["properties"]
+    assert "report count" in schema["properties"]
     run(tree, "scripts/pages.py")
-    assert "## hello" in (tree / "docs/options.md").read_text()
+    assert "## report count" in (tree / "docs/options.md").read_text()
 
 
 def test_a_feature(tree: Path) -> None:

@@ -37,7 +37,7 @@ from harness.record import Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
 #: So many lines of verdicts stand on one screen, the worst ones; the others are counted.
-MOST_ROWS = 16
+MOST_ROWS = 14
 #: So many rungs are told where their time went, and so many things that were noticed.
 FEW = 3
 #: A rung that keeps more of a rank's speed lost nothing worth a line.
@@ -49,7 +49,7 @@ LEAST_NAME = 24
 
 
 #: The explanation beside the most common heading.
-_PLAIN = ": throughput per rank, compared with one device without a wrapper"
+_PLAIN = " (throughput per rank, relative to one device)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +151,8 @@ def _grouped(rows: Sequence[ScreenRow]) -> Mapping[str, list[ScreenRow]]:
 
 
 def _heading(result: Result) -> str:
+    if result.reason is Reason.CAUGHT:
+        return " negative control"
     meaning = _PLAIN if (result.metric, result.against) == ("efficiency", "plain") else ""
     return f" {figures.metric(result)}{meaning}"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.judging.tally import of_stand_in, requirements
-from harness.analysis.judging.verdicts import conclude, verdicts
+from harness.analysis.judging.verdicts import conclude, is_stand_in, verdicts
+from harness.analysis.results import required
 from harness.base.errors import Exit
 from harness.cases import BoundSource, Device
 from harness.interface.report import screen
@@ -65,14 +65,14 @@ def _on_devices(main_job: RunRecord) -> RunRecord:
 
 def test_a_green_run_that_judged_no_device_is_none(main_job: RunRecord) -> None:
     run = _on_devices(main_job)
-    simulated = [v for v in run.verdicts if of_stand_in(run, v) and v.rule]
+    simulated = [v for v in run.verdicts if is_stand_in(run, v) and v.rule]
     assert any(v.status is Status.PASS for v in simulated), "a schedule of sleeps still passes"
     assert all(v.simulated for v in simulated)
     statuses = {v.counts for v in run.verdicts}
     assert Status.PASS not in statuses and Status.FAIL not in statuses
     assert exit_status([v.counts for v in run.verdicts]) is Exit.NOTHING_JUDGED
     assert headline(run).startswith("RECORDED: 0 of ")
-    assert "stand-in" not in headline(run) and not any(v.simulated for v in requirements(run))
+    assert "stand-in" not in headline(run) and not any(v.simulated for v in required(run))
     shown = "\n".join(screen.lines(run, Path("RUN"), "again", 100))
     assert all(v.case.split("@")[0] in shown for v in simulated)
 

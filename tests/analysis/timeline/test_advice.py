@@ -58,7 +58,7 @@ def test_every_command_runs_as_it_is_printed(
         return
     (line,) = told(name, term)
     words = shlex.split(line.partition("; try scaleproof ")[2])
-    if words[0] == "doctor":
+    if words[0] == "check":
         assert term in (Term.COMPUTE, Term.WAIT, Term.MOVE, Term.DATA)
         return
     assert main([*words, "--dry-run"]) == 0

@@ -42,15 +42,15 @@ def test_a_card_of_the_site_is_one_verdict(main_job: RunRecord) -> None:
 def test_a_row_of_the_scaling_table_has_no_verdict_of_another_metric(main_job: RunRecord) -> None:
     run = today(main_job)
     rows = [row for plan in run.plans for row in ladder_rows(run, plan)]
-    bounded = [row for row in rows if row.verdict is not None and row.verdict.bound]
+    bounded = [row for row in rows if row.result is not None and row.result.bound]
     assert bounded
     for row in bounded:
-        assert row.verdict is not None
-        assert (row.verdict.metric, row.verdict.against) in {
+        assert row.result is not None
+        assert (row.result.metric, row.result.against) in {
             (metric, row.point.against) for metric in ("efficiency", "speedup")
         }
-        if row.verdict.metric == "efficiency":
-            assert row.interval == (row.verdict.low, row.verdict.high)
+        if row.result.metric == "efficiency":
+            assert row.interval == (row.result.low, row.result.high)
 
 
 @pytest.mark.parametrize("ruled", [True, False])

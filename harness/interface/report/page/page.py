@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.analysis.judging import notices, verdicts
 from harness.analysis.judging.judge import FIRST_LOOK
-from harness.analysis.results import Tally, tally
+from harness.analysis.results import tally
 from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, side_by_side, tables
 from harness.interface.report.headline import brief, decide, headline, why_open
@@ -41,7 +41,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             headline=headline(run),
             why=why_open(run),
             decide=decide(run),
-            counts=_counts(tally(run)),
+            counts=tally(run).parts,
             notes=[
                 brief(run, note)
                 for note in (*notices.sentences(run, load=not why_open(run)), *run.notes)
@@ -69,20 +69,6 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             data=data.embedded(run, of_cases, groups, lost),
         )
     )
-
-
-def _counts(count: Tally) -> list[tuple[str, int, str]]:
-    """(status that it is painted as, how many, word), as the headline counts them."""
-    chips = (
-        ("ERROR", count.errors + count.beside, "wrong"),
-        ("FAIL", count.failed, "failed"),
-        ("INCONCLUSIVE", count.undecided, "undecided"),
-        ("PASS", count.hold, "hold"),
-        ("RECORDED", count.waived, "waived"),
-        ("RECORDED", count.recorded, "without a bound that can pass"),
-        ("RECORDED", count.controls, f"control{'s' if count.controls > 1 else ''} caught"),
-    )
-    return [chip for chip in chips if chip[1]]
 
 
 def write(run: RunRecord, folder: Path) -> Path | None:

@@ -70,7 +70,7 @@ FIELDS = "## Every field of a case"
 
 
 def keys() -> str:
-    """docs/keys.md as it stands, and behind it every field of a case that can be set."""
+    """Return docs/keys.md with the table of all settable fields of a case."""
     by_hand = (DOCS / "keys.md").read_text().partition(FIELDS)[0].rstrip()
     lines = [
         by_hand, "", FIELDS, "",
@@ -78,13 +78,13 @@ def keys() -> str:
         " lists the knobs) and variables like `NCCL_ALGO`. docs/api.md describes them under"
         " `CaseSpec`."
         " Written by `python scripts/pages.py`.", "",
-        "| field | takes | if nothing is said |", "|---|---|---|",
+        "| field | values | default |", "|---|---|---|",
     ]  # fmt: skip
     hints = get_type_hints(CaseSpec)
     for field in dataclasses.fields(CaseSpec):
         if field.name in SETTABLE:
             usual = None if field.default is dataclasses.MISSING else field.default
-            shown = {None: "what is usual", "": "none", (): "none"}.get(usual)
+            shown = {None: "depends on the case", "": "none", (): "none"}.get(usual)
             shown = shown or f"`{json.dumps(usual).strip(chr(34))}`"
             lines.append(f"| `{field.name}` | {takes(hints[field.name], '`')} | {shown} |")
     return "\n".join(lines) + "\n"
@@ -197,7 +197,7 @@ def verdict() -> str:
         row, place = divmod(int(number) - 1, across)
         column = place if row % 2 == 0 else across - 1 - place
         x, y = 14 + column * (size + 14), 14 + row * (height + 30)
-        color = "#ffe3e3" if function == "judge" else "#eef4ff"
+        color = "#ffe3e3" if function == "judge_values" else "#eef4ff"
         short = file.removeprefix("harness/")
         body.append(_box(x, y, size, height, f"{number}  {function}", short, color))
         if int(number) < len(steps):

@@ -36,7 +36,7 @@ from harness.record import SCHEMA, Reason, RunRecord, Status, Verdict
 from harness.record.upgrade import upgrade
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-#: Every record of the golden files; "today": judged with the rules of the newest schema.
+#: Names of the golden records; each is also judged with the rules of the newest schema.
 RECORDS = ("samples/ddp-nano", "samples/ddp-nano-again", "record-v1", "record-v4", "main-job")
 Drawn: TypeAlias = tuple[Status, Reason, str | None, bool, int]
 
@@ -60,13 +60,15 @@ def run(request: pytest.FixtureRequest) -> RunRecord:
 
 
 def identity(row: Any) -> tuple[Any, ...]:
-    """The key of a row with its judged interval and status."""
+    """Return the key of a row with its judged interval and status."""
     names = ("plan", "case", "world", "metric", "against", "value", "low", "high", "status")
     return tuple(row[name] for name in names)
 
 
 def same_outputs(run: RunRecord) -> None:
-    """AssertionError if two outputs of a run differ in a key, an interval, a status or a count."""
+    """Raise AssertionError if two outputs of a run differ in a key, an interval, a status or a
+    count.
+    """
     every = sorted(map(identity, map(document, results(run))), key=str)
     summary = digest.document(run)
     embedded = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', render(run), re.S)

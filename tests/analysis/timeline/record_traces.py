@@ -28,7 +28,7 @@ CASES = {
 
 
 def main() -> None:
-    """One launch a case."""
+    """Record one launch of each case."""
     known = Catalogue()
     launcher = Bench(known, known.get("engines", "local"), Where())
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))

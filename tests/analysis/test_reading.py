@@ -44,7 +44,7 @@ def recorded(run: RunRecord) -> RunRecord:
     return replace(run, launches=launches)
 
 
-def test_starts_of_one_training_are_one_run(sample_run: RunRecord) -> None:
+def test_starts_of_one_training_are_combined_into_one_run(sample_run: RunRecord) -> None:
     start = recorded(sample_run)
     half = len(start.launches) // 2
     starts = [

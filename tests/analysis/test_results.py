@@ -1,4 +1,6 @@
-"""Every output of a run prints the same results: same keys, judged intervals, statuses, counts."""
+"""Every output of a run prints the same results with the same keys, judged intervals, statuses and
+counts.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,7 @@ changes = st.lists(st.tuples(st.integers(0, 40), statuses, st.booleans()), max_s
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(changed=changes)
-def test_all_outputs_are_the_same_whatever_the_verdicts_are(
+def test_all_outputs_are_the_same_for_any_verdicts(
     main_job: RunRecord, changed: list[tuple[int, Status, bool]]
 ) -> None:
     every = list(main_job.verdicts)
@@ -198,7 +200,7 @@ def test_every_required_result_is_counted_once(sample_run: RunRecord, drawn: lis
     assert sum(count for _, count, _ in counted.parts) >= counted.total
 
 
-def test_the_words_of_a_count(sample_run: RunRecord) -> None:
+def test_a_count_is_worded_by_status(sample_run: RunRecord) -> None:
     drawn: list[Drawn] = [(Status.PASS, Reason.MET, "a rule", False, n) for n in range(2)]
     drawn += [
         (Status.FAIL, Reason.MET, "a rule", True, 2),

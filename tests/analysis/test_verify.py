@@ -14,7 +14,7 @@ from harness.record.store import load
 from tests.editing import change
 
 
-def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
+def test_verify_recomputes_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
     verified = verify(sample_run, sample)
     assert verified.differences == ()
     assert (verified.num_launches, verified.num_samples, verified.num_verdicts) == (19, 25, 3)

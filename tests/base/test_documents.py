@@ -52,7 +52,9 @@ def test_reads_as_accepts_only_the_document_of_the_same_value(value: object, oth
 
 
 @given(verdicts, verdicts)
-def test_says_accepts_only_the_document_of_the_same_record(verdict: Verdict, other: Verdict) -> None:
+def test_says_accepts_only_the_document_of_the_same_record(
+    verdict: Verdict, other: Verdict
+) -> None:
     document = json.loads(json.dumps(to_doc(verdict)))
     assert says(document, verdict) and says([document], [verdict])
     assert says(document, other) == (verdict == other)
@@ -72,7 +74,9 @@ def test_values_that_json_cannot_represent_are_not_read_as_equal() -> None:
     assert reads_as({"a": (1, 2.5)}, {"a": [1, 2.5]})
     for value in (float("nan"), "\ud800", 2**70):
         assert not reads_as(value, value)
-    assert not reads_as({"a": float("inf")}, {"a": None}), "an infinite value does not equal a missing one"
+    assert not reads_as({"a": float("inf")}, {"a": None}), (
+        "an infinite value does not equal a missing one"
+    )
     half = {**to_doc(Protocol(steps=10, cut=2)), "surprise": "\ud800"}
     with pytest.raises(ValueError, match="unknown field 'surprise'"):
         from_doc(Protocol, half)

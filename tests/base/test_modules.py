@@ -1,5 +1,4 @@
-"""A user's file is imported once under any spelling of its path; a failed import leaves no module.
-"""
+"""A user's file is imported once under any spelling of its path; a failed import leaves no module."""
 
 from __future__ import annotations
 

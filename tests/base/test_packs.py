@@ -55,7 +55,9 @@ def test_files_of_many_ranks_are_packed_into_two_archives(launch: Path) -> None:
         with opened(path) as handle:
             assert handle.read() == body
             handle.seek(0)
-            assert handle.read(2) == body[:2], "a packed file must support seek, because readers peek at its first bytes"
+            assert handle.read(2) == body[:2], (
+                "a packed file must support seek, because readers peek at its first bytes"
+            )
 
 
 def test_a_packed_trace_reads_like_the_unpacked_one(launch: Path) -> None:

@@ -66,12 +66,12 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("case", "case_id", "pytest_id"), GOLDEN, ids=[g[1] for g in GOLDEN])
-def test_ids_are_golden(case: CaseSpec, case_id: str, pytest_id: str) -> None:
+def test_ids_equal_the_golden_ones(case: CaseSpec, case_id: str, pytest_id: str) -> None:
     assert case.id == case_id
     assert case.pytest_id == pytest_id
 
 
-def test_hash_is_golden_and_covers_non_default_fields_only() -> None:
+def test_the_hash_covers_only_non_default_fields() -> None:
     case = SITE.case("ddp/decoder-tiny")
     assert case.hash == "70a8a67db17e3b53"
     assert set(case.series) == {

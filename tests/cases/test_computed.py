@@ -32,7 +32,9 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
         ),
     ],
 )
-def test_settings_that_do_not_apply_are_one_clear_error(fields: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_apply_are_one_clear_error(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecError) as error:
         Catalogue().normalise(SITE.case("ddp/decoder-nano", **fields))
     assert message in str(error.value) and "expected" in str(error.value)

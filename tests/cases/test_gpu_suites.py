@@ -271,7 +271,9 @@ def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on
 
 @pytest.mark.parametrize("world", [*(pytest.param(n, marks=pytest.mark.full) for n in (1, 8)), 2])
 def test_twins_of_parallel_suites_are_accepted(recipes: Any, world: int) -> None:
-    """The sizes of nightly suites once did not divide: heads over 8 ranks, a batch of 8 by 16."""
+    """Some nightly cases did not divide: heads over 8 ranks, and a batch of 8 into 16
+    micro-batches.
+    """
     import parallel
 
     site = Site(device=Device.CUDA, backend="nccl", nodes=(world,))

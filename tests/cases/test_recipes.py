@@ -99,7 +99,7 @@ def test_an_unknown_baseline_is_refused() -> None:
         ladder(SITE.case("ddp/mlp-nano"), (1,), baselines=("plane",))
 
 
-def test_versus_and_control() -> None:
+def test_versus_compares_two_cases_and_control_makes_a_control_arm() -> None:
     a, b = SITE.case("ddp/mlp-nano"), SITE.case("fsdp/mlp-nano")
     plan = versus(a, b, ("memory_saved", "wire_ratio"))
     assert [(c.subject, c.baseline) for c in plan.contrasts] == [("b", ("a",))] * 2

@@ -1,4 +1,4 @@
-"""Records as data frames."""
+"""Data frames contain the data of records."""
 
 from __future__ import annotations
 

@@ -65,10 +65,14 @@ def test_an_unpacked_run_equals_the_packed_one(
     (in_order[0] / "record.json").write_text("{}")
     assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) != 0
     assert "differs from the one in the archive" in capsys.readouterr().err
-    assert (in_order[0] / "record.json").read_text() == "{}", "unpacking overwrites no existing file"
+    assert (in_order[0] / "record.json").read_text() == "{}", (
+        "unpacking overwrites no existing file"
+    )
 
 
-def test_archives_of_the_same_runs_are_identical(packed: Path, sample: Path, tmp_path: Path) -> None:
+def test_archives_of_the_same_runs_are_identical(
+    packed: Path, sample: Path, tmp_path: Path
+) -> None:
     again = tmp_path / "again.tar.gz"
     main(
         ["accept", "pack", str(sample), str(sample.with_name("ddp-nano-again")), "--to", str(again)]
@@ -145,8 +149,7 @@ SECRETS = ("gpu-node-07", "alice", "10.0.3.17", "/scratch/acme", "bob@acme.examp
 
 
 def named(run: RunRecord, folder: Path, to: Path) -> Path:
-    """Return a copy of the sample run that contains host, user, and path names, with a valid chain.
-    """
+    """Return a copy of the sample run with host, user and path names, and with a valid chain."""
     doc = to_doc(run)
     doc["machine"]["host"] = "gpu-node-07.cluster.example"
     for x in doc["launches"]:
@@ -261,7 +264,9 @@ def test_a_path_with_an_ambiguous_end_is_refused(sample_run: RunRecord) -> None:
     redaction.redact(run, (), ("secret/notes.txt",))
 
 
-def test_secrets_in_the_environment_of_an_older_record_are_redacted(sample_run: RunRecord, sample: Path, tmp_path: Path) -> None:
+def test_secrets_in_the_environment_of_an_older_record_are_redacted(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
     """An older version recorded these variables because it did not know them as secrets."""
     links = chain.read(sample)
     secret = {"NCCL_AUTH": "hunter2", "OMP_NUM_THREADS": "2", "TORCH_X": "http://a:hunter2@h/b"}
@@ -328,8 +333,7 @@ def test_a_decompression_bomb_is_refused_within_bounded_memory(tmp_path: Path) -
 def test_samples_that_would_fill_the_memory_are_refused(
     sample_run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file contains zeros that unpack beyond the limit; another's header claims a huge array.
-    """
+    """One file unpacks to more zeros than the limit; another's header claims a huge array."""
     monkeypatch.setattr("harness.record.store.MOST_SAMPLES", 16 << 20)
     launch = next(x for x in sample_run.launches if x.purpose is Purpose.TIMED)
     path = tmp_path / "launches" / launch.launch / "rank0.npz"

@@ -327,8 +327,7 @@ def test_a_deleted_chain_is_reported(copy: Path) -> None:
 
 
 def test_an_interrupted_run_verifies_wherever_it_was_interrupted(copy: Path) -> None:
-    """Cut the chain after every link, with the next link absent or torn, and with an older record.
-    """
+    """Cut the chain after every link, with the next link absent or torn, and with an older record."""
     lines = (copy / chain.FILE).read_text().splitlines()
     whole = json.loads((copy / "record.json").read_text())
     honest = 0
@@ -358,9 +357,7 @@ def test_an_interrupted_run_verifies_wherever_it_was_interrupted(copy: Path) -> 
         ("flaked", "launched once more, but nothing had ended it"),
     ],
 )
-def test_relabelling_a_slow_launch_is_found(
-    copy: Path, purpose: str, why: str
-) -> None:
+def test_relabelling_a_slow_launch_is_found(copy: Path, purpose: str, why: str) -> None:
     def hide(doc: Doc, _: Path) -> None:
         slow = next(x for x in doc["launches"] if x["purpose"] == "timed")
         slow["purpose"] = purpose

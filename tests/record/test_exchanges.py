@@ -23,7 +23,9 @@ def test_synchronizing_steps_follow_the_warm_up_and_grow() -> None:
     st.integers(0, 40), st.integers(0, 40), st.integers(1, 9), st.integers(0, 20),
     st.floats(1.0, 3.0),
 )  # fmt: skip
-def test_exchanges_of_adjacent_windows_add_up(one: int, other: int, period: int, until: int, growth: float) -> None:
+def test_exchanges_of_adjacent_windows_add_up(
+    one: int, other: int, period: int, until: int, growth: float
+) -> None:
     """The synchronizing steps of two adjacent windows add up to those of both together."""
     end = one + other
     parts = [range(one), range(one, end)]

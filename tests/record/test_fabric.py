@@ -39,7 +39,9 @@ ROOT = Path(__file__).parents[2]
         ("broadcast", 8, 1.0), ("send_recv", 8, 1.0),
     ],
 )  # fmt: skip
-def test_bus_bandwidth_factors_equal_those_of_nccl_tests(operation: str, n: int, expected: float) -> None:
+def test_bus_bandwidth_factors_equal_those_of_nccl_tests(
+    operation: str, n: int, expected: float
+) -> None:
     assert factor(operation, n) == expected
 
 
@@ -54,7 +56,9 @@ gpu01:46841:46897 [6] NCCL INFO NVLS multicast support is available on dev 0
 
 def test_nccls_transports_are_read_from_its_log() -> None:
     ways = {"P2P/CUMEM", "NET/IB/GDRDMA", "NET/IB/GDRDMA/Shared", "P2P/direct pointer/read"}
-    assert of_log(NCCL_LOG) == ways, "a log line that multicast is available does not mean that NCCL uses it"
+    assert of_log(NCCL_LOG) == ways, (
+        "a log line that multicast is available does not mean that NCCL uses it"
+    )
     assert of_log(NCCL_LOG + "gpu01:1:2 [0] NCCL INFO Connected NVLS tree\n") == {*ways, "NVLS"}
     assert of_log("") == set()
 

@@ -1,5 +1,4 @@
-"""Verify protects every field of a record: it recomputes the field or compares it with the chain.
-"""
+"""Verify protects every field of a record: it recomputes the field or compares it with the chain."""
 
 from __future__ import annotations
 

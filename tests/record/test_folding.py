@@ -25,7 +25,7 @@ from tests.editing import change
 def test_resume_recovers_launches_that_only_the_chain_contains(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program was killed in the third turn, after its record was written for the last time."""
+    """The program was killed in the third turn, after the last write of its record."""
     monkeypatch.setattr(resume, "software", lambda: load(copy).software)
     # The sample's machine set none of these variables, and resuming with other ones is refused.
     for name in filter(changes_speed, list(os.environ)):
@@ -61,8 +61,7 @@ def test_resume_measures_only_the_missing_launches_of_a_block(copy: Path) -> Non
 
 
 def test_a_run_is_rebuilt_from_any_prefix_of_its_chain(sample: Path, sample_run: RunRecord) -> None:
-    """A prefix of the chain contains the launches and blocks that it had recorded, and no verdict.
-    """
+    """A prefix of the chain contains the launches and blocks that it had recorded, and no verdict."""
     first, *later = chain.read(sample)
     sealed = dataclasses.replace(first, body={**first.body, "schema": SCHEMA, "facts": {}})
     links = (sealed, *later)

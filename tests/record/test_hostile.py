@@ -181,14 +181,14 @@ SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.d
     max_examples=int(os.environ.get("HOSTILE", "60")), deadline=None, suppress_health_check=SLOW
 )
 @given(data=st.data())
-def test_report_and_verify_handle_any_untrusted_record(stranger: Stranger, data: st.DataObject) -> None:
+def test_report_and_verify_handle_any_untrusted_record(
+    stranger: Stranger, data: st.DataObject
+) -> None:
     looked_at(stranger, data, ("report", "verify"))
 
 
 @pytest.mark.full
 @settings(max_examples=1500, deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
-def test_every_reader_handles_any_untrusted_record(
-    stranger: Stranger, data: st.DataObject
-) -> None:
+def test_every_reader_handles_any_untrusted_record(stranger: Stranger, data: st.DataObject) -> None:
     looked_at(stranger, data, VERBS)

@@ -1,4 +1,4 @@
-"""The record: written whole, read strictly, recomputed from its samples, tamper-evident."""
+"""The shipped JSON schema equals that of the code, and sample records follow it."""
 
 from __future__ import annotations
 

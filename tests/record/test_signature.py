@@ -51,13 +51,17 @@ def verified(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[in
     return code, capsys.readouterr().out
 
 
-def test_verify_prints_the_key_that_signed(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_prints_the_key_that_signed(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out = verified(capsys, run, "--key", keys / "site.pub")
     assert code == Exit.PASSED
     assert "signed by ssh-ed25519 " in out and "everything agrees" in out
 
 
-def test_a_signature_by_another_key_fails(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signature_by_another_key_fails(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out = verified(capsys, run, "--key", keys / "other.pub")
     assert code == Exit.FAILED and "signed by another key" in out
 

@@ -21,7 +21,9 @@ from tests.editing import change
 def test_load_is_the_inverse_of_save(sample_run: RunRecord, tmp_path: Path) -> None:
     save(sample_run, tmp_path)
     assert load(tmp_path) == sample_run
-    assert [p.name for p in tmp_path.iterdir()] == ["record.json"], "the record contains its digest, so no second file is written"
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"], (
+        "the record contains its digest, so no second file is written"
+    )
 
 
 def test_an_edited_record_is_refused(copy: Path) -> None:

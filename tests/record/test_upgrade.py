@@ -23,12 +23,13 @@ def test_an_older_record_is_read_and_keeps_its_verdicts() -> None:
     verified = verify(run, folder)
     assert verified.differences == () and verified.num_launches == 24 and verified.num_verdicts == 0
     assert {v.status for v in run.verdicts} == {Status.PASS, Status.RECORDED}
-    assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, "judging the record again returns the same statuses"
+    assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, (
+        "judging the record again returns the same statuses"
+    )
 
 
 def test_a_record_of_schema_6_keeps_its_windows(sample: Path) -> None:
-    """Schema 6 interpreted calibration launches differently, so its windows are taken as recorded.
-    """
+    """Schema 6 interpreted calibration launches differently, so its windows are taken as recorded."""
     run = load(sample)
     assert run.schema == 6 and any(w.cut > 30 for ws in run.windows.values() for w in ws.values())
     assert verify(run, sample).differences == ()

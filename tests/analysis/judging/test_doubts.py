@@ -27,7 +27,7 @@ def decided(run: RunRecord, *edits: Any, efficiency: float = 0.9) -> Verdict:
     return judged(run, edit)[SUBJECT]
 
 
-def test_a_quiet_record_passes_or_fails(sample_run: RunRecord) -> None:
+def test_a_record_without_noise_passes_or_fails(sample_run: RunRecord) -> None:
     assert decided(sample_run).status is Status.PASS
     failed = decided(sample_run, lambda d: bound(d, at_least=0.95), confirm)
     assert (failed.status, len(failed.again)) == (Status.FAIL, 8)
@@ -40,7 +40,9 @@ def test_an_unconfirmed_fail_is_inconclusive(sample_run: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0556, 1.08, 1.15])
-def test_a_fresh_set_never_turns_a_fail_into_a_pass(sample_run: RunRecord, factor: float) -> None:
+def test_a_second_set_of_launches_never_turns_a_fail_into_a_pass(
+    sample_run: RunRecord, factor: float
+) -> None:
     verdict = decided(sample_run, lambda d: bound(d, at_least=0.95), lambda d: confirm(d, factor))
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
 
@@ -136,7 +138,7 @@ def test_a_drifting_launch_affects_only_its_contrast(sample_run: RunRecord) -> N
         Reason.NOT_STEADY,
     )
     assert "was not steady: its steps drift by +8.3%" in verdicts[SUBJECT].detail
-    assert len(verdicts[SUBJECT].pairs) == 8, "no pair is dropped"
+    assert len(verdicts[SUBJECT].pairs) == 8, "no pair may be dropped"
     assert verdicts["efficiency@1/plain"].status is Status.RECORDED
 
 

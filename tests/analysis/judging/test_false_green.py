@@ -83,7 +83,7 @@ def test_nothing_launched_is_not_success() -> None:
 
 
 def test_without_rules_nothing_passes(sample_run: RunRecord) -> None:
-    """ReFrame: without a reference the check passes."""
+    """ReFrame: a check without a reference value passes."""
     found = judged(sample_run, lambda doc: doc.update(thresholds=[]))
     assert {v.status for v in found.values()} == {Status.RECORDED}
     assert exit_status([v.status for v in found.values()]) is Exit.NOTHING_JUDGED
@@ -153,7 +153,7 @@ def test_world_sizes_need_not_be_powers_of_two() -> None:
     assert rungs(6) == (1, 2, 4, 6) and rungs(12) == (1, 2, 4, 8, 12) and rungs(1) == (1,)
 
 
-def test_one_good_set_among_bad_ones_is_not_a_pass(sample_run: RunRecord) -> None:
+def test_one_good_set_of_launches_among_bad_ones_does_not_pass(sample_run: RunRecord) -> None:
     """Azure: retries passed if one of N attempts succeeded."""
 
     def retried(doc: Any) -> None:
@@ -199,7 +199,7 @@ def test_a_missing_figure_does_not_pass(sample_run: RunRecord) -> None:
     assert verdict.value is None and verdict.status is Status.ERROR
 
 
-def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
+def test_ranks_that_did_not_join_one_group_are_an_error(sample_run: RunRecord) -> None:
     """nccl-tests reported N worlds of one rank as one world of N ranks."""
     case = sample_run.plans[0].arm("@2").case
     expected = sample_run.described[case.hash].expected

@@ -38,7 +38,7 @@ def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> li
     return (center * np.exp((raw - raw.mean()) / raw.std(ddof=1) * sd)).tolist()
 
 
-def test_arithmetic_of_the_published_times() -> None:
+def test_the_claimed_speedups_do_not_follow_from_the_published_times() -> None:
     """From 480, 245, 128 and 68 s per epoch, the claimed speedups of 3.8x and 7.6x do not follow."""
 
     def value(n: int, ideal: int) -> float:
@@ -182,14 +182,14 @@ def test_an_early_fail_needs_a_clear_gap() -> None:
         assert decide(scattered(0.845, n=n, sd=1e-5), rule(at_least=0.85)).status is status
 
 
-def test_equal_values_are_decided() -> None:
+def test_equal_values_without_scatter_are_decided() -> None:
     """Counted bytes do not scatter."""
     exact = rule("sent_bytes", at_most=100.0)
     assert judge_values([100.0] * 8, exact, Form.ABSOLUTE, timed=False).status is Status.PASS
     assert judge_values([101.0] * 8, exact, Form.ABSOLUTE, timed=False).status is Status.FAIL
 
 
-def test_absolute_values_have_two_sides() -> None:
+def test_an_absolute_value_is_judged_against_both_bounds() -> None:
     band = rule("peak_bytes", at_least=90.0, at_most=110.0)
     assert decide(scattered(100, sd=0.01), band, Form.ABSOLUTE).status is Status.PASS
     assert decide(scattered(120, sd=0.01), band, Form.ABSOLUTE).status is Status.FAIL

@@ -148,7 +148,7 @@ def test_a_cpu_quota_makes_the_host_noisy(sample_run: RunRecord) -> None:
 
 
 def test_stalls_outside_of_the_timed_windows_prevent_a_pass(sample_run: RunRecord) -> None:
-    """Every 30th step takes eight times as long; the timed windows end at step 14."""
+    """Every 30th step takes eight times as long, but the timed windows end at step 14."""
 
     def edit(doc: Any) -> None:
         planted(doc)

@@ -15,7 +15,7 @@ from harness.record import Reason, RunRecord, Status
 from tests.editing import confirm, even, judged, timed
 
 
-def test_impossible_efficiency_is_implausible(sample_run: RunRecord) -> None:
+def test_an_impossible_efficiency_is_an_error(sample_run: RunRecord) -> None:
     def twice(doc: Any) -> None:
         for x in timed(doc, "@2"):
             for r in x["ranks"]:

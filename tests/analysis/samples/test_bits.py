@@ -80,7 +80,7 @@ def test_with_two_ranks_only_one_that_disagrees_with_itself_is_named() -> None:
 
 
 @given(st.data(), st.integers(3, 9))
-def test_sender_and_receiver_are_told_apart(data: st.DataObject, ranks: int) -> None:
+def test_sender_and_receiver_are_distinguished(data: st.DataObject, ranks: int) -> None:
     source, rank = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, ranks - 1))
     left = honest(ranks, 2)
     received = left[rank].received

@@ -24,7 +24,7 @@ def make(ids: list[list[int]], loss: float = 1.0) -> Samples:
 @pytest.mark.parametrize(
     ("step", "off", "is_told"), [(5, 1e-4, True), (60, 1e-4, False), (60, 1e-2, True)]
 )
-def test_rounding_may_grow_but_a_cheat_does_not_pass_for_it(
+def test_rounding_errors_may_grow_but_larger_differences_are_found(
     step: int, off: float, is_told: bool
 ) -> None:
     losses = np.linspace(3, 2, 80)

@@ -46,7 +46,7 @@ def test_a_drifting_window_is_flagged_and_a_steady_one_rarely() -> None:
     assert not steady.steady and steady.drift == pytest.approx(0.04, abs=0.01)
 
 
-def test_one_heating_launch_stands_out_and_a_noisy_arm_has_none() -> None:
+def test_one_drifting_launch_is_an_outlier_and_a_noisy_arm_has_none() -> None:
     def arm(sd: float, slopes: list[float]) -> list[steadiness.Steadiness]:
         ramps = [np.linspace(1, 1 + slope, 60) for slope in slopes]
         return [

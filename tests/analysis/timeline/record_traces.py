@@ -1,8 +1,8 @@
-"""Records the traces of ``recorded/``: two gloo ranks of every strategy family, three steps each.
+"""Record the traces of ``recorded/``: two gloo ranks of every strategy family, three steps each.
 
     python tests/analysis/timeline/record_traces.py
 
-Only needed when what ranks leave behind changes.
+Run it only if the files that ranks write have changed.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def chain(rank: int, busy_ns: int) -> Lanes:
 
 
 def test_a_stage_that_is_late_because_it_waited_is_not_blamed() -> None:
-    """Stage 2 waits for stage 1, which waits for stage 0."""
+    """Stage 2 waits for stage 1, which waits for stage 0, so stage 0 is blamed."""
     blame = close([chain(0, 400), chain(1, 100), chain(2, 100)], {}, 0).budget.blame
     assert blame is not None and (blame.rank, blame.term) == (0, Term.COMPUTE)
     assert blame.excess_ns == 300

@@ -68,7 +68,7 @@ def test_sleep_of_the_host_counts_as_idle_and_not_as_communication(budget: Budge
     )
 
 
-def test_matrix_products_took_longest(budget: Budget) -> None:
+def test_matrix_products_are_the_longest_operators(budget: Budget) -> None:
     """cuBLAS names its matrix products nvjet on sm_90."""
     trace = read(FILE)
     names = [o.name for o in operators([trace], [sorted_lanes(trace)], budget.steps)]

@@ -31,7 +31,7 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 def of(a: Intervals) -> set[int]:
     assert (a[:, 0] < a[:, 1]).all() and (a[1:, 0] >= a[:-1, 1]).all(), (
-        "sorted, disjoint, not empty"
+        "intervals must be sorted, disjoint, and not empty"
     )
     return {t for low, high in a.tolist() for t in range(low, high)}
 

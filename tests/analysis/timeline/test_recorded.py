@@ -38,7 +38,7 @@ def test_the_terms_add_up_and_all_communication_is_divided(family: str) -> None:
             assert sum(v[k] for v in rank.terms.values()) == whole
     assert not [u for u in budget.unsure if "divided" in u or "read" in u]
     assert budget.total_ns(Term.UNDIVIDED) == 0
-    # 20 ms of a step are simulated compute in operators; the rest is overhead of the step.
+    # 20 ms of each step are simulated compute inside operators; the rest is overhead of the step.
     assert 20e6 < budget.mean_ns(Term.COMPUTE) < budget.step_ns
 
 
@@ -61,7 +61,8 @@ def test_micro_batches_are_recorded_as_spans_on_every_stage() -> None:
     """PyTorch's 1F1B schedule itself records no spans for them."""
     for family in ("gpipe", "1f1b"):
         counts = {r.name: r.count for r in ranges(traces_of(family))}
-        assert counts["forward"] == counts["backward"] == 2 * 3 * 4  # ranks, steps, micro-batches
+        # 2 ranks, 3 steps, and 4 micro-batches.
+        assert counts["forward"] == counts["backward"] == 2 * 3 * 4
 
 
 def test_fsdp_shows_exposed_communication_and_more_launches_than_ddp() -> None:

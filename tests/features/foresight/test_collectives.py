@@ -36,7 +36,7 @@ def test_logarithmic_algorithms_cost_the_sum_of_their_rounds() -> None:
     assert c.tree_all_reduce(LINK, 0, ranks) == pytest.approx(8 * LINK.latency_s, rel=1e-9)
 
 
-def test_a_hierarchy_sends_a_share_of_the_bytes_between_nodes() -> None:
+def test_a_hierarchical_all_reduce_sends_a_share_of_the_bytes_between_nodes() -> None:
     n, free = 1e9, LinkRate(latency_s=0, bytes_per_s=1e30)
     cost_s = c.hierarchical_all_reduce(free, LINK, n, per_node=8, nodes=4)
     assert cost_s == pytest.approx(c.ring_all_reduce(LINK, n / 8, 4), rel=1e-9)

@@ -144,7 +144,7 @@ def test_only_trainable_parameters_are_exchanged_as_gradients() -> None:
         0.5
         < gathered / terms.data_exchange(replace(whole, kept=KeptStates.ALL_CUT), FABRIC).transfer_s
         < 0.75
-    ), "frozen parameters are still gathered, which is two of three parts of the bytes"
+    ), "frozen parameters are still gathered: two thirds of the bytes"
 
 
 def test_context_parallel_ranks_exchange_keys_and_values() -> None:

@@ -63,7 +63,7 @@ def test_a_good_version_rules_out_those_before_it(step: float, good: int) -> Non
     assert posterior[:good].max() < posterior[good:].min()
 
 
-def test_plain_bisection_needs_more_where_noise_is_large() -> None:
+def test_plain_bisection_needs_more_launches_if_noise_is_large() -> None:
     draw = np.random.default_rng(5)
     quiet, noisy = (
         Bisection(16, 0.05, {15: list(draw.normal(0.03, sd, 8))}).plain() for sd in (0.003, 0.03)

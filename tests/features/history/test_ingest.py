@@ -47,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
-def test_a_run_is_kept_once(tmp_path: Path, whole: Path) -> None:
+def test_a_run_is_added_once(tmp_path: Path, whole: Path) -> None:
     first = ingest(SAMPLES[:1], tmp_path)
     assert [x.new for x in first] == [True] and first[0].num_values > 5
     assert [x.new for x in ingest(SAMPLES, tmp_path)] == [False, True]

@@ -254,7 +254,7 @@ def test_a_failing_notify_command_is_reported_and_repeated(suites: Path) -> None
     assert done.returncode == 11 and "notify failed, exit status 3" in done.stderr
     (suites / "nightly.toml").write_text(config)
     done = call(suites)
-    assert done.returncode == 1, "a regression must be the exit status"
+    assert done.returncode == 1, "a regression must set the exit status"
     (document,) = told(suites)
     assert [n["case"] for n in document["news"]] == ["case"] and document["exit"] == 1  # type: ignore[attr-defined, index]
 

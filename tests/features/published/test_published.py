@@ -104,4 +104,4 @@ def test_only_cases_of_the_same_kind_are_compared(
     case = cases[verdict.case]
     assert figure.of(case, verdict.against)
     assert not figure.of(replace(case, **change), verdict.against), why
-    assert not figure.of(case, "wrapped"), "another baseline"
+    assert not figure.of(case, "wrapped"), "a figure must not apply to another baseline"

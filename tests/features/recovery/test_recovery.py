@@ -111,7 +111,7 @@ def test_a_compressor_resumes_with_its_saved_state(
 
 
 @pytest.mark.parametrize("into", [pytest.param(n, marks=pytest.mark.full) for n in (1, 3)])
-def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
+def test_a_sharded_checkpoint_resumes_in_smaller_and_larger_worlds(
     launcher: Bench, tmp_path: Path, into: int
 ) -> None:
     case = case_of(launcher, "fsdp")
@@ -120,7 +120,7 @@ def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
 
 
 @pytest.mark.full
-def test_a_hang_is_noticed_and_recovered_from(launcher: Bench, tmp_path: Path) -> None:
+def test_training_recovers_from_a_hang(launcher: Bench, tmp_path: Path) -> None:
     course = FaultScenario(case=case_of(launcher, "ddp"), fault=Fault.HANG)
     trial = one(launcher, tmp_path, course)
     assert trial.equal and trial.blamed == trial.rank

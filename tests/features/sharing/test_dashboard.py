@@ -81,7 +81,7 @@ def scraped(folder: Path) -> Iterator[str]:
         for path in folder.glob("*.prom")
     ]
     config = folder / "prometheus.json"
-    config.write_text(json.dumps({"scrape_configs": jobs}))  # JSON is YAML
+    config.write_text(json.dumps({"scrape_configs": jobs}))  # JSON is valid YAML.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

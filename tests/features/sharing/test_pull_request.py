@@ -112,7 +112,7 @@ def test_a_comment_has_a_headline_its_figures_and_the_control() -> None:
     assert "with what is not committed" in text and "2 &lt;b&gt; cores" in text
 
 
-def test_annotations_are_workflow_commands() -> None:
+def test_annotations_are_github_workflow_commands() -> None:
     """Special characters are escaped as https://docs.github.com/actions demands: %, CR and LF, in
     properties also : and ,
     """
@@ -123,7 +123,7 @@ def test_annotations_are_workflow_commands() -> None:
     assert comment.annotations([PASSED]) == []
 
 
-def test_gitlab_reads_a_list_of_degradations() -> None:
+def test_the_gitlab_report_is_a_list_of_degradations() -> None:
     """The keys and severities are those that https://docs.gitlab.com/ci/testing/code_quality/
     demands.
     """

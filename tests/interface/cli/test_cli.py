@@ -52,7 +52,7 @@ def test_golden_screens(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: Any,
 ) -> None:
-    """Set GOLDEN_SCREENS=write to accept new screens after looking at them."""
+    """Set GOLDEN_SCREENS=write to accept new screens after you have read them."""
     seen = screen(arguments, columns, capsys, monkeypatch)
     path = GOLDEN / f"{name}-{columns}.txt"
     if os.environ.get("GOLDEN_SCREENS") == "write":
@@ -304,7 +304,7 @@ def test_resume_measures_the_remaining_plans(tmp_path: Path) -> None:
     assert any("resumed with packed = False, begun with True" in note for note in run["notes"])
     assert {p["name"] for p in run["plans"]} == {"ddp/mlp-nano/weak", "fsdp/mlp-nano/weak"}
     assert {v["status"] for v in run["verdicts"]} <= {"RECORDED", "INCONCLUSIVE"}, (
-        "a host may be noisy"
+        "a noisy host makes the verdicts INCONCLUSIVE"
     )
     turns = [x["turn"] for x in run["launches"] if x["purpose"] == "timed" and x["arm"] == "plain"]
     assert sorted(turns) == [0, 0, 1, 1], "each plan has one block, measured once"

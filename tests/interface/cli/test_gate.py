@@ -54,7 +54,7 @@ def test_a_correct_training_run_and_its_collectives_are_reported(
 
 
 @pytest.mark.full
-def test_a_network_that_was_not_swept_is_unfit(
+def test_a_network_without_a_timed_collective_is_unfit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The injected fault is a sweep that returns nothing."""

@@ -1,4 +1,6 @@
-"""The start screen and the overview of commands: short, complete, and every command exists."""
+"""The start screen and the overview of commands are short and complete, and every command in them
+exists.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def rules(pytester: pytest.Pytester, bound: str) -> None:
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     pytester.makeconftest("from harness.host import admission\nadmission.LOOKS = 1  # do not wait")
-    lean = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # Importing it takes a second.
+    # Importing the hypothesis plugin takes a second.
+    lean = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
     return pytester.runpytest_subprocess(*lean, "--cpus", "2", *arguments)
 
 
@@ -208,7 +209,7 @@ def test_option_x_stops_between_plans(suite: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*scaleproof run --resume*"])
 
 
-def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
+def test_option_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
     result = run(suite, "--collect-only", "-q")
     result.stdout.fnmatch_lines(["*ddp-mlp_nano-weak-2cpu-efficiency*"])
     assert result.ret == 0

@@ -222,14 +222,14 @@ def test_a_count_of_zero_failures_is_not_red() -> None:
     assert "\033[31;1mFAIL" in paint("10 FAIL")
 
 
-def test_the_page_leads_with_the_headline_and_links_its_cases(sample_run: RunRecord) -> None:
+def test_the_page_starts_with_the_headline_and_links_to_its_cases(sample_run: RunRecord) -> None:
     page = render(changed(sample_run, value=1.5, low=1.2, high=1.9))
     assert page.index("1 of 1 requirement holds") < page.index('<h2 id="scaling">')
     assert 'href="#case-ddp-decoder-nano-weak-2cpu"' in page
     assert 'id="case-ddp-decoder-nano-weak-2cpu"' in page and "bound 0.55" in page
 
 
-def test_a_proposal_is_a_plot_a_table_and_a_method(
+def test_a_proposal_contains_a_plot_a_table_and_the_method(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(sample, tmp_path / "run"))

@@ -100,7 +100,7 @@ def single(doc: Any) -> None:
 
 
 def renamed(doc: Any) -> None:
-    """Give launches, blocks and windows the plan's new hash."""
+    """Replace the plan's old hash in launches, blocks and windows by the new one."""
     old = {x["plan"] for x in doc["launches"]}
     new = from_doc(RunRecord, {**doc, "verdicts": []}).plans[0].hash
     text_ = json.dumps({k: doc[k] for k in ("launches", "blocks", "windows")})
@@ -173,7 +173,7 @@ def test_a_record_of_every_kind_renders_completely(
     for figure in re.findall(r"<figure>(.*?)</figure>", page, re.S):
         assert "<svg" in figure or "small" in figure
         assert not re.search(r"\b(nan|None|inf)\b", figure)
-    assert not re.search(r"</h2>\s*<h2", body), "no section without content"
+    assert not re.search(r"</h2>\s*<h2", body), "every section must have content"
     for width in (80, 100, 140):
         assert tables.summary(run, Path("x"), "again", width)
 

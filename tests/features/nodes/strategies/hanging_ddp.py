@@ -48,5 +48,6 @@ class Hanging:
 def own_node() -> str:
     """Return the number of this emulated node, from its address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", b"eth0"))  # SIOCGIFADDR
+        # The number is SIOCGIFADDR.
+        answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", b"eth0"))
     return str(answer[23] - 1)

@@ -1,4 +1,4 @@
-"""A printed command is typed again: it measures the same case, whichever fields it has."""
+"""A printed command, typed again, measures the same case, whatever its fields are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from harness.cases.targets import NAMED, SETTABLE, case_of
 from harness.interface.cli.measuring import settings
 
 HINTS = get_type_hints(CaseSpec)
-#: What no value of the type alone gives: texts with a form of their own, and what depends on ranks.
+#: Values for fields whose type alone is not enough: texts with a special form, and values that
+#: depend on the number of ranks.
 FORMS: Mapping[str, st.SearchStrategy[Any]] = {
     "mesh": st.sampled_from(["dp:2", "dp:1,tp:2"]),
     "stragglers": st.sampled_from(["1:0.5", "n0:0.9,1:0.25"]),
@@ -49,7 +50,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
 
 
 def typed_again(words: str) -> CaseSpec:
-    """The case that a printed command names."""
+    """Return the case that a printed command runs."""
     program, verb, family, unit, ranks, *rest = shlex.split(words)
     assert (program, verb, unit) == ("scaleproof", "run", "--cpus")
     given_ = [rest[i + 1] for i in range(0, len(rest), 2)]
@@ -59,7 +60,7 @@ def typed_again(words: str) -> CaseSpec:
 
 
 @given(st.fixed_dictionaries({}, optional={name: values_of(name) for name in SETTABLE}))
-def test_every_field_comes_back(changes: dict[str, Any]) -> None:
+def test_every_field_survives_the_printed_command(changes: dict[str, Any]) -> None:
     case = replace(on(2).case("ddp/mlp-nano", "weak"), **changes)
     assert typed_again(command(case, Settings())).hash == case.hash
 
@@ -71,13 +72,15 @@ def test_every_field_comes_back(changes: dict[str, Any]) -> None:
     ),
     st.dictionaries(st.sampled_from(["GLOO_A", "GLOO_B"]), st.sampled_from(["Ring", "a b"])),
 )
-def test_knobs_and_variables_come_back(knobs: dict[str, Any], environment: dict[str, str]) -> None:
+def test_knobs_and_variables_survive_the_printed_command(
+    knobs: dict[str, Any], environment: dict[str, str]
+) -> None:
     case = replace(on(2).case("ddp/mlp-nano", "weak"), knobs=knobs, environment=environment or None)
     assert typed_again(command(case, Settings())).hash == case.hash
 
 
-def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
-    """A field that is added later is settable without another edit."""
+def test_every_field_is_in_the_name_or_can_be_set() -> None:
+    """A field that is added later can be set without another change."""
     assert {*NAMED, *SETTABLE} == {f.name for f in fields(CaseSpec)}
 
 
@@ -93,14 +96,14 @@ def test_every_field_is_named_elsewhere_or_can_be_set() -> None:
         ("environment=NCCL_ALGO", "another option sets"),
     ],
 )
-def test_what_no_field_takes_is_refused(words: str, message: str) -> None:
+def test_invalid_settings_are_refused(words: str, message: str) -> None:
     asked: Any = argparse.Namespace(options=argparse.Namespace(set=[words]))
     with pytest.raises(SpecError, match=message):
         case_of("ddp/mlp-nano", on(2), settings(asked))
 
 
 @pytest.mark.parametrize("name", [name for name in SETTABLE if HINTS[name] is not str])
-def test_what_is_tried_instead_is_taken(name: str) -> None:
+def test_the_suggested_setting_is_accepted(name: str) -> None:
     asked: Any = argparse.Namespace(options=argparse.Namespace(set=[f"{name}=so, so"]))
     with pytest.raises(SpecError) as refused:
         case_of("ddp/mlp-nano", on(2), settings(asked))
@@ -109,7 +112,7 @@ def test_what_is_tried_instead_is_taken(name: str) -> None:
     case_of("ddp/mlp-nano", on(2), settings(asked))
 
 
-def test_a_case_as_tables_print_it_names_the_command() -> None:
+def test_a_printed_case_id_is_refused_with_the_command_that_runs_it() -> None:
     case = replace(on(2).case("ddp/mlp-nano", "weak"), clip=1.5, knobs={"ddp.bucket_cap_mb": 5.0})
     with pytest.raises(SpecError) as refused:
         case_of(case.id, on(2), {})
@@ -122,7 +125,9 @@ def test_a_field_that_is_set_twice_is_refused() -> None:
         settings(asked)
 
 
-def test_a_script_is_typed_again_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_printed_command_of_a_script_keeps_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     words = ["train.py", "--lr", "3e-4", "--name", "two words"]
@@ -136,10 +141,12 @@ def test_a_script_is_typed_again_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert again[again.index("--") + 1 :] == words
 
 
-def test_a_ladder_of_a_script_begins_again_where_it_did(
+def test_the_printed_command_of_a_script_keeps_its_first_world_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below that the model does not fit: the case of a rung does not know it."""
+    """The model does not fit in smaller worlds, but the case of one world size does not contain
+    this.
+    """
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     options = ["--first-rung", "2", "--steps=6", "--warm-up", "2"]
@@ -168,5 +175,5 @@ def test_a_ladder_of_a_script_begins_again_where_it_did(
         ("scaleproof run --data 'my data' -- t.py", "scaleproof run --data 'my data' --mode strong -- t.py"),
     ],
 )  # fmt: skip
-def test_what_was_typed_stays_but_for_one_option(typed: str, wanted: str) -> None:
+def test_one_option_of_a_typed_command_is_replaced(typed: str, wanted: str) -> None:
     assert changed(shlex.split(typed), mode="strong") == wanted

@@ -1,6 +1,6 @@
-"""The audit: each way in which a record is not one run, as it went, is its own sentence.
+"""The audit reports each way in which a record cannot be one run as it happened.
 
-``tests/record/test_doctored.py`` edits files; here records are made that cannot be.
+``tests/record/test_doctored.py`` edits files; these tests construct records that cannot occur.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.record.store import load
 
 
 def edited(run: RunRecord, place: int, **fields: object) -> RunRecord:
-    """One launch changed."""
+    """Return the run with fields of one launch changed."""
     launches = list(run.launches)
     launches[place] = replace(launches[place], **fields)  # type: ignore[arg-type]
     return replace(run, launches=tuple(launches))
@@ -51,7 +51,7 @@ def dropped(run: RunRecord) -> RunRecord:
     return replace(run, launches=(*run.launches[:place], *run.launches[place + 1 :]))
 
 
-def test_a_run_as_it_went_has_nothing(sample: Path, sample_run: RunRecord) -> None:
+def test_an_unchanged_run_has_no_findings(sample: Path, sample_run: RunRecord) -> None:
     assert audit(sample_run, sample, chain.read(sample)) == []
     assert strays(sample_run) == []
 
@@ -65,20 +65,20 @@ def test_a_run_as_it_went_has_nothing(sample: Path, sample_run: RunRecord) -> No
         (dropped, "is not in the record"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_an_impossible_record_is_reported(
     edit: Callable[[RunRecord], RunRecord], why: str, sample: Path, sample_run: RunRecord
 ) -> None:
     assert any(why in text for text in audit(edit(sample_run), sample, chain.read(sample)))
 
 
 def test_a_copy_of_a_run_is_no_second_measurement(sample: Path, sample_run: RunRecord) -> None:
-    """Whatever it is called, and whenever it says that it was made."""
+    """The copy is recognized under any name and any date."""
     copy = replace(sample_run, run="another", started_at="2027-01-01T00:00:00+00:00", head="0")
     again = load(sample.with_name("ddp-nano-again"))
     assert "has the samples of" in twice(copy, sample_run) and not twice(again, sample_run)
 
 
-def test_a_launch_of_no_plan_is_a_stray(sample_run: RunRecord) -> None:
+def test_a_launch_without_a_plan_is_reported(sample_run: RunRecord) -> None:
     place = timed(sample_run)[0]
     (stray,) = strays(edited(sample_run, place, arm="another"))
     assert sample_run.launches[place].launch in stray

@@ -1,4 +1,4 @@
-"""Two runs: only what both ran, stand-ins refused, unlike machines refused."""
+"""Comparing two runs: only cases that both measured count, and different machines are refused."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_a_run_against_itself_shows_no_change(sample_run: RunRecord) -> None:
     assert comparison.differs == ()
 
 
-def test_what_a_wide_interval_cannot_tell_apart_is_not_the_same(sample_run: RunRecord) -> None:
-    """0.92 [0.77, 1.09] may be 23 % slower: that is no finding of no change."""
+def test_a_wide_interval_is_undecided_and_not_unchanged(sample_run: RunRecord) -> None:
+    """A ratio of 0.92 [0.77, 1.09] may be 23 % slower, so it does not show that nothing changed."""
     comparison = compare(sample_run, sample_run, "throughput")
     assert {r.reading for r in comparison.rows} == {Reading.UNDECIDED}
 
 
-def test_one_launch_says_nothing(sample_run: RunRecord) -> None:
+def test_one_launch_per_case_is_too_few(sample_run: RunRecord) -> None:
     def first_only(doc: Any) -> None:
         later = [id(x) for arm in ("plain", "@1", "@2") for x in timed(doc, arm)[1:]]
         doc["launches"] = [x for x in doc["launches"] if id(x) not in later]
@@ -55,10 +55,12 @@ def test_one_launch_says_nothing(sample_run: RunRecord) -> None:
 
     comparison = compare(sample_run, edited(sample_run, first_only), "throughput")
     assert {r.reading for r in comparison.rows} == {Reading.TOO_FEW}
-    assert comparison.mean_low is None and comparison.mean_high is None, "no interval of zero width"
+    assert comparison.mean_low is None and comparison.mean_high is None, (
+        "a single launch must not give an interval of zero width"
+    )
 
 
-def test_the_mean_of_one_case_is_as_uncertain_as_the_case(
+def test_the_mean_of_one_case_has_the_interval_of_that_case(
     sample_run: RunRecord, again: RunRecord
 ) -> None:
     for row in compare(sample_run, again, "throughput").rows:
@@ -66,10 +68,12 @@ def test_the_mean_of_one_case_is_as_uncertain_as_the_case(
 
 
 @pytest.mark.parametrize(("num_cases", "num_launches"), [(1, 2), (2, 3), (5, 4)])
-def test_the_interval_of_a_mean_holds_as_often_as_it_says(
+def test_the_interval_of_a_mean_has_its_nominal_coverage(
     sample_run: RunRecord, num_cases: int, num_launches: int
 ) -> None:
-    """With scipy's own intervals of cases whose launches scatter by 3 %, and did not change."""
+    """Intervals of cases come from scipy; launches scatter by 3 %, and nothing changed between the
+    runs.
+    """
     like = compare(sample_run, sample_run, "throughput").rows[0]
     times = 300
     a, b = np.random.default_rng(7).normal(0.0, 0.03, (2, times, num_cases, num_launches))
@@ -88,7 +92,7 @@ def test_the_interval_of_a_mean_holds_as_often_as_it_says(
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.5, 1), (1.0, 0)])
-def test_a_pipeline_can_fail_on_what_became_worse(
+def test_compare_can_fail_a_ci_pipeline_on_a_regression(
     sample: Path,
     sample_run: RunRecord,
     tmp_path: Path,
@@ -104,7 +108,7 @@ def test_a_pipeline_can_fail_on_what_became_worse(
 
     save(edited(sample_run, slower), tmp_path)
     command = ["compare", str(sample), str(tmp_path), "--metric", "throughput"]
-    assert main(command) == 1, "nobody vouches for the second one"
+    assert main(command) == 1, "the second run has no chain, so it does not verify"
     assert "NOT VERIFIED: it has no chain" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr("harness.interface.cli.answer.unsealed", lambda *a: "")
     assert main([*command, "--fail-on", "worse"]) == status
@@ -127,7 +131,9 @@ def test_a_pipeline_does_not_pass_a_case_that_is_no_longer_measured(
         gate = [verb, "--metric", "throughput", "--fail-on", "worse"]
         assert main([*gate, str(sample), str(tmp_path)]) == 10
         assert "A only" in capsys.readouterr().out or verb == "compare-hardware"
-        assert main([*gate, str(tmp_path), str(sample)]) == 0, "what B has besides is no loss"
+        assert main([*gate, str(tmp_path), str(sample)]) == 0, (
+            "a case that only B has is not a regression"
+        )
 
 
 def test_two_runs_of_one_machine_show_no_change(sample_run: RunRecord, again: RunRecord) -> None:
@@ -149,17 +155,17 @@ def test_a_faster_machine_is_read_as_better(
     assert {r.reading for r in comparison.rows} == {reading}
 
 
-def test_only_what_both_ran_is_averaged(sample_run: RunRecord, again: RunRecord) -> None:
+def test_only_cases_of_both_runs_are_averaged(sample_run: RunRecord, again: RunRecord) -> None:
     def drop(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["arm"] != "@2"]
 
     comparison = compare(sample_run, edited(again, drop), "throughput")
     assert [r.case.world for r in comparison.rows if r.reading is Reading.ONLY_A] == ["2cpu"]
-    assert not comparison.not_compared, "its row says so"
+    assert not comparison.not_compared, "the row of the case reports it already"
     assert sum(r.ratio is not None for r in comparison.rows) == 2
 
 
-def test_unlike_machines_are_refused_unless_forced(sample_run: RunRecord) -> None:
+def test_different_machines_are_refused_unless_forced(sample_run: RunRecord) -> None:
     other = edited(sample_run, lambda doc: doc["machine"].update(num_cores=64))
     with pytest.raises(SpecError, match=r"not comparable: hardware: 2core-.* \| 64core"):
         compare(sample_run, other, "throughput")
@@ -179,7 +185,7 @@ def test_unlike_machines_are_refused_unless_forced(sample_run: RunRecord) -> Non
         ("CUDA_VISIBLE_DEVICES", True),
     ],
 )
-def test_only_what_can_change_speed_is_in_the_fingerprint(
+def test_only_variables_that_can_change_speed_are_in_the_fingerprint(
     sample_run: RunRecord, variable: str, alike: bool
 ) -> None:
     other = edited(sample_run, lambda doc: doc["environment"].update({variable: "7"}))
@@ -190,6 +196,6 @@ def test_only_what_can_change_speed_is_in_the_fingerprint(
             compare(sample_run, other, "throughput")
 
 
-def test_software_is_shown_and_not_refused(sample_run: RunRecord) -> None:
+def test_different_software_is_reported_and_not_refused(sample_run: RunRecord) -> None:
     other = edited(sample_run, lambda doc: doc["software"].update(torch="2.99"))
     assert any("torch" in d for d in compare(sample_run, other, "throughput").differs)

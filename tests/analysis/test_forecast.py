@@ -1,4 +1,4 @@
-"""Forecasts: what is still to come of a run, from its record as it was on the way."""
+"""Forecasts of the remaining launches of a run, from its record at any point."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def coming(
     return list(expected.coming())
 
 
-def test_a_whole_run_has_nothing_to_come(sample_run: RunRecord) -> None:
+def test_a_complete_run_has_no_remaining_launches(sample_run: RunRecord) -> None:
     assert coming(sample_run, sample_run.launches) == []
 
 
-def test_what_is_to_come_is_what_came(sample_run: RunRecord) -> None:
-    """Launch by launch, but for further blocks, which nobody can know."""
+def test_the_forecast_equals_the_launches_that_followed(sample_run: RunRecord) -> None:
+    """The counts per purpose agree, except for further blocks, which cannot be predicted."""
     wanted = Counter(x.purpose for x in sample_run.launches)
     counts = Counter(c.purpose for c in coming(sample_run) if len(c.arms) == 1)
     least = 2 * sample_run.plans[0].protocol.min_blocks * len(sample_run.plans[0].arms)
@@ -57,14 +57,16 @@ def test_what_is_to_come_is_what_came(sample_run: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("share", [0.4, 0.5, 0.6, 0.8])
-def test_what_is_left_is_right_within_a_fifth(sample_run: RunRecord, share: float) -> None:
+def test_the_remaining_time_is_predicted_within_20_percent(
+    sample_run: RunRecord, share: float
+) -> None:
     cut = int(share * len(sample_run.launches))
     done, rest = sample_run.launches[:cut], sample_run.launches[cut:]
     left = sum(c.seconds for c in coming(sample_run, done))
     assert left == pytest.approx(sum(x.wall_s for x in rest), rel=0.2)
 
 
-def test_plans_share_what_they_measure_alike(sample_run: RunRecord) -> None:
+def test_plans_share_the_launches_that_both_need(sample_run: RunRecord) -> None:
     first = sample_run.plans[0]
     second = replace(first, name="another", protocol=replace(first.protocol, seed=7))
     assert second.hash != first.hash
@@ -73,7 +75,7 @@ def test_plans_share_what_they_measure_alike(sample_run: RunRecord) -> None:
     assert set(again) == {Purpose.TIMED}
 
 
-def test_worlds_side_by_side_take_as_long_as_the_longest(sample_run: RunRecord) -> None:
+def test_concurrent_worlds_take_as_long_as_the_longest(sample_run: RunRecord) -> None:
     def timed(slots: forecast.Slots) -> list[float]:
         return [c.seconds for c in coming(sample_run, slots=slots) if c.purpose is Purpose.TIMED]
 
@@ -82,4 +84,4 @@ def test_worlds_side_by_side_take_as_long_as_the_longest(sample_run: RunRecord) 
     pilots = [c for c in coming(sample_run, slots=all_at_once) if c.purpose is Purpose.PILOT]
     probes = [c for c in coming(sample_run, slots=all_at_once) if c.purpose is Purpose.PROBE]
     assert len(pilots) == 1
-    assert len(probes) == 4, "each of two baselines alone, and beside others"
+    assert len(probes) == 4, "two baselines are probed alone and beside other worlds"

@@ -1,4 +1,4 @@
-"""Worlds that run at once share no device, whatever they are and wherever they are drawn."""
+"""Worlds that run at once never share a device, whatever their sizes and placements are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def worlds_of(room: list[int]) -> st.SearchStrategy[list[CaseSpec]]:
 
 
 @given(data=st.data(), room=ROOMS, seed=st.integers(0, 99))
-def test_no_device_is_given_twice_nor_one_that_is_not_there(
+def test_every_world_gets_existing_devices_that_no_other_world_uses(
     data: st.DataObject, room: list[int], seed: int
 ) -> None:
     worlds = data.draw(worlds_of(room))
@@ -30,7 +30,9 @@ def test_no_device_is_given_twice_nor_one_that_is_not_there(
         beside = [worlds[i] for i in slot]
         seats = packing.seats(beside, room, random.Random(seed))
         if seats is None:
-            assert len(slot) == 1 and packing.seats(beside, room) is None, "alone, and too large"
+            assert len(slot) == 1 and packing.seats(beside, room) is None, (
+                "only a single world that is too large may have no placement"
+            )
             continue
         taken = [
             (host, device + i)
@@ -44,19 +46,19 @@ def test_no_device_is_given_twice_nor_one_that_is_not_there(
 
 
 @given(data=st.data(), room=ROOMS)
-def test_every_world_has_one_slot(data: st.DataObject, room: list[int]) -> None:
+def test_every_world_is_in_exactly_one_slot(data: st.DataObject, room: list[int]) -> None:
     worlds = data.draw(worlds_of(room))
     assert sorted(i for slot in packing.slots(worlds, room) for i in slot) == [*range(len(worlds))]
 
 
-def test_a_ladder_of_64_nodes_of_8_takes_two_slots() -> None:
+def test_a_scaling_sweep_on_64_nodes_of_8_takes_two_slots() -> None:
     ladder = [world(1), *(world(*(8,) * 2**k) for k in range(7))]
     assert len(packing.slots(ladder, (8,) * 64)) == 2
     assert len(packing.slots([world(n) for n in (1, 2, 4, 8)], (8,))) == 2
 
 
-def test_every_device_and_node_is_drawn_and_blocks_stay_aligned() -> None:
-    """Half a node is a half that its switch knows, and no device is always the baseline's."""
+def test_placements_use_every_device_and_stay_aligned() -> None:
+    """Half of a node is one that shares a switch, and no device is always the baseline's."""
     worlds, room = [world(4), world(2), world(1)], (8,)
     drawn = [packing.seats(worlds, room, random.Random(seed)) or [] for seed in range(200)]
     assert {seats[2].devices[0] for seats in drawn} == set(range(8))
@@ -65,10 +67,12 @@ def test_every_device_and_node_is_drawn_and_blocks_stay_aligned() -> None:
     nodes = [
         packing.seats([world(8, 8)], (8,) * 4, random.Random(seed)) or [] for seed in range(99)
     ]
-    assert len({seats[0].hosts for seats in nodes}) == 6, "every pair of nodes, neighbours in order"
+    assert len({seats[0].hosts for seats in nodes}) == 6, (
+        "every pair of nodes must occur, in ascending order"
+    )
 
 
-def test_as_many_copies_as_there_is_room_for() -> None:
+def test_copies_of_a_world_fill_the_devices() -> None:
     assert packing.copies(world(1), (8, 4)) == 12
     assert packing.copies(world(4), (8, 4)) == 3
     assert packing.copies(world(8, 8), (8,) * 5) == 2

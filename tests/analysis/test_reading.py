@@ -1,4 +1,4 @@
-"""Reading a run: a killed one is judged, and starts of one training become one run."""
+"""Reading runs: a killed run is judged, and the starts of one training are combined into one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def killed(doc: dict[str, object]) -> None:
 
 
 def test_a_killed_run_has_the_verdicts_of_its_launches(copy: Path) -> None:
-    """Those that a run to the end wrote down, but for what its incompleteness takes."""
+    """They equal the verdicts of the complete run, except for effects of being incomplete."""
     whole = {v.contrast: v.value for v in load(copy).verdicts}
     change(copy, killed)
     assert not load(copy).verdicts
@@ -28,7 +28,7 @@ def test_a_killed_run_has_the_verdicts_of_its_launches(copy: Path) -> None:
     assert judged == whole
 
 
-def test_a_folder_of_runs_is_told_from_a_run(copy: Path, tmp_path: Path) -> None:
+def test_a_folder_of_runs_is_distinguished_from_a_run(copy: Path, tmp_path: Path) -> None:
     below = tmp_path / "results" / "runs" / "2026-11" / "a"
     below.parent.mkdir(parents=True)
     shutil.copytree(copy, below)
@@ -39,12 +39,12 @@ def test_a_folder_of_runs_is_told_from_a_run(copy: Path, tmp_path: Path) -> None
 
 
 def recorded(run: RunRecord) -> RunRecord:
-    """The run as a training records it by itself."""
+    """Return the run as the library records it from inside a training script."""
     launches = tuple(replace(x, engine=reading.LIBRARY) for x in run.launches)
     return replace(run, launches=launches)
 
 
-def test_starts_of_one_training_are_one_run(sample_run: RunRecord) -> None:
+def test_starts_of_one_training_are_combined_into_one_run(sample_run: RunRecord) -> None:
     start = recorded(sample_run)
     half = len(start.launches) // 2
     starts = [
@@ -53,17 +53,19 @@ def test_starts_of_one_training_are_one_run(sample_run: RunRecord) -> None:
     ]
     pooled = reading.pooled(starts)
     assert pooled.launches == start.launches and pooled.plans == start.plans
-    assert not pooled.verdicts, "they are judged anew, together"
+    assert not pooled.verdicts, "the combined run must be judged again"
     assert reading.pooled([start]) is start
 
 
-def test_other_runs_are_never_pooled(sample_run: RunRecord) -> None:
+def test_runs_that_no_training_recorded_are_not_pooled(sample_run: RunRecord) -> None:
     with pytest.raises(SpecError, match="no start that a training recorded"):
         reading.pooled([sample_run, sample_run])
 
 
 @pytest.mark.parametrize("other", ["machine", "software"])
-def test_unlike_starts_are_never_pooled(sample_run: RunRecord, other: str) -> None:
+def test_starts_with_different_machines_or_software_are_not_pooled(
+    sample_run: RunRecord, other: str
+) -> None:
     start = recorded(sample_run)
     unlike = (
         replace(start, machine=replace(start.machine, power_limit_w=1))

@@ -1,4 +1,6 @@
-"""What was verified is remembered by every byte of the run and of the code, and of nothing else."""
+"""The cache of verifications: its key covers every byte of the run and of the code, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from harness.record import RunRecord
 from harness.record.chain import Link
 from tests.editing import rechain, timed
 
-#: Verifies a run, and prints which files were opened meanwhile.
+#: A program that verifies a run and prints which files were opened during it.
 OPENED = """
 import json, sys
 from pathlib import Path
@@ -35,7 +37,7 @@ print(json.dumps(sorted(opened)))
 
 @pytest.fixture(autouse=True)
 def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is remembered when a test begins; this package was not changed since it began."""
+    """Start each test with an empty cache and code that has not changed since the program began."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(verify_cache, "_BEGAN_S", float("inf"))
     verify_cache._code.cache_clear()
@@ -44,7 +46,7 @@ def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def recomputed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that are recomputed from now on."""
+    """Return a list that collects the folders which are recomputed from now on."""
     folders: list[Path] = []
     usual = verify_cache.unsealed
     monkeypatch.setattr(
@@ -85,12 +87,12 @@ def test_every_byte_of_a_run_is_in_its_key(copy: Path) -> None:
         assert verify_cache.key_of(copy) != key, file
         file.write_bytes(before)
     (copy / "launches/extra").mkdir()
-    assert verify_cache.key_of(copy) != key, "a folder without files says something, too"
+    assert verify_cache.key_of(copy) != key, "an empty launch folder must change the key"
     (copy / "launches/extra").rmdir()
     assert verify_cache.key_of(copy) == key
 
 
-def test_all_that_a_verification_opens_is_in_the_key(copy: Path) -> None:
+def test_every_file_that_a_verification_opens_is_in_the_key(copy: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     words = [sys.executable, "-c", OPENED, str(copy)]
     done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
@@ -108,7 +110,7 @@ def test_all_that_a_verification_opens_is_in_the_key(copy: Path) -> None:
     assert not [path for path in strange if not str(path).startswith(("/sys", "/etc", "/dev"))]
 
 
-def test_another_byte_of_the_code_forgets_it(
+def test_a_change_of_the_code_invalidates_the_cache(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "package"
@@ -121,12 +123,13 @@ def test_another_byte_of_the_code_forgets_it(
     module.write_text(module.read_text().replace("1e-9", "1e-2"))
     verify_cache._code.cache_clear()
     assert not verify_cache.known(verify_cache.key_of(copy))
-    monkeypatch.setattr(verify_cache, "_BEGAN_S", 0.0)  # it changed under a program that had begun
+    # The code changed after the program had started.
+    monkeypatch.setattr(verify_cache, "_BEGAN_S", 0.0)
     verify_cache._code.cache_clear()
     assert verify_cache.key_of(copy) is None
 
 
-def test_what_nobody_vouches_for_is_not_remembered(copy: Path) -> None:
+def test_a_run_that_does_not_verify_is_not_cached(copy: Path) -> None:
     doc = json.loads((copy / "record.json").read_text())
     for launch in timed(doc, "@2"):
         launch["consumed"] += 1
@@ -136,7 +139,7 @@ def test_what_nobody_vouches_for_is_not_remembered(copy: Path) -> None:
     for _ in range(2):
         assert "consumed is" in verify_cache.vouched(copy)[1]
         assert not verify_cache.known(verify_cache.key_of(copy))
-    # Whoever writes into the cache of this user deceives a report, never verify.
+    # A forged cache entry of this user can deceive a report, but never verify.
     key = verify_cache.key_of(copy)
     assert main(["report", str(copy)]) == 1
     verify_cache.keep(copy, key)
@@ -145,7 +148,7 @@ def test_what_nobody_vouches_for_is_not_remembered(copy: Path) -> None:
     assert main(["history", "add", str(copy), "--results", str(copy.parent / "results")]) == 4
 
 
-def test_a_run_with_a_link_and_an_entry_of_others_are_not_believed(
+def test_symbolic_links_and_writable_cache_entries_are_not_trusted(
     copy: Path, tmp_path: Path
 ) -> None:
     verify_cache.vouched(copy)
@@ -163,7 +166,7 @@ def test_a_run_with_a_link_and_an_entry_of_others_are_not_believed(
     assert verify_cache.vouched(copy)[1] == ""
 
 
-def test_what_changes_while_it_is_verified_is_not_kept(
+def test_a_run_that_changes_during_verification_is_not_cached(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = verify_cache.unsealed
@@ -178,7 +181,7 @@ def test_what_changes_while_it_is_verified_is_not_kept(
     assert not verify_cache.known(verify_cache.key_of(copy))
 
 
-def test_verify_remembers_for_the_reports_after_it(
+def test_reports_use_the_cached_result_of_verify(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = recomputed(monkeypatch)

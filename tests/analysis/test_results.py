@@ -1,4 +1,6 @@
-"""Every output of a run prints the same results: same keys, judged intervals, statuses, counts."""
+"""Every output of a run prints the same results with the same keys, judged intervals, statuses and
+counts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from harness.record import SCHEMA, Reason, RunRecord, Status, Verdict
 from harness.record.upgrade import upgrade
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-#: Every record of the golden files; "today": judged with the rules of the newest schema.
+#: Names of the golden records; each is also judged with the rules of the newest schema.
 RECORDS = ("samples/ddp-nano", "samples/ddp-nano-again", "record-v1", "record-v4", "main-job")
 Drawn: TypeAlias = tuple[Status, Reason, str | None, bool, int]
 
@@ -60,13 +62,15 @@ def run(request: pytest.FixtureRequest) -> RunRecord:
 
 
 def identity(row: Any) -> tuple[Any, ...]:
-    """The key of a row with its judged interval and status."""
+    """Return the key of a row with its judged interval and status."""
     names = ("plan", "case", "world", "metric", "against", "value", "low", "high", "status")
     return tuple(row[name] for name in names)
 
 
 def same_outputs(run: RunRecord) -> None:
-    """AssertionError if two outputs of a run differ in a key, an interval, a status or a count."""
+    """Raise AssertionError if two outputs of a run differ in a key, an interval, a status or a
+    count.
+    """
     every = sorted(map(identity, map(document, results(run))), key=str)
     summary = digest.document(run)
     embedded = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', render(run), re.S)
@@ -142,7 +146,7 @@ changes = st.lists(st.tuples(st.integers(0, 40), statuses, st.booleans()), max_s
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(changed=changes)
-def test_all_outputs_are_the_same_whatever_the_verdicts_are(
+def test_all_outputs_are_the_same_for_any_verdicts(
     main_job: RunRecord, changed: list[tuple[int, Status, bool]]
 ) -> None:
     every = list(main_job.verdicts)
@@ -196,7 +200,7 @@ def test_every_required_result_is_counted_once(sample_run: RunRecord, drawn: lis
     assert sum(count for _, count, _ in counted.parts) >= counted.total
 
 
-def test_the_words_of_a_count(sample_run: RunRecord) -> None:
+def test_a_count_is_worded_by_status(sample_run: RunRecord) -> None:
     drawn: list[Drawn] = [(Status.PASS, Reason.MET, "a rule", False, n) for n in range(2)]
     drawn += [
         (Status.FAIL, Reason.MET, "a rule", True, 2),

@@ -1,4 +1,6 @@
-"""Profiled rungs: which launch explains a ladder, and when it explains another step."""
+"""Profiled world sizes: which profiled launch explains a scaling sweep, and when it shows a
+different step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def profiled(run: RunRecord) -> LaunchRecord:
 
 
 def lasting(launch: LaunchRecord, times: float) -> LaunchRecord:
-    """The launch with steps that take so many times as long."""
+    """Return the launch with step times multiplied by ``times``."""
     assert launch.budget is not None
     ranks = tuple(
         replace(r, step_ns=tuple(round(ns * times) for ns in r.step_ns))
@@ -34,8 +36,8 @@ def step_s(budget: Budget | None) -> float:
     return budget.step_ns / 1e9
 
 
-def test_every_loss_adds_up_to_what_was_lost(main_job: RunRecord) -> None:
-    """The identity of ``losses``, on every rung of a real run, in fractions."""
+def test_losses_by_term_add_up_to_the_lost_speedup(main_job: RunRecord) -> None:
+    """Check the identity of ``losses`` with exact fractions at every world size of a real run."""
     seen = rungs.rungs(main_job)
     assert seen
     for rung in seen:
@@ -48,7 +50,7 @@ def test_every_loss_adds_up_to_what_was_lost(main_job: RunRecord) -> None:
             assert min(steps) <= rung.timed_ideal_ns / 1e9 <= max(steps)
 
 
-def test_of_several_ladders_the_largest_rung_and_its_baseline_are_profiled(
+def test_with_several_sweeps_only_the_largest_world_and_its_baseline_are_profiled(
     main_job: RunRecord,
 ) -> None:
     for plan in main_job.plans:
@@ -67,16 +69,16 @@ def test_of_several_ladders_the_largest_rung_and_its_baseline_are_profiled(
     ("times", "apart"),
     [(1.0, False), (0.99 * PERTURBED, False), (1.01 * PERTURBED, True), (0.5, True), (3.0, True)],
 )
-def test_a_step_that_no_timed_launch_took_is_apart(
+def test_a_profiled_step_much_unlike_the_timed_ones_is_flagged(
     main_job: RunRecord, times: float, apart: bool
 ) -> None:
     launch = profiled(main_job)
     timed_s = [step_s(launch.budget)] * 4
     assert rungs.apart(lasting(launch, times), timed_s) is apart
-    assert not rungs.apart(lasting(launch, times), []), "nothing was timed beside it"
+    assert not rungs.apart(lasting(launch, times), []), "there is no timed launch to compare with"
 
 
-def test_the_profile_nearest_to_the_timed_steps_is_taken(main_job: RunRecord) -> None:
+def test_the_profile_closest_to_the_timed_steps_is_used(main_job: RunRecord) -> None:
     launch = profiled(main_job)
     timed = [x for x in main_job.by_case[launch.case] if x.purpose is Purpose.TIMED and x.steps]
     usual_s = sum(x.steps.mean_s for x in timed if x.steps) / len(timed)
@@ -104,7 +106,7 @@ def losing(step: int, ideal: int) -> Losses:
 def test_how_much_of_the_judged_loss_a_profile_explains(
     main_job: RunRecord, timed: float | None, ideal: float, explains: float | None
 ) -> None:
-    """The profile lost 50 ns a step; the timed launches as much, twice as much, or nothing."""
+    """The profile lost 50 ns per step; the timed launches lost as much, twice as much, or nothing."""
     more: dict[str, Any] = {"timed_ns": timed, "timed_ideal_ns": ideal}
     rung = replace(rungs.rungs(main_job)[0], losses=losing(150, 100), **more)
     assert rung.explains == explains

@@ -1,4 +1,4 @@
-"""What a thread is doing: stacks that py-spy took of real trainings, shortened."""
+"""The activity of a thread, from shortened stacks that py-spy took of real training runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAIN = Frame("<module>", "/home/u/train.py", 90)
         ("nn/modules/module.py", "_call_impl", "forward"),
     ],
 )
-def test_an_activity_is_told_by_the_innermost_frame_that_has_one(
+def test_the_innermost_recognized_frame_determines_the_activity(
     file: str, function: str, name: str
 ) -> None:
     inner = Frame("helper", f"{LIB}/_tensor.py", 1)
     assert activity([inner, Frame(function, f"{LIB}/{file}", 7), TRAIN, MAIN]) == name
 
 
-def test_a_collective_inside_of_backward_is_communication() -> None:
+def test_a_collective_inside_backward_is_communication() -> None:
     stack = [
         Frame("all_reduce", f"{LIB}/distributed/distributed_c10d.py", 1),
         Frame("backward", f"{LIB}/autograd/__init__.py", 2),
@@ -39,7 +39,7 @@ def test_a_collective_inside_of_backward_is_communication() -> None:
     assert activity(stack) == "communication"
 
 
-def test_the_line_is_the_user_s_own() -> None:
+def test_the_reported_line_is_in_the_users_code() -> None:
     stack = [
         Frame("step", f"{LIB}/optim/optimizer.py", 1),
         Frame("run", "/usr/lib/python3.11/runpy.py", 2),
@@ -51,7 +51,7 @@ def test_the_line_is_the_user_s_own() -> None:
     assert own_line(stack[:3]) == ""
 
 
-def test_many_looks_are_counted_most_frequent_first() -> None:
+def test_sampled_stacks_are_counted_by_activity_and_line() -> None:
     loading = [Frame("__next__", f"{LIB}/utils/data/dataloader.py", 1), TRAIN]
     looks = tally([loading, loading, [MAIN], []])
     assert looks.seen == {"data": 2, "other": 2} and looks.count == 4

@@ -1,4 +1,4 @@
-"""Verify: whatever is edited in a record or its samples is found when all is computed again."""
+"""Verify recomputes a run and thereby finds every edit of its record or samples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.record.store import load
 from tests.editing import change
 
 
-def test_verify_reproduces_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
+def test_verify_recomputes_every_sample_and_verdict(sample: Path, sample_run: RunRecord) -> None:
     verified = verify(sample_run, sample)
     assert verified.differences == ()
     assert (verified.num_launches, verified.num_samples, verified.num_verdicts) == (19, 25, 3)
-    assert verified.num_traceless == 3, "the samples are kept without their traces"
+    assert verified.num_traceless == 3, "the golden samples contain no traces"
 
 
 def test_a_forged_value_is_found(copy: Path) -> None:
@@ -36,10 +36,10 @@ def test_a_forged_verdict_is_found(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(("schema", "wrong"), [(6, 0), (8, 1)])
-def test_what_load_left_open_by_the_rules_of_its_day_is_no_forgery(
+def test_an_older_verdict_left_open_because_of_load_is_no_forgery(
     copy: Path, schema: int, wrong: int
 ) -> None:
-    """Today it passes, since load can only have made it harder. A PASS that was none is found."""
+    """Today it passes, because load can only have lowered the result. A forged PASS is still found."""
 
     run = load(copy)
     place, old = next((i, v) for i, v in enumerate(run.verdicts) if v.status is Status.PASS)

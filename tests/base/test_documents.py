@@ -1,4 +1,4 @@
-"""JSON and back, and a schema that accepts exactly what the decoder accepts."""
+"""A document survives the way to JSON and back, and its schema accepts what the decoder accepts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ values = st.recursive(
 
 
 @given(values, values)
-def test_a_value_reads_as_its_document_and_as_no_other(value: object, other: object) -> None:
+def test_reads_as_accepts_only_the_document_of_the_same_value(value: object, other: object) -> None:
     def read(x: object) -> object:
         return json.loads(json.dumps(to_doc(x)))
 
@@ -52,7 +52,9 @@ def test_a_value_reads_as_its_document_and_as_no_other(value: object, other: obj
 
 
 @given(verdicts, verdicts)
-def test_a_document_says_its_value_and_no_other(verdict: Verdict, other: Verdict) -> None:
+def test_says_accepts_only_the_document_of_the_same_record(
+    verdict: Verdict, other: Verdict
+) -> None:
     document = json.loads(json.dumps(to_doc(verdict)))
     assert says(document, verdict) and says([document], [verdict])
     assert says(document, other) == (verdict == other)
@@ -60,19 +62,21 @@ def test_a_document_says_its_value_and_no_other(verdict: Verdict, other: Verdict
 
 
 @given(verdicts)
-def test_what_an_earlier_version_did_not_know_has_its_default(verdict: Verdict) -> None:
+def test_a_missing_field_of_a_document_equals_its_default(verdict: Verdict) -> None:
     document = json.loads(json.dumps(to_doc(verdict)))
     del document["waived"]
     assert says(document, verdict) is not verdict.waived
-    del document["detail"]  # never without
+    del document["detail"]  # This field has no default.
     assert not says(document, verdict)
 
 
-def test_what_json_alone_can_write_is_looked_at_again() -> None:
+def test_values_that_json_cannot_represent_are_not_read_as_equal() -> None:
     assert reads_as({"a": (1, 2.5)}, {"a": [1, 2.5]})
     for value in (float("nan"), "\ud800", 2**70):
         assert not reads_as(value, value)
-    assert not reads_as({"a": float("inf")}, {"a": None}), "what is infinite is not missing"
+    assert not reads_as({"a": float("inf")}, {"a": None}), (
+        "an infinite value does not equal a missing one"
+    )
     half = {**to_doc(Protocol(steps=10, cut=2)), "surprise": "\ud800"}
     with pytest.raises(ValueError, match="unknown field 'surprise'"):
         from_doc(Protocol, half)
@@ -103,11 +107,11 @@ def test_missing_fields_and_unknown_enums_name_their_path() -> None:
         from_doc(Mode, "wek")
 
 
-def test_a_scalar_of_numpy_is_the_number_it_holds() -> None:
+def test_a_numpy_scalar_is_written_as_a_number() -> None:
     assert to_doc([np.float64(0.5), np.int64(3)]) == [0.5, 3]
 
 
-def test_every_field_of_what_was_read_has_its_value() -> None:
-    """``vars`` lacks those that the document did not name."""
+def test_fields_of_a_decoded_record_include_defaults() -> None:
+    """``vars`` alone would omit the fields that the document does not contain."""
     read = from_doc(Protocol, {"steps": 10, "cut": 2})
     assert fields_of(read) == vars(Protocol(steps=10, cut=2))

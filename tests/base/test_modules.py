@@ -1,4 +1,4 @@
-"""A user's file is imported once, by any spelling of its path; one that breaks leaves nothing."""
+"""A user's file is imported once under any spelling of its path; a failed import leaves no module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_file_is_imported_once_however_it_is_spelt(
     assert sys.path.count(str(tmp_path)) == 1
 
 
-def test_a_file_that_breaks_breaks_again(tmp_path: Path) -> None:
+def test_a_file_that_fails_to_import_fails_again(tmp_path: Path) -> None:
     file = tmp_path / "broken_file.py"
     file.write_text("1 / 0\n")
     for _ in range(2):

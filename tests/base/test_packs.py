@@ -1,4 +1,4 @@
-"""What hundreds of ranks leave is a handful of files, each of them to the bit as it was."""
+"""The files of hundreds of ranks are packed into a few archives, and every byte is preserved."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def launch(tmp_path: Path) -> Path:
     return where
 
 
-def test_many_ranks_leave_a_handful_of_files(launch: Path) -> None:
+def test_files_of_many_ranks_are_packed_into_two_archives(launch: Path) -> None:
     before = {
         p.name: p.read_bytes() for p in launch.iterdir() if p.suffix != ".json" or "spans" in p.name
     }
@@ -55,22 +55,24 @@ def test_many_ranks_leave_a_handful_of_files(launch: Path) -> None:
         with opened(path) as handle:
             assert handle.read() == body
             handle.seek(0)
-            assert handle.read(2) == body[:2], "readers look at its first bytes, and go back"
+            assert handle.read(2) == body[:2], (
+                "a packed file must support seek, because readers peek at its first bytes"
+            )
 
 
-def test_a_packed_trace_is_read_as_it_was(launch: Path) -> None:
+def test_a_packed_trace_reads_like_the_unpacked_one(launch: Path) -> None:
     alone = read(launch / "rank3.trace.json.gz")
     pack(launch, range(RANKS))
     together = read(launch / "rank3.trace.json.gz")
     assert len(together.names) == len(alone.names) > 0 and "aten::op3" in together.names
 
 
-def test_few_ranks_keep_their_files(launch: Path) -> None:
+def test_files_of_few_ranks_are_not_packed(launch: Path) -> None:
     pack(launch, range(packs.MANY))
     assert (launch / "rank0.npz").is_file() and not list(launch.glob("*.zip"))
 
 
-def test_what_is_nowhere_is_nowhere(launch: Path) -> None:
+def test_a_file_missing_from_the_pack_raises_os_error(launch: Path) -> None:
     pack(launch, range(RANKS))
     for name in ("rank99.npz", "rank99.trace.json.gz", "rank0.log"):
         assert not is_there(launch / name)
@@ -88,10 +90,12 @@ def test_a_damaged_pack_is_one_clear_error(launch: Path) -> None:
         read(launch / "rank0.trace.json.gz")
 
 
-def test_a_kill_while_packing_leaves_every_file(
+def test_an_interrupt_while_packing_loses_no_file(
     launch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of a pack or nothing is there, and single files go only when it is."""
+    """A pack appears as a whole or not at all, and the single files are deleted only after it
+    exists.
+    """
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

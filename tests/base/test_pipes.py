@@ -1,4 +1,4 @@
-"""Output that nobody reads changes neither what is done nor how it ends."""
+"""A closed or full output stream changes neither the work of a command nor its exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def ended(words: list[str], unbuffered: bool, *, read: int = 0, errors: bool = False) -> int:
-    """The exit status of a command whose reader leaves after ``read`` bytes."""
+    """Return the exit status of a command whose reader closes the pipe after ``read`` bytes."""
     reader, writer = os.pipe()
     env = {**os.environ, "PYTHONUNBUFFERED": "1" if unbuffered else ""}
     with subprocess.Popen(
@@ -56,11 +56,11 @@ def test_verify_says_the_same_to_nobody(doctored: Path, unbuffered: bool, read: 
 @pytest.mark.parametrize(
     "words", [["report", "results/samples/ddp-nano"], ["run", "list", "models"]]
 )
-def test_tables_that_nobody_reads(words: list[str]) -> None:
+def test_printing_a_table_to_a_closed_pipe_exits_with_0(words: list[str]) -> None:
     assert ended(words, True) == 0
 
 
-def test_an_error_that_nobody_reads() -> None:
+def test_an_error_on_a_closed_pipe_keeps_its_exit_status() -> None:
     assert ended(["report", "nothing/there"], True, errors=True) == 4
 
 
@@ -86,7 +86,7 @@ def test_streams_that_are_closed_or_full_change_no_status(doctored: Path, stream
             assert lost is (status != 4), done.stderr
 
 
-def test_a_terminal_of_one_column_is_drawn_for() -> None:
+def test_progress_is_drawn_in_a_terminal_of_one_column() -> None:
     stream = io.StringIO()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("COLUMNS", "1")
@@ -96,7 +96,7 @@ def test_a_terminal_of_one_column_is_drawn_for() -> None:
 
 
 @pytest.mark.full
-def test_a_run_whose_progress_nobody_reads_is_measured(tmp_path: Path) -> None:
+def test_a_run_completes_if_nobody_reads_its_progress(tmp_path: Path) -> None:
     words = ["run", "ddp/paced-small/weak", "--cpus", "2", "--no-fabric", "--no-timeline"]
     words += ["--time-budget", "20", "--results", str(tmp_path)]
     assert ended(words, True, read=1, errors=True) in (0, 5, 10)

@@ -1,4 +1,4 @@
-"""What the system refuses is told in words, with something that helps; never a bare number."""
+"""Errors of the operating system are reported in words with a fix, never as a bare errno."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from harness.interface.cli.main import main
 
 
-def test_results_that_are_a_file(
+def test_a_file_as_results_folder_is_refused(
     tmp_path: Path, sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results"
@@ -22,7 +22,7 @@ def test_results_that_are_a_file(
     assert "Errno" not in error and results.read_text() == "mine"
 
 
-def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f"import os; os.rmdir({str(gone)!r}); from harness.interface.cli.main import main; " \

@@ -1,4 +1,4 @@
-"""How a global batch falls apart: nothing is lost, nothing is counted twice, or it is refused."""
+"""A global batch is divided among ranks without losing or repeating a sample, or it is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_weak_batches_grow_with_the_world(
 
 
 @given(st.integers(1, 16), st.integers(1, 256))
-def test_strong_batches_are_fixed_or_refused(world: int, total: int) -> None:
+def test_strong_batches_keep_their_size_or_are_refused(world: int, total: int) -> None:
     case = SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=total).at(world)
     if total % world:
         with pytest.raises(ValueError, match="does not divide"):
@@ -34,9 +34,7 @@ def test_strong_batches_are_fixed_or_refused(world: int, total: int) -> None:
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(0, 512))
-def test_unequal_shares_get_parts_of_the_batch_in_their_proportions(
-    shares: list[float], total: int
-) -> None:
+def test_unequal_shares_divide_the_batch_in_proportion(shares: list[float], total: int) -> None:
     parts = apportion(total, shares)
     assert sum(parts) == total
     for part, share in zip(parts, shares, strict=True):
@@ -44,7 +42,7 @@ def test_unequal_shares_get_parts_of_the_batch_in_their_proportions(
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4))
-def test_shards_lie_side_by_side_and_all_samples_count_alike(
+def test_shards_are_contiguous_and_all_samples_have_equal_weight(
     micros: list[int], accumulate: int
 ) -> None:
     mesh = Mesh({Dim.DP: len(micros)})
@@ -57,7 +55,7 @@ def test_shards_lie_side_by_side_and_all_samples_count_alike(
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4))
-def test_a_small_world_gets_the_batch_of_a_rank_of_the_large_one(
+def test_a_small_world_keeps_the_batch_per_rank_of_the_large_one(
     world: int, micro: int, accumulate: int
 ) -> None:
     total = world * micro * accumulate
@@ -65,11 +63,13 @@ def test_a_small_world_gets_the_batch_of_a_rank_of_the_large_one(
     small = alike(target.at(1), target.at(world))
     assert batching(small, 99, Mesh({Dim.DP: 1})).global_batch == micro * accumulate
     weak = SITE.case("ddp/mlp-nano").at(1)
-    assert alike(weak, target.at(world)) is weak, "a rank has the same batch in every world"
+    assert alike(weak, target.at(world)) is weak, (
+        "in weak mode, a rank has the same batch in every world"
+    )
 
 
 @pytest.mark.parametrize(("total", "world"), [(7, 2), (3, 4), (12, 8)])
-def test_a_batch_that_is_no_whole_one_is_refused(total: int, world: int) -> None:
+def test_a_batch_that_does_not_divide_is_refused(total: int, world: int) -> None:
     target = SITE.case("ddp/mlp-nano", Mode.STRONG, global_batch=total).at(world)
     with pytest.raises(SpecError, match="does not divide") as error:
         alike(target.at(1), target)
@@ -77,10 +77,10 @@ def test_a_batch_that_is_no_whole_one_is_refused(total: int, world: int) -> None
 
 
 @given(st.integers(1, 64), st.integers(0, 99))
-def test_each_micro_batch_is_computed_by_as_many_ranks_as_there_are_copies(
-    num_ranks: int, step: int
-) -> None:
-    """Every one once for each copy, by other ranks where there are enough; and ``copier`` knows."""
+def test_each_copy_of_a_micro_batch_is_computed_by_another_rank(num_ranks: int, step: int) -> None:
+    """Each micro-batch is computed once per copy, on different ranks if there are enough;
+    ``copier`` is the inverse of ``copied``.
+    """
     for copy in range(COPIES):
         computed = [copied(rank, step, copy, num_ranks) for rank in range(num_ranks)]
         assert sorted(computed) == list(range(num_ranks))

@@ -1,4 +1,4 @@
-"""Identity: one function makes id, hash, pytest id and series; settings never enter."""
+"""One function derives a case's id, hash, pytest id and series; run settings do not affect them."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("case", "case_id", "pytest_id"), GOLDEN, ids=[g[1] for g in GOLDEN])
-def test_ids_are_golden(case: CaseSpec, case_id: str, pytest_id: str) -> None:
+def test_ids_equal_the_golden_ones(case: CaseSpec, case_id: str, pytest_id: str) -> None:
     assert case.id == case_id
     assert case.pytest_id == pytest_id
 
 
-def test_hash_is_golden_and_covers_non_default_fields_only() -> None:
+def test_the_hash_covers_only_non_default_fields() -> None:
     case = SITE.case("ddp/decoder-tiny")
     assert case.hash == "70a8a67db17e3b53"
     assert set(case.series) == {
@@ -87,25 +87,27 @@ def test_different_cases_have_different_ids_and_hashes() -> None:
     assert len({c.id for c in cases}) == len({c.hash for c in cases}) == len(cases)
 
 
-def test_case_survives_the_wire() -> None:
+def test_a_case_survives_serialization() -> None:
     for case, _, _ in GOLDEN:
         assert from_doc(CaseSpec, to_doc(case)) == case
 
 
-def test_environment_that_changes_speed_is_identity_and_timeouts_are_not(
+def test_variables_that_change_speed_enter_the_hash_and_timeouts_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = SITE.case("ddp/decoder-tiny")
     for name in ("GLOO_TIMEOUT_SECONDS", "GLOO_LOG_LEVEL", "NCCL_P2P_DISABLE"):
         monkeypatch.setenv(name, "1")
-    assert SITE.case("ddp/decoder-tiny").hash == plain.hash, "nothing of it is gloo's speed"
+    assert SITE.case("ddp/decoder-tiny").hash == plain.hash, (
+        "none of these variables changes gloo's speed"
+    )
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
     other = SITE.case("ddp/decoder-tiny")
     assert other.hash != plain.hash
     assert "+GLOO_SOCKET_IFNAME=eth1" in other.id
 
 
-def test_a_smaller_world_has_only_the_odd_ranks_that_are_in_it() -> None:
+def test_a_smaller_world_drops_settings_of_ranks_outside_of_it() -> None:
     case = replace(SITE.case("ddp/mlp-nano").at(4), stragglers="1:0.5,3:0.2", shares=(1, 2, 3, 4))
     assert case.slowed == {1: 0.5, 3: 0.2}
     assert case.at(2).slowed == {1: 0.5} and case.at(2).shares == (1, 2)
@@ -113,6 +115,6 @@ def test_a_smaller_world_has_only_the_odd_ranks_that_are_in_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "1:2", "x:0.5", "9:0.5", "1:0.0"])
-def test_stragglers_that_make_no_sense_are_refused(text: str) -> None:
+def test_malformed_stragglers_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not RANK:SHARE"):
         _ = replace(SITE.case("ddp/mlp-nano").at(4), stragglers=text).slowed

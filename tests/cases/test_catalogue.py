@@ -1,4 +1,4 @@
-"""One file adds one thing, found by its literal head, without importing it."""
+"""The catalogue finds each extension by the literal head of its file, without importing the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.launch.engine import make
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
-def test_everything_shipped_is_found_with_a_sentence() -> None:
+def test_every_shipped_entry_is_found_with_its_description() -> None:
     entries = Catalogue().entries
     known = {
         "single", "ddp", "ddp_naive", "zero1", "replicate", "fsdp", "fsdp1", "compressed",
@@ -68,7 +68,7 @@ def test_a_users_file_is_found_but_not_imported(tmp_path: Path) -> None:
         ("ENGINE = dict(jions=True)", ["did you mean 'joins'?"]),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_head_is_told_when_it_is_read(
+def test_a_mistake_in_a_head_is_reported_when_it_is_read(
     tmp_path: Path, head: str, says: list[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(f'"""Mine."""\n{head}\n')
@@ -77,7 +77,7 @@ def test_a_mistake_in_a_head_is_told_when_it_is_read(
     assert all(text in str(caught.value) for text in says) and "mine.py" in str(caught.value)
 
 
-def test_an_engine_of_a_users_own_is_found_and_made(tmp_path: Path) -> None:
+def test_a_users_engine_is_found_and_constructed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         '"""Mine."""\nfrom harness.launch.engines.local import build\nENGINE = dict(faults=("agent",))\n'
     )
@@ -85,13 +85,13 @@ def test_an_engine_of_a_users_own_is_found_and_made(tmp_path: Path) -> None:
     assert entry.engine.faults == ("agent",) and make(entry).probe().available
 
 
-def test_a_users_file_may_not_hide_one_of_the_package(tmp_path: Path) -> None:
+def test_a_users_file_may_not_shadow_a_shipped_one(tmp_path: Path) -> None:
     (tmp_path / "ddp.py").write_text('"""Mine."""\nSUPPORTS = dict()\n')
     with pytest.raises(SpecError, match="named 'ddp' exists already"):
         Catalogue([tmp_path]).entries  # noqa: B018
 
 
-def test_computed_heads_are_left_out_and_bad_syntax_is_named(tmp_path: Path) -> None:
+def test_computed_heads_are_skipped_and_syntax_errors_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "m.py"
     file.write_text("A = 1\nB = len('x')\nC = {'a': dict(b=[1, 2])}\n")
     assert read_head(file)[1] == {"A": 1, "C": {"a": {"b": [1, 2]}}}
@@ -125,7 +125,9 @@ def test_computed_heads_are_left_out_and_bad_syntax_is_named(tmp_path: Path) -> 
         ),
     ],
 )
-def test_mistakes_are_told_with_a_fix(name: str, fields: dict[str, object], says: str) -> None:
+def test_mistakes_in_a_case_are_reported_with_a_fix(
+    name: str, fields: dict[str, object], says: str
+) -> None:
     case = replace(SITE.case(name), **fields)  # type: ignore[arg-type]
     with pytest.raises(SpecError) as caught:
         Catalogue().normalise(case)
@@ -133,7 +135,7 @@ def test_mistakes_are_told_with_a_fix(name: str, fields: dict[str, object], says
     assert "try" in str(caught.value)
 
 
-def test_default_knobs_leave_no_trace_and_stand_ins_are_labelled() -> None:
+def test_default_knobs_are_dropped_and_simulated_compute_is_labelled() -> None:
     known = Catalogue()
     same = known.normalise(SITE.case("ddp/decoder-tiny", knobs={"ddp.bucket_cap_mb": 25}))
     assert same == known.normalise(SITE.case("ddp/decoder-tiny"))
@@ -158,15 +160,15 @@ def test_a_new_version_starts_a_new_series(tmp_path: Path) -> None:
     assert old.hash != new.hash and new.knobs == {"mine.version": 2}
 
 
-def test_a_mistake_is_told_of_the_case_that_was_named() -> None:
-    """Not of its baseline, which comes first in the plan."""
+def test_a_mistake_is_reported_for_the_case_that_the_user_named() -> None:
+    """The error names the user's case, although its baseline comes first in the plan."""
     case = SITE.case("compressed:topk/decoder-tiny", Mode.STRONG)
     with pytest.raises(SpecError, match=r"^compressed:topk.*: strong mode needs a global batch"):
         targets.normalise(ladder(case, (1, 2)), Catalogue())
 
 
-def test_two_folders_with_a_file_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Both are imported by that name: ranks might get the other one."""
+def test_two_folders_with_a_file_of_the_same_name_are_refused(tmp_path: Path) -> None:
+    """Both files are imported by that name, so ranks might import the wrong one."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "common.py").write_text("")

@@ -1,4 +1,4 @@
-"""Every mistake in a case is told, with a fix that mends it when it is typed."""
+"""Every mistake in a case is reported with a fix, and applying the fix removes the mistake."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def told(case: CaseSpec) -> list[tuple[str, str, str]]:
         ({"global_batch": 8}, "weak mode derives the global batch"),
     ],
 )
-def test_a_mistake_is_told_and_its_fix_mends_it(change: dict[str, Any], says: str) -> None:
+def test_a_mistake_is_reported_and_its_fix_removes_it(change: dict[str, Any], says: str) -> None:
     if "size" in change:
         mistakes_of = told_before_the_rest(change)
     else:
@@ -73,13 +73,13 @@ def test_a_mistake_is_told_and_its_fix_mends_it(change: dict[str, Any], says: st
 
 
 def told_before_the_rest(change: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """A size that is none: what comes after it cannot be asked."""
+    """Return only the first mistake, because the later checks need an existing size."""
     case = replace(CASE, **change)
     supports = KNOWN.get("strategies", case.strategy).supports
     return [next(mistakes(case, supports, KNOWN.get("models", case.model).head["SIZES"]))]
 
 
-def test_a_case_that_can_be_run_has_none() -> None:
+def test_a_valid_case_has_no_mistakes() -> None:
     assert told(CASE) == []
     assert told(replace(CASE, device=Device.CUDA, backend="nccl")) == []
 
@@ -94,13 +94,13 @@ def test_a_case_that_can_be_run_has_none() -> None:
         ({"buckets": True}, "True"),
     ],
 )
-def test_a_knob_that_is_none_is_refused(knobs: dict[str, Any], says: str) -> None:
+def test_an_unknown_or_invalid_knob_is_refused(knobs: dict[str, Any], says: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_knobs(knobs, {"buckets": 2, "rate": 1.0}, {"buckets": (1, 9)}, "here")
     assert says in str(refused.value)
 
 
-def test_a_knob_at_its_default_is_no_part_of_a_case() -> None:
+def test_a_knob_at_its_default_is_dropped() -> None:
     assert check_knobs({"buckets": 2, "rate": 3}, {"buckets": 2, "rate": 1.0}, {}, "") == {
         "rate": 3.0
     }

@@ -1,4 +1,4 @@
-"""How a case is computed: what its device has not, or what was not asked for, is one clear error."""
+"""Compute settings that the device lacks, or that have no effect, are one clear error."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
         ),
     ],
 )
-def test_what_cannot_be_is_one_clear_error(fields: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_apply_are_one_clear_error(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecError) as error:
         Catalogue().normalise(SITE.case("ddp/decoder-nano", **fields))
     assert message in str(error.value) and "expected" in str(error.value)
 
 
-def test_a_setting_is_part_of_a_case_and_its_default_is_not() -> None:
+def test_only_non_default_settings_are_part_of_a_case() -> None:
     plain = SITE.case("ddp/decoder-nano")
     asked = SITE.case("ddp/decoder-nano", attention="flash", checkpoint=True, checkpoint_every=2)
     assert asked.extras == "+checkpoint=True+checkpoint_every=2+attention=flash"
@@ -46,8 +48,8 @@ def test_a_setting_is_part_of_a_case_and_its_default_is_not() -> None:
 
 
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])
-def test_16_bit_kernels_of_gpus_are_refused_in_fp32(attention: str) -> None:
-    """They raise "No available kernel" there, which would be an ERROR of a healthy training."""
+def test_16_bit_attention_kernels_are_refused_in_fp32(attention: str) -> None:
+    """In fp32 they raise "No available kernel", which would be an ERROR of a correct training run."""
     site = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
     case = site.case("single/decoder-nano", attention=Attention(attention))
     with pytest.raises(SpecError, match="in 16 bits on GPUs") as refused:
@@ -67,8 +69,8 @@ def test_16_bit_kernels_of_gpus_are_refused_in_fp32(attention: str) -> None:
         "actor_learner",
     ],  # fmt: skip
 )
-def test_what_gloo_would_corrupt_on_a_shared_gpu_is_refused(name: str) -> None:
-    """It takes device pointers of these collectives for the host's."""
+def test_collectives_that_gloo_corrupts_on_a_shared_gpu_are_refused(name: str) -> None:
+    """Gloo treats the device pointers of these collectives as host pointers."""
     site = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
     model = "moe-nano" if name == "expert_parallel" else "decoder-nano"
     with pytest.raises(SpecError, match="with --shared-gpu: gloo cannot carry"):
@@ -78,8 +80,8 @@ def test_what_gloo_would_corrupt_on_a_shared_gpu_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning_fabric", "deepspeed"])
-def test_a_framework_that_takes_a_gpu_by_its_ranks_number_shares_none(name: str) -> None:
-    """On a GPU that two ranks shared they ended with "list index out of range"."""
+def test_frameworks_that_give_each_rank_a_gpu_are_refused_on_a_shared_one(name: str) -> None:
+    """Two ranks that shared a GPU failed with "list index out of range" in these frameworks."""
     site = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
     with pytest.raises(SpecError, match="it gives each rank a separate GPU") as refused:
         KNOWN.normalise(site.case(f"{name}/decoder-nano"))

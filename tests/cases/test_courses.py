@@ -1,4 +1,6 @@
-"""Courses: who is broken in which trial, and in which worlds a training goes on."""
+"""A fault scenario chooses the rank that fails in each trial, and the world that training resumes
+in.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,28 @@ CASE = Site(device=Device.CPU, backend="gloo", nodes=(3, 1, 2), emulated=True).c
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.HANG])
-def test_every_rank_has_its_turn(fault: Fault) -> None:
+def test_process_faults_hit_every_rank_in_turn(fault: Fault) -> None:
     course = FaultScenario(case=CASE, fault=fault)
     assert [course.victim(i) for i in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
 
 
 @pytest.mark.parametrize("fault", [Fault.AGENT, Fault.NODE])
-def test_of_what_takes_a_node_along_every_node_has_its_turn(fault: Fault) -> None:
-    """Nodes of 3, 1 and 2 ranks begin at ranks 0, 3 and 4."""
+def test_node_faults_hit_every_node_in_turn(fault: Fault) -> None:
+    """The nodes have 3, 1 and 2 ranks, so their first ranks are 0, 3 and 4."""
     course = FaultScenario(case=CASE, fault=fault)
     assert [course.victim(i) for i in range(4)] == [0, 3, 4, 0]
 
 
-def test_a_training_goes_on_with_a_rank_less_and_one_more() -> None:
+def test_training_resumes_with_one_rank_less_and_one_more() -> None:
     smaller, larger = resharded(CASE)
     assert smaller.into is not None and larger.into is not None
     assert (smaller.case.world_size, smaller.into.world_size) == (6, 5)
-    assert (larger.case.world_size, larger.into.world_size) == (5, 6), "no more than there are"
+    assert (larger.case.world_size, larger.into.world_size) == (5, 6), (
+        "the larger world must not exceed the ranks of the site"
+    )
 
 
-def test_a_name_says_what_is_tried() -> None:
+def test_names_of_fault_scenarios_are_unique() -> None:
     names = {
         FaultScenario(case=CASE, fault=fault, asynchronous=later, into=into).name
         for fault in Fault

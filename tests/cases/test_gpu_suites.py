@@ -1,4 +1,4 @@
-"""What the shipped suites ask of GPUs, without one: cases, windows, and the rules that judge them."""
+"""The shipped suites' GPU cases, time windows, and rules, checked without a GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def families(recipes: Any, site: Site) -> dict[str, list[Plan]]:
 
 
 def judging(plans: list[Plan], machine: Machine) -> dict[str, list[Threshold]]:
-    """Contrast -> rules that judge it on a machine."""
+    """Return the rules that judge each contrast on a machine, by the contrast's name."""
     return {
         contrast.name: [
             r for r in RULES if r.matches(plan.arm(contrast.subject).case, contrast, machine)
@@ -82,8 +82,10 @@ def on(name: str) -> tuple[Site, Machine]:
     return site, machine
 
 
-def test_a_claim_judges_its_own_setup_only(recipes: Any) -> None:
-    """A share of communication of 5 % is claimed of two models, not of every codec and pipeline."""
+def test_a_claim_judges_only_the_setup_that_it_was_made_for(recipes: Any) -> None:
+    """A communication share of 5 % is claimed for two models, not for every compressor and
+    pipeline.
+    """
     site, machine = on("8xh100")
     for name, plans in families(recipes, site).items():
         found = judging(plans, machine).values()
@@ -93,10 +95,10 @@ def test_a_claim_judges_its_own_setup_only(recipes: Any) -> None:
 
 @pytest.mark.parametrize("name", ["8xh100", "8xa100", "4xrtx4090", "8xl40s", "8xmi300x"])
 @pytest.mark.parametrize("family", ["ddp", "fsdp", "pipeline", "topk"])
-def test_the_largest_world_of_every_family_is_judged_by_a_requirement(
+def test_a_requirement_judges_the_largest_world_of_every_family(
     recipes: Any, family: str, name: str
 ) -> None:
-    """And no smaller one, unless every rung is asked for."""
+    """No smaller world is judged unless the site asks for every world size."""
     site, machine = on(name)
     for every, worlds in ((False, {site.world_size}), (True, {2, 4, 8} & set(site.worlds))):
         here = dataclasses.replace(site, every_rung=every)
@@ -110,7 +112,7 @@ def test_the_largest_world_of_every_family_is_judged_by_a_requirement(
 
 
 def test_bounds_follow_the_fabric(recipes: Any) -> None:
-    """The same cards over a slower fabric are held to a lower floor, over an unknown one to none."""
+    """The floor falls with the speed of the fabric, and an unknown fabric has no floor."""
     site, machine = on("8xh100")
     (plan,) = families(recipes, site)["ddp"]
     assert machine.fabric is not None
@@ -126,8 +128,8 @@ def test_bounds_follow_the_fabric(recipes: Any) -> None:
 
 
 @pytest.mark.parametrize("hardware", ["3xh100", "6xa100", "16xh100", "5xrtx4090", "16xl40s"])
-def test_every_number_of_devices_has_a_rule(recipes: Any, hardware: str) -> None:
-    """Of each family that such a number of devices is measured in."""
+def test_every_number_of_devices_is_judged_by_a_rule(recipes: Any, hardware: str) -> None:
+    """Check every family that is measured with this number of devices."""
     site, machine = on(hardware)
     for family in ("ddp", "fsdp", "pipeline"):
         for plan in families(recipes, site)[family]:
@@ -140,10 +142,10 @@ def test_every_number_of_devices_has_a_rule(recipes: Any, hardware: str) -> None
     [("infiniband", 3200.0, 2), ("roce", 1600.0, 2), ("infiniband", 800.0, 0), ("ethernet", 400.0, 2),
      ("ethernet", 100.0, 0), ("unknown", 0.0, 0)],
 )  # fmt: skip
-def test_several_nodes_are_judged_by_their_network(
+def test_rules_for_several_nodes_depend_on_their_network(
     recipes: Any, network: str, gbit_s: float, judged: int
 ) -> None:
-    """DDP and FSDP against one node; a slow or unknown network is recorded."""
+    """DDP and FSDP are compared with one node; on a slow or unknown network they are only recorded."""
     site, machine = on("2x8xh100")
     fabric = MachineFabric(link=LinkClass.NVSWITCH, network=Network(network), network_gbit_s=gbit_s)
     there = dataclasses.replace(machine, fabric=fabric)
@@ -152,8 +154,8 @@ def test_several_nodes_are_judged_by_their_network(
     assert len([rule for rule in found if rule.name.startswith("nodes_")]) == judged
 
 
-def test_one_gpu_is_judged_too(recipes: Any) -> None:
-    """By what DDP's wrapper costs, what compiled blocks bring, and the MFU."""
+def test_a_single_gpu_is_judged(recipes: Any) -> None:
+    """Rules bound the cost of DDP's wrapper, the gain from compiled blocks, and the MFU."""
     site, machine = on("1xh100")
     found = families(recipes, site)
     rules = {rule.name for rules in judging(found["ddp"], machine).values() for rule in rules}
@@ -178,15 +180,16 @@ def test_notes_of_requirements_name_published_figures() -> None:
      ("8xmi300x", 1200)],
 )  # fmt: skip
 @pytest.mark.full
-def test_the_default_set_takes_twenty_minutes(
+def test_the_default_suites_are_forecast_to_fit_their_time(
     name: str,
     most_s: int,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the forecast, with its golden screen; half an hour on two nodes, five minutes on one GPU.
+    """The forecast, compared with its golden screen, is 20 minutes, 30 on two nodes, and 5 on one
+    GPU.
 
-    Profiles and the fabric take their part of the time.
+    Profiles and fabric sweeps are included in this time.
     """
     for variable in ("SCALEPROOF_NO_TIMELINE", "SCALEPROOF_NO_FABRIC"):
         monkeypatch.delenv(variable)
@@ -201,7 +204,7 @@ def test_the_default_set_takes_twenty_minutes(
     assert 60 * int(minutes) + int(seconds) <= most_s
 
 
-def test_what_runs_on_gpus_is_what_people_train(recipes: Any) -> None:
+def test_gpu_cases_use_long_windows_and_reduced_precision(recipes: Any) -> None:
     site = Site(device=Device.CUDA, backend="nccl", nodes=(8,))
     for name, plans in families(recipes, site).items():
         for plan in plans:
@@ -210,7 +213,7 @@ def test_what_runs_on_gpus_is_what_people_train(recipes: Any) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
-def test_pipelines_have_enough_micro_batches_at_every_rung(recipes: Any, ranks: int) -> None:
+def test_pipelines_have_enough_micro_batches_at_every_world_size(recipes: Any, ranks: int) -> None:
     for device, backend in ((Device.CPU, "gloo"), (Device.CUDA, "nccl")):
         site = Site(device=device, backend=backend, nodes=(ranks,))
         (plan,) = recipes.filled()(site)
@@ -219,8 +222,8 @@ def test_pipelines_have_enough_micro_batches_at_every_rung(recipes: Any, ranks: 
             assert arm.case.strategy == "single" or count >= 2 * arm.case.world_size
 
 
-def test_stragglers_are_of_cpu_ranks() -> None:
-    """A slowed core hardly slows a GPU: the rank would be called a straggler and keep up."""
+def test_stragglers_on_gpus_are_refused() -> None:
+    """A slow CPU core hardly slows a GPU, so the rank would be labelled a straggler but keep up."""
     case = Site(device=Device.CUDA, backend="nccl", nodes=(2,)).case(
         "ddp/mlp-nano", stragglers="1:0.5"
     )
@@ -244,7 +247,9 @@ CARDS = (
 @pytest.mark.full
 @pytest.mark.parametrize("on", CARDS)
 def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on: str) -> None:
-    """`plan --on` showed a pipeline of which no rung fitted, and a gate that refused its twin."""
+    """Every world size of a pipeline must fit its card, and every correctness check must accept its
+    twin.
+    """
     machine, nodes = devices.parse(on).machine, devices.parse(on).nodes
     site = Site(
         device=Device.CUDA, backend="nccl", nodes=nodes, gpu_memory_gib=machine.gpu_memory_gib
@@ -259,12 +264,16 @@ def test_every_default_fits_its_card_and_every_twin_is_accepted(recipes: Any, on
             assert blockers.fits(answer, arm.case, machine), (on, arm.case.id)
             twin = KNOWN.twin(arm.case, answer.twin)
             assert described(twin).unsupported == "", twin.id
-            assert twin.size != arm.case.size or "nano" in twin.size, "a gate of minutes"
+            assert twin.size != arm.case.size or "nano" in twin.size, (
+                "the correctness check would take minutes at the full size"
+            )
 
 
 @pytest.mark.parametrize("world", [*(pytest.param(n, marks=pytest.mark.full) for n in (1, 8)), 2])
 def test_twins_of_parallel_suites_are_accepted(recipes: Any, world: int) -> None:
-    """Nightly: heads that do not divide over 8 ranks, 16 micro-batches of a batch of 8."""
+    """Some nightly cases did not divide: heads over 8 ranks, and a batch of 8 into 16
+    micro-batches.
+    """
     import parallel
 
     site = Site(device=Device.CUDA, backend="nccl", nodes=(world,))
@@ -282,14 +291,20 @@ def _described(document: str) -> Described:
 
 
 def described(case: CaseSpec) -> Described:
-    """As an agent answers, which gets the case as a document; each case once."""
+    """Return what an agent reports for the case, which it receives as a document. Results are
+    cached.
+    """
     return _described(json.dumps(to_doc(case), sort_keys=True))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("on", ["8xh100", "8xa100"])
-def test_no_default_wastes_half_of_a_card_by_its_roofline(recipes: Any, on: str) -> None:
-    """The efficiency of a slow step flatters; what is small is mechanics, and no default is."""
+def test_every_default_case_can_reach_half_of_the_peak_by_its_roofline(
+    recipes: Any, on: str
+) -> None:
+    """A slow step makes scaling efficiency look better, so default cases must be limited by
+    compute.
+    """
     machine = devices.parse(on).machine
     site = Site(
         device=Device.CUDA, backend="nccl", nodes=(8,), gpu_memory_gib=machine.gpu_memory_gib
@@ -301,8 +316,8 @@ def test_no_default_wastes_half_of_a_card_by_its_roofline(recipes: Any, on: str)
         assert most is not None and most >= 0.5, (on, largest.id, most)
 
 
-def test_the_suite_of_codecs_measures_every_codec(recipes: Any) -> None:
-    """All that are shipped and in use: not what is wrong on purpose, or sends all."""
+def test_the_compressor_suite_measures_every_compressor(recipes: Any) -> None:
+    """It includes every shipped compressor except injected faults and lossless ones."""
     shipped = {
         name
         for name, entry in KNOWN.entries["compressors"].items()

@@ -1,4 +1,4 @@
-"""Heads: what a file says of itself is read, and nothing of it is run."""
+"""The head of a file is read as literals, without running the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_literal_is_read_as_python_reads_it(
     assert (doc, head) == ("A file.", {"VALUE": ast.literal_eval(repr(value))})
 
 
-def test_nothing_of_it_is_run(tmp_path: Path) -> None:
+def test_reading_a_head_does_not_run_the_file(tmp_path: Path) -> None:
     path = tmp_path / "head.py"
     path.write_text(
         'raise SystemExit("run")\nA = dict(b=1, c=dict(d=(2, 3)))\nB: int = 4\n'
@@ -43,9 +43,7 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"), [(b"def f(:\n", "(line 1)"), (b"x = 1\n  y = 2\n", "(line 2)"), (b"\xff", "")]
 )
-def test_what_is_no_python_is_one_error_with_its_line(
-    tmp_path: Path, text: bytes, line: str
-) -> None:
+def test_invalid_python_is_one_error_with_its_line(tmp_path: Path, text: bytes, line: str) -> None:
     path = tmp_path / "head.py"
     path.write_bytes(text)
     with pytest.raises(SpecError) as error:
@@ -54,7 +52,7 @@ def test_what_is_no_python_is_one_error_with_its_line(
     assert error.value.fix == f"python -m py_compile {path}"
 
 
-def test_every_mistake_of_a_head_is_told_at_once() -> None:
+def test_all_mistakes_of_a_head_are_reported_together() -> None:
     with pytest.raises(SpecError) as error:
         facts(EngineFacts, {"multinode": True, "pack": False}, "engine.py")
     message = str(error.value)
@@ -70,12 +68,12 @@ def test_every_mistake_of_a_head_is_told_at_once() -> None:
         ({"oracle": "guessed"}, "oracle"),
     ],
 )
-def test_a_strategy_says_what_its_reference_needs(head: dict[str, str], wrong: str) -> None:
+def test_a_head_must_contain_what_its_reference_needs(head: dict[str, str], wrong: str) -> None:
     with pytest.raises(SpecError, match=wrong):
         facts(Supports, {"worlds": "any", "initial": "same_seed", **head}, "strategy.py")
 
 
-def test_why_a_model_cannot_be_trained_so() -> None:
+def test_a_strategy_states_why_it_cannot_train_a_model() -> None:
     supports = Supports(
         worlds="any", oracle="shard_ordered", initial="same_seed", needs=("EXPERTS",),
         precisions=(Precision.FP32,),
@@ -86,7 +84,7 @@ def test_why_a_model_cannot_be_trained_so() -> None:
 
 
 class Sly(dict[str, object]):
-    """Equal to everything."""
+    """A dict that claims to equal every object, as a malicious module could define."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -101,7 +99,8 @@ class Sly(dict[str, object]):
     ("imported", "complaint"),
     [
         ({"SIZES": {"nano": {"d": 8}}}, ""),
-        ({"SIZES": {"nano": {"d": 8}}, "SETTINGS": {}}, ""),  # a name of other files
+        # SETTINGS is a head of other kinds of files, so it is ignored here.
+        ({"SIZES": {"nano": {"d": 8}}, "SETTINGS": {}}, ""),
         ({"SIZES": {"nano": {"d": 8.0}}}, "after import"),
         ({"SIZES": {"nano": Sly(d=1)}}, "after import"),
         ({"SIZES": Sly()}, "after import"),
@@ -126,7 +125,7 @@ def test_what_is_imported_is_what_the_text_says(
 @pytest.mark.parametrize(
     "text", ["A = dict(OTHER, a=1)", "A = dict(**OTHER)", "A = 1\nA = computed()"]
 )
-def test_what_is_no_literal_is_not_read_as_part_of_one(text: str, tmp_path: Path) -> None:
+def test_a_computed_value_is_not_read_as_a_literal(text: str, tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(text)
     assert "A" not in read_head(path)[1]

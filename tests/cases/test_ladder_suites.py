@@ -1,4 +1,4 @@
-"""Ladders of length, size, batch and readers: what is kept equal, and what is not."""
+"""Scaling sweeps over sequence length, model size, batch and data readers keep the rest equal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def subjects(plan: Plan) -> list[CaseSpec]:
     return [arm.case for arm in plan.arms]
 
 
-def test_lengths_keep_the_tokens_of_a_rank() -> None:
+def test_a_sweep_over_lengths_keeps_the_tokens_per_rank() -> None:
     plan = ladders.lengths(case("ddp/decoder-nano"), (32, 64, 256), tokens=256)
     assert [(c.seq_len, c.micro_batch) for c in subjects(plan)] == [(32, 8), (64, 4), (256, 1)]
     assert {c.world_size for c in subjects(plan)} == {2}
@@ -43,13 +43,13 @@ def test_lengths_keep_the_tokens_of_a_rank() -> None:
     assert [c.baseline for c in ratios] == [("32 tokens",)] * 2
 
 
-def test_sizes_keep_the_devices() -> None:
+def test_a_sweep_over_sizes_keeps_the_devices() -> None:
     plan = ladders.sizes(case("fsdp/decoder-nano"), ("nano", "tiny", "mini"))
     assert [c.size for c in subjects(plan)] == ["nano", "tiny", "mini"]
     assert {c.world for c in subjects(plan)} == {"2cpu"}
 
 
-def test_batches_go_to_one_loss_with_a_rate_that_grows() -> None:
+def test_a_sweep_over_batches_scales_the_learning_rate_to_one_loss() -> None:
     plan = ladders.batches(case("ddp/decoder-nano"), (4, 8), to_loss=0.2)
     assert [arm.name for arm in plan.arms] == ["batch 8", "batch 16"]
     assert {c.learning_rate for c in subjects(plan)} == {LearningRate.SQRT}
@@ -57,22 +57,23 @@ def test_batches_go_to_one_loss_with_a_rate_that_grows() -> None:
     assert plan.to_loss == 0.2
 
 
-def test_readers_are_measured_beside_batches_that_are_made_once() -> None:
+def test_data_readers_are_compared_with_prepared_batches() -> None:
     plan = ladders.readers(case("ddp/resnet-nano", data="files"), (1, 2))
     assert [arm.name for arm in plan.arms] == ["@1", "@1-data", "@2", "@2-data"]
     assert [arm.role for arm in plan.arms][1::2] == [Role.ABLATION] * 2
     assert [c.metric for c in plan.contrasts] == ["data_cost"] * 2
 
 
-def test_two_jobs_differ_in_what_they_send_alone() -> None:
+def test_two_jobs_differ_only_in_their_communication() -> None:
     plan = normalise(ladders.interference(case("two_jobs/paced-small").at(4)), KNOWN)
     silent, both = subjects(plan)
-    assert (silent.knobs, both.knobs) == ({"two_jobs.talking": 1}, {})  # 2 is the default
+    # 2 is the default, so it is dropped.
+    assert (silent.knobs, both.knobs) == ({"two_jobs.talking": 1}, {})
     assert {silent.world, both.world} == {"4cpu"}
     assert [c.metric for c in plan.contrasts if c.baseline] == ["throughput_ratio"]
 
 
-def test_power_caps_are_arms_beside_the_usual_limit() -> None:
+def test_power_caps_are_compared_with_the_default_limit() -> None:
     gpus = Site(device=Device.CUDA, backend="nccl", nodes=(2,))
     usual = KNOWN.normalise(gpus.case("ddp/decoder-nano", precision="autocast"))
     plan = normalise(ladders.power_caps(usual, (500, 300)), KNOWN)
@@ -82,7 +83,7 @@ def test_power_caps_are_arms_beside_the_usual_limit() -> None:
         case("ddp/decoder-nano", power_cap_w=300)
 
 
-def test_a_users_strategy_that_names_itself_is_still_measured_by_how_it_learns(
+def test_a_strategy_that_names_itself_as_comparison_is_measured_by_learning(
     tmp_path: Path,
 ) -> None:
     head = dict(worlds="any", oracle="simulated", beside="mine", initial="broadcast")
@@ -92,14 +93,14 @@ def test_a_users_strategy_that_names_itself_is_still_measured_by_how_it_learns(
     assert KNOWN.get("strategies", "two_jobs").measured_by == ""
 
 
-def test_checkpoints_of_each_world_wait_and_do_not() -> None:
+def test_checkpoints_are_synchronous_and_asynchronous_at_each_world_size() -> None:
     courses = ladders.checkpoints(case("fsdp/decoder-nano"), (2, 4))
     assert [(c.case.world_size, c.asynchronous) for c in courses] == [
         (2, False), (2, True), (4, False), (4, True),
     ]  # fmt: skip
 
 
-def test_what_is_no_ladder_says_why() -> None:
+def test_an_impossible_sweep_is_refused_with_a_reason() -> None:
     with pytest.raises(SpecError, match="do not divide 100"):
         ladders.lengths(case("ddp/decoder-nano"), (32, 64), tokens=100)
     with pytest.raises(SpecError, match="a sweep over 1 sizes"):
@@ -109,7 +110,7 @@ def test_what_is_no_ladder_says_why() -> None:
 
 
 @pytest.mark.parametrize("device", [Device.CPU, Device.CUDA])
-def test_the_suites_plan_them_everywhere(suites: Any, device: Device) -> None:
+def test_the_shipped_sweeps_can_be_planned_on_cpus_and_gpus(suites: Any, device: Device) -> None:
     backend = "gloo" if device is Device.CPU else "nccl"
     site = Site(device=device, backend=backend, nodes=(8,) if device is Device.CUDA else (2,))
     for recipe in (suites.lengths, suites.sizes, suites.batches, suites.readers):

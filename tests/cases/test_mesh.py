@@ -1,4 +1,4 @@
-"""Where ranks stand to each other: places, shards, other worlds, and what is no mesh."""
+"""Device meshes: positions of ranks, shards, other world sizes, and invalid meshes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 SIZES = st.dictionaries(st.sampled_from(Dim), st.integers(2, 4), min_size=1, max_size=4)
 
 
-def test_places_are_those_of_torch() -> None:
-    """Row-major, the last dimension innermost, as ``init_device_mesh`` lays ranks out."""
+def test_positions_equal_those_of_torch() -> None:
+    """Ranks are laid out row-major with the last dimension innermost, as by ``init_device_mesh``."""
     mesh = Mesh.parse("dp:2,tp:4")
     assert [mesh.place(r, Dim.TP) for r in range(8)] == [0, 1, 2, 3] * 2
     assert [mesh.place(r, Dim.DP) for r in range(8)] == [0] * 4 + [1] * 4
@@ -24,14 +24,16 @@ def test_places_are_those_of_torch() -> None:
 
 
 @given(SIZES)
-def test_a_mesh_survives_its_text(sizes: dict[Dim, int]) -> None:
+def test_a_mesh_survives_formatting_and_parsing(sizes: dict[Dim, int]) -> None:
     mesh = Mesh(sizes)
     assert Mesh.parse(str(mesh)) == mesh
-    assert list(Mesh.parse(str(mesh)).sizes) == list(sizes), "the order is that of ranks"
+    assert list(Mesh.parse(str(mesh)).sizes) == list(sizes), (
+        "the order of dimensions defines the order of ranks"
+    )
 
 
 @given(SIZES)
-def test_every_rank_has_a_place_of_its_own_and_shards_are_equal(sizes: dict[Dim, int]) -> None:
+def test_positions_of_ranks_are_unique_and_shards_are_equal(sizes: dict[Dim, int]) -> None:
     mesh = Mesh(sizes)
     places = {tuple(mesh.place(r, dim) for dim in sizes) for r in range(mesh.ranks)}
     assert len(places) == mesh.ranks
@@ -40,7 +42,7 @@ def test_every_rank_has_a_place_of_its_own_and_shards_are_equal(sizes: dict[Dim,
 
 
 @given(SIZES, st.integers(1, 64))
-def test_in_another_world_the_samples_dimension_takes_the_rest(
+def test_another_world_size_changes_the_data_parallel_dimension(
     sizes: dict[Dim, int], world: int
 ) -> None:
     mesh, other = Mesh(sizes), Mesh(sizes).at(world)
@@ -53,13 +55,13 @@ def test_in_another_world_the_samples_dimension_takes_the_rest(
     assert mesh.at(mesh.ranks) == mesh
 
 
-def test_one_spelling_of_a_mesh() -> None:
+def test_a_mesh_has_one_canonical_spelling() -> None:
     known = Catalogue()
 
     def mesh(text: str) -> str:
         return known.normalise(SITE.case("fsdp/mlp-nano", mesh=text)).mesh
 
-    assert mesh("fsdp:4") == mesh("dp:1,fsdp:4") == "", "that is what it does without one"
+    assert mesh("fsdp:4") == mesh("dp:1,fsdp:4") == "", "this mesh is FSDP's default"
     assert mesh("dp:2,fsdp:2") == "dp:2,fsdp:2"
 
 
@@ -73,13 +75,15 @@ def test_one_spelling_of_a_mesh() -> None:
         ("ddp", "dp:2,dp:2", "each once", "mesh=dp:4"),
     ],
 )
-def test_what_is_no_mesh_here(strategy: str, mesh: str, says: str, fix: str) -> None:
+def test_invalid_meshes_are_refused_with_a_fix(
+    strategy: str, mesh: str, says: str, fix: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         Catalogue().normalise(SITE.case(f"{strategy}/mlp-nano", mesh=mesh))
     assert says in caught.value.what and fix in (caught.value.fix or "")
 
 
-def test_a_plain_baseline_has_none() -> None:
+def test_a_plain_baseline_has_no_mesh() -> None:
     case = SITE.case("fsdp/mlp-nano", mesh="dp:2,fsdp:2")
     assert plain(case).mesh == "" and case.at(1).mesh == ""
     assert case.id.endswith("@4cpu+mesh=dp:2,fsdp:2")

@@ -1,4 +1,4 @@
-"""Recipes return complete plans: arms, baselines, ideals."""
+"""Recipes return complete plans with arms, baselines, and ideal values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.cases.targets import plans_of
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(8, 8, 8, 8))
 
 
-def test_ladder_has_both_baselines_and_a_contrast_per_rung_and_baseline() -> None:
+def test_ladder_has_a_contrast_per_world_size_and_baseline() -> None:
     plan = ladder(SITE.case("fsdp/decoder-350m"), (1, 2, 4))
     assert [a.name for a in plan.arms] == ["plain", "@1", "@2", "@4"]
     assert plan.arm("plain").case.strategy == "single"
@@ -35,7 +35,7 @@ def test_plain_drops_what_belongs_to_the_strategy() -> None:
 
 
 def test_plain_reads_as_its_subject_does() -> None:
-    """Else a baseline could wait for data that its subject does not wait for."""
+    """Otherwise a baseline could wait for data that its subject does not wait for."""
     case = SITE.case(
         "ddp/mlp-nano", data="files", knobs={"files.workers": 3, "ddp.bucket_cap_mb": 5}
     )
@@ -78,7 +78,7 @@ def test_shapes_start_on_one_node_and_keep_their_ranks(layouts: list[tuple[int, 
         shapes(SITE.case("ddp/decoder-350m"), layouts)
 
 
-def test_smallest_fit_offers_every_smaller_rung() -> None:
+def test_smallest_fit_offers_every_smaller_world_size() -> None:
     plan = ladder(SITE.case("fsdp/decoder-llama-8b"), (1, 2, 4), baselines=("smallest_fit",))
     assert {(c.subject, c.baseline, c.ideal) for c in plan.contrasts} == {
         ("@2", ("@1",), 2.0),
@@ -94,12 +94,12 @@ def test_sum_of_devices_measures_each_device_alone() -> None:
     assert plan.arm("plain@device1").case.first_device == 1
 
 
-def test_unknown_baseline_is_told() -> None:
+def test_an_unknown_baseline_is_refused() -> None:
     with pytest.raises(SpecError, match="no baseline named 'plane'"):
         ladder(SITE.case("ddp/mlp-nano"), (1,), baselines=("plane",))
 
 
-def test_versus_and_control() -> None:
+def test_versus_compares_two_cases_and_control_makes_a_control_arm() -> None:
     a, b = SITE.case("ddp/mlp-nano"), SITE.case("fsdp/mlp-nano")
     plan = versus(a, b, ("memory_saved", "wire_ratio"))
     assert [(c.subject, c.baseline) for c in plan.contrasts] == [("b", ("a",))] * 2
@@ -124,8 +124,8 @@ def test_impossible_protocols_are_refused(bad: dict[str, int]) -> None:
         Protocol(**{"steps": 10, "cut": 2, **bad})
 
 
-def test_a_file_of_recipes_that_breaks_is_told_with_its_line(tmp_path: Path) -> None:
-    """A mistake in a user's own file is no bug of ours."""
+def test_a_failing_import_in_a_recipe_file_is_reported_with_its_line(tmp_path: Path) -> None:
+    """A mistake in a user's file is reported as the user's, not as an internal error."""
     file = tmp_path / "test_mine.py"
     file.write_text(
         "from harness import ladder, scaling\n\nfrom harness import no_such_thing\n\n\nscaling()\n"

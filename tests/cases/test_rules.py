@@ -1,4 +1,4 @@
-"""The strict loader: every mistake at once, with its line and a suggestion."""
+"""The loader of thresholds reports all mistakes together, each with its line and a suggestion."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def problems(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_in_a_file_are_reported_together(tmp_path: Path) -> None:
     complaints = problems(
         tmp_path,
         GOOD.replace('"efficiency"', '"effciency"')
@@ -61,7 +61,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     assert "unknown top-level key 'rules'" in complaints and "did you mean 'rule'?" in complaints
 
 
-def test_every_mistake_of_one_rule_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_in_one_rule_are_reported_together(tmp_path: Path) -> None:
     wrong = GOOD.replace('unit = "1"', 'unit = "W"').replace('baseline = "plain"\n', "")
     wrong = wrong.replace("at_least = 0.85\n", "").replace("world = 2", "world = 0")
     complaints = problems(tmp_path, wrong + 'waiver = "known"\n')
@@ -77,7 +77,7 @@ def test_every_mistake_of_one_rule_is_told_at_once(tmp_path: Path) -> None:
         ("mfu", "at_least = 1.2", "1", "no possible mfu passes"),
     ],
 )
-def test_a_bound_is_told_in_the_unit_that_is_wanted(
+def test_a_bound_in_another_unit_is_converted_in_the_fix(
     tmp_path: Path, metric: str, bound: str, unit: str, says: str
 ) -> None:
     rule = f'name = "a"\ncase = "ddp/*"\nmetric = "{metric}"\n{bound}\nunit = "{unit}"\n'
@@ -116,7 +116,7 @@ def test_each_mistake_names_what_is_wrong(tmp_path: Path, old: str, new: str, sa
 
 
 def test_rules_for_two_fabrics_do_not_contradict_each_other(tmp_path: Path) -> None:
-    """A floor over NVSwitch and a ceiling over PCIe: no machine has both."""
+    """A floor for NVSwitch and a ceiling for PCIe do not conflict, because no machine has both."""
     fast = GOOD.replace("world = 2", 'fabric = "nvswitch"')
     slow = fast.replace('name = "a"', 'name = "b"').replace("nvswitch", "pcie-host")
     path = tmp_path / "thresholds.toml"
@@ -143,7 +143,7 @@ def test_rules_for_two_fabrics_do_not_contradict_each_other(tmp_path: Path) -> N
         ({"case": '"ddp/decoder-tiny/week"'}, "matches no existing strategy, model and mode"),
     ],
 )
-def test_a_rule_that_judges_nothing_is_told_with_its_line(
+def test_a_rule_that_judges_nothing_is_reported_with_its_line(
     tmp_path: Path, change: dict[str, str], says: str
 ) -> None:
     kept = {"case": '"ddp/decoder-*/weak"', "metric": '"efficiency"'}
@@ -159,18 +159,18 @@ def test_a_rule_that_judges_nothing_is_told_with_its_line(
     assert says in problems(tmp_path, text)
 
 
-def test_rules_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+def test_contradicting_rules_are_reported(tmp_path: Path) -> None:
     other = GOOD.replace('name = "a"', 'name = "b"').replace("at_least = 0.85", "at_most = 0.8")
     assert "contradicts the rule at line 2" in problems(tmp_path, GOOD + other)
     elsewhere = other.replace("world = 2", "world = 4")
     load(tmp_path, GOOD + elsewhere)
 
 
-def test_names_are_unique(tmp_path: Path) -> None:
+def test_names_of_rules_must_be_unique(tmp_path: Path) -> None:
     assert "the rule at line 2 already has the name 'a'" in problems(tmp_path, GOOD + GOOD)
 
 
-def test_missing_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_thresholds(tmp_path / "none.toml")
 
@@ -213,7 +213,7 @@ def test_waivers_expire(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["case", "name"])
 def test_a_blank_at_an_end_is_a_mistake(tmp_path: Path, key: str) -> None:
-    """Such a rule would load, look like a requirement, and never apply."""
+    """Such a rule would load and look like a requirement, but never apply."""
     value = {"case": "ddp/decoder-*/weak", "name": "a"}[key]
     complaints = problems(tmp_path, GOOD.replace(f'{key} = "{value}"', f'{key} = "{value} "'))
     assert (
@@ -236,7 +236,7 @@ def test_a_blank_at_an_end_is_a_mistake(tmp_path: Path, key: str) -> None:
 def test_a_rule_that_cannot_fail_beside_another_is_told(
     tmp_path: Path, first: str, second: str, idle: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A speedup of 1.8 at two ranks is an efficiency of 0.9."""
+    """At two ranks, a speedup of 1.8 is an efficiency of 0.9."""
     other = GOOD.replace('name = "a"', 'name = "b"')
     other = other.replace('metric = "efficiency"\nat_least = 0.85\nunit = "1"', second)
     rules = load_thresholds_of(tmp_path, GOOD.replace(first, "") + other if first else GOOD + other)
@@ -273,7 +273,7 @@ def test_a_ratio_needs_no_unit_and_an_absolute_bound_does(tmp_path: Path) -> Non
         ("tokens_per_s", "at_least = 1e6", False),
     ],
 )
-def test_a_part_of_a_whole_is_one_at_most_and_other_figures_are_not(
+def test_only_metrics_that_are_shares_are_limited_to_one(
     tmp_path: Path, metric: str, bound: str, refused: bool
 ) -> None:
     unit = METRICS[metric].unit

@@ -1,4 +1,4 @@
-"""The site: its rungs, its nodes, and what people type for them."""
+"""The site's world sizes and nodes, and how they are parsed from options."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ENGINES = Catalogue().entries["engines"]
 
 
 @given(st.integers(1, 512))
-def test_rungs_are_powers_of_two_and_the_largest(n: int) -> None:
+def test_world_sizes_are_powers_of_two_and_the_largest(n: int) -> None:
     listed = rungs(n)
     assert listed[0] == 1 and listed[-1] == n
     assert list(listed) == sorted(set(listed))
     assert all(x & (x - 1) == 0 for x in listed[:-1])
 
 
-def test_names_that_are_no_cases_are_refused() -> None:
+def test_malformed_case_names_are_refused() -> None:
     from harness.base.errors import SpecError
 
     for bad in ("ddp", "ddp/", "/decoder-tiny", "ddp/decoder", ""):
@@ -38,14 +38,14 @@ def test_a_smaller_world_fills_nodes_in_order(nodes: list[int], data: st.DataObj
 
 
 @given(st.lists(st.integers(1, 99), min_size=2, max_size=5))
-def test_ranks_on_each_node_are_read_as_they_are_written(nodes: list[int]) -> None:
+def test_each_notation_of_ranks_per_node_is_parsed(nodes: list[int]) -> None:
     assert parse_nodes("+".join(map(str, nodes))) == (len(nodes), tuple(nodes))
     assert parse_nodes(f"{len(nodes)}x{nodes[0]}") == (len(nodes), (nodes[0],) * len(nodes))
     assert parse_nodes(str(len(nodes))) == (len(nodes), ())
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "2x", "x8", "2x0", "4+", "4++8", "two", "1.5"])
-def test_nodes_that_make_no_sense_are_refused(text: str) -> None:
+def test_malformed_nodes_are_refused(text: str) -> None:
     with pytest.raises(SpecError):
         parse_nodes(text)
 
@@ -80,7 +80,7 @@ def test_options_become_a_site(options: dict[str, object], nodes: tuple[int, ...
         ({"cpus": 3, "nodes": "2x2", "engine": "emulated"}, "--nodes 2x2 has 4 ranks"),
     ],
 )
-def test_what_cannot_be_is_one_clear_error(options: dict[str, object], wrong: str) -> None:
+def test_contradicting_options_are_one_clear_error(options: dict[str, object], wrong: str) -> None:
     with pytest.raises(SpecError) as error:
         resolve(known_engines=ENGINES, **options)  # type: ignore[arg-type]
     assert wrong in str(error.value) and error.value.fix

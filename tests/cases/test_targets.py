@@ -1,4 +1,6 @@
-"""What a command line can name: a case, a recipe, a file or folder of suites; or one clear error."""
+"""A command line names a case, a recipe, a file or a folder of suites; anything else is one clear
+error.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def suite(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("of", ["", "::weak", "::test_weak"])
-def test_a_file_a_recipe_and_a_test_name_the_same_plan(suite: Path, of: str) -> None:
+def test_a_file_a_recipe_and_a_test_select_the_same_plan(suite: Path, of: str) -> None:
     (plan,) = plans_of(f"{suite}{of}", SITE, KNOWN, {})
     (by_folder,) = plans_of(str(suite.parent), SITE, KNOWN, {})
     assert plan == by_folder and plan.name == "ddp/mlp-nano/weak"
@@ -51,12 +53,12 @@ def test_a_file_a_recipe_and_a_test_name_the_same_plan(suite: Path, of: str) -> 
         ("::nothing", "'nothing' is not a recipe"),
     ],
 )
-def test_what_is_no_recipe_is_told(suite: Path, of: str, wrong: str) -> None:
+def test_a_target_that_is_not_a_recipe_is_refused(suite: Path, of: str, wrong: str) -> None:
     with pytest.raises(SpecError, match=wrong):
         plans_of(f"{suite}{of}", SITE, KNOWN, {})
 
 
-def test_what_breaks_trainings_is_told_with_the_verb_that_does(
+def test_a_recipe_of_fault_scenarios_names_the_faults_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -66,12 +68,12 @@ def test_what_breaks_trainings_is_told_with_the_verb_that_does(
     assert case_of(shlex.split(error.value.fix)[2], SITE, {}).mode is Mode.WEAK
 
 
-def test_settings_are_of_a_case_alone(suite: Path) -> None:
+def test_settings_are_accepted_only_with_a_single_case(suite: Path) -> None:
     with pytest.raises(SpecError, match="only with a single case"):
         plans_of(str(suite), SITE, KNOWN, {"micro_batch": 8})
 
 
-def test_a_file_that_breaks_is_told_with_its_line(suite: Path) -> None:
+def test_a_failing_import_is_reported_with_its_line(suite: Path) -> None:
     marked = "from harness import scaling\n\n\n@scaling()\ndef test_mine(verdict): ...\n"
     suite.write_text(f"import nothing_there\n{marked}")
     with pytest.raises(SpecError, match="cannot be imported: ModuleNotFoundError") as error:
@@ -80,10 +82,10 @@ def test_a_file_that_breaks_is_told_with_its_line(suite: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.py", "test_training.py"])
-def test_a_training_is_not_imported_because_script_was_forgotten(
+def test_a_training_script_without_the_script_option_is_not_imported(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its import would be the training: with our own words as its arguments, and in a dry run."""
+    """Importing the script would start the training, with scaleproof's arguments and in a dry run."""
     path, touched = tmp_path / name, tmp_path / "touched"
     path.write_text(f"from pathlib import Path\nPath({str(touched)!r}).write_text('trained')\n")
     with pytest.raises(SpecError, match="no function in it is marked @scaling") as error:
@@ -96,14 +98,14 @@ def test_a_training_is_not_imported_because_script_was_forgotten(
     assert not touched.exists()
 
 
-def test_a_suite_that_cannot_be_parsed_says_where(suite: Path) -> None:
+def test_a_suite_with_a_syntax_error_is_one_clear_error(suite: Path) -> None:
     suite.write_text("from harness import scaling\n@scaling(\n")
     for target in (suite, suite.parent):
         with pytest.raises(SpecError, match="cannot be imported: SyntaxError"):
             plans_of(str(target), SITE, KNOWN, {})
 
 
-def test_a_recipe_that_breaks_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_failing_recipe_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import os\n\n\ndef weak(site):\n    return [os.environ['NO_SUCH_CASE']]\n")
     with pytest.raises(SpecError, match="'weak' failed: KeyError: 'NO_SUCH_CASE'") as error:
@@ -111,7 +113,7 @@ def test_a_recipe_that_breaks_is_named_with_its_line(tmp_path: Path) -> None:
     assert error.value.where == f"{path}:5"
 
 
-def test_a_case_as_tables_print_it_is_told_in_words_that_name_it() -> None:
+def test_a_printed_case_id_is_refused_with_the_command_that_runs_it() -> None:
     printed = SITE.case("ddp/mlp-nano", micro_batch=8).id
     with pytest.raises(SpecError) as error:
         case_of(printed, SITE, {})
@@ -123,7 +125,7 @@ def test_a_case_as_tables_print_it_is_told_in_words_that_name_it() -> None:
 
 
 @pytest.mark.parametrize("name", SETTABLE)
-def test_a_misspelt_field_is_told_with_the_right_one(name: str) -> None:
+def test_a_misspelt_field_is_reported_with_the_right_one(name: str) -> None:
     with pytest.raises(SpecError) as error:
         case_of("ddp/mlp-nano", SITE, {f"{name}x": 1})
     assert name in f"{error.value} {error.value.expected}"
@@ -133,7 +135,7 @@ def test_a_misspelt_field_is_told_with_the_right_one(name: str) -> None:
     ("target", "fix"),
     [("suites", "scaleproof new suites"), ("train.py::weak", "scaleproof new")],
 )
-def test_a_folder_or_file_that_is_not_there_is_no_misspelt_case(
+def test_a_missing_file_or_folder_is_not_reported_as_a_misspelt_case(
     target: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

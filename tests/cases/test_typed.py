@@ -1,4 +1,4 @@
-"""What people type before their script: the forms of tutorials, each understood or refused."""
+"""Commands that people type to start a training: each common form is parsed or refused."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from harness.cases.script import parse, script_case
         ("./tool --lr 1", "./tool", False, ("--lr", "1")),
     ],
 )
-def test_interpreters(
+def test_python_commands_are_parsed(
     typed: str, target: str, module: bool, args: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Also of what is no ``.py``, but there: an archive, a program that is Python itself."""
+    """Targets need not end in ``.py``: an archive and a program with a Python shebang work, too."""
     for name in ("app.pyz", "tool"):
         (tmp_path / name).write_text("#!/usr/bin/env python3\nprint()\n")
         (tmp_path / name).chmod(0o755)
@@ -115,7 +115,7 @@ def test_interpreters(
          "nice -n 5 torchrun --nproc-per-node {ranks} train.py", "train.py", False),
     ],
 )  # fmt: skip
-def test_launchers_start_the_ranks_of_every_rung(
+def test_launchers_get_the_number_of_ranks_of_each_world_size(
     typed: str, becomes: str, target: str, module: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -125,7 +125,7 @@ def test_launchers_start_the_ranks_of_every_rung(
         "fabric",
         "mpirun",
         "mpiexec",
-    ):  # they need not be installed to be understood
+    ):  # Dummy programs, so that the test does not depend on installed launchers.
         (tmp_path / name).write_text("#!/bin/sh")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -163,14 +163,16 @@ def test_launchers_start_the_ranks_of_every_rung(
         ("bash launch.sh", "how many ranks", "{ranks}"),
     ],
 )  # fmt: skip
-def test_what_is_refused_says_the_form_that_works(typed: str, message: str, works: str) -> None:
+def test_a_refused_command_is_reported_with_a_form_that_works(
+    typed: str, message: str, works: str
+) -> None:
     with pytest.raises(SpecError) as refused:
         parse(shlex.split(typed))
     assert message in refused.value.what and works in refused.value.fix
 
 
-def test_a_program_that_is_told_the_ranks_needs_no_script(tmp_path: Path) -> None:
-    """``make train N={ranks}`` may start anything; the case has its name."""
+def test_a_program_that_takes_the_number_of_ranks_needs_no_script(tmp_path: Path) -> None:
+    """``make train N={ranks}`` may start any program, so the case is named after ``make``."""
     command = parse(["make", "train", "N={ranks}"])
     assert command.launcher == ("make", "train", "N={ranks}")
     assert command.name == "make"
@@ -186,7 +188,7 @@ def test_a_program_that_is_told_the_ranks_needs_no_script(tmp_path: Path) -> Non
 def test_a_program_of_another_environment_is_refused(
     typed: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its packages are not ours: the fix installs scaleproof beside them, or takes our Python."""
+    """The other environment lacks scaleproof: the fix installs it there or uses this Python."""
     (tmp_path / "tool").write_text("#!/elsewhere/bin/python3.11\nprint()\n")
     (tmp_path / "tool").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -195,8 +197,8 @@ def test_a_program_of_another_environment_is_refused(
     assert refused.value.fix == fix
 
 
-def test_a_program_that_a_shell_starts_as_its_path_is_long_is_python_too(tmp_path: Path) -> None:
-    """As pip writes it where a path is longer than a kernel reads."""
+def test_a_python_program_with_a_shell_trampoline_is_recognized(tmp_path: Path) -> None:
+    """Pip writes such a script if the interpreter's path exceeds the kernel's limit for a shebang."""
     (tmp_path / "tool").write_text(
         f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
     )
@@ -212,10 +214,12 @@ def test_a_program_that_a_shell_starts_as_its_path_is_long_is_python_too(tmp_pat
         ("mpirun -np 16 python $SCRIPT", "mpirun -np $1"),
     ],
 )
-def test_a_shell_script_with_a_fixed_number_is_copied_with_an_argument(
+def test_the_fix_for_a_shell_script_copies_it_with_an_argument(
     text: str, number: str, tmp_path: Path
 ) -> None:
-    """The fix is typed as it stands: the copy passes its argument on, the user's file stays."""
+    """The fix works as printed: the copy takes the number of ranks, and the user's file is
+    unchanged.
+    """
     (tmp_path / "launch.sh").write_text(f"SCRIPT=train.py\n{text}\n")
     (tmp_path / "ranks.sh").write_text("mine\n")
     with pytest.raises(SpecError, match="not told how many ranks") as refused:
@@ -223,7 +227,7 @@ def test_a_shell_script_with_a_fixed_number_is_copied_with_an_argument(
     copy, _, run = refused.value.fix.partition(" && ")
     subprocess.run(copy, shell=True, check=True, cwd=tmp_path)
     assert number in (tmp_path / "ranks_2.sh").read_text()
-    assert (tmp_path / "ranks.sh").read_text() == "mine\n", "no fix overwrites a file"
+    assert (tmp_path / "ranks.sh").read_text() == "mine\n", "the fix must not overwrite a file"
     assert number not in (tmp_path / "launch.sh").read_text()
     assert parse(shlex.split(run.partition(" -- ")[2]), tmp_path).launcher
 
@@ -243,16 +247,18 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(train, nprocs=int(sys.arg
         "def meet():\n    dist.init_process_group('gloo')\nmp.Process(target=meet).start()\n",
     ],
 )
-def test_a_script_that_spawns_its_ranks_is_its_own_launcher(text: str, tmp_path: Path) -> None:
-    """If it is told how many; else it runs in each rank, as many do that only can."""
+def test_a_script_that_spawns_its_ranks_is_the_launcher(text: str, tmp_path: Path) -> None:
+    """This needs ``{ranks}`` among its arguments. Otherwise the script runs in each rank, because
+    many scripts can spawn ranks but need not.
+    """
     (tmp_path / "train.py").write_text(text)
     parsed = parse(["python", "train.py", "{ranks}"], tmp_path)
     assert parsed.launcher == ("python", "train.py", "{ranks}")
     assert parse(["train.py", "4"], tmp_path).launcher == ()
 
 
-def test_a_module_that_spawns_its_ranks_is_its_own_launcher(tmp_path: Path) -> None:
-    """By the package's ``__main__.py``, and by what it imports."""
+def test_a_module_that_spawns_its_ranks_is_the_launcher(tmp_path: Path) -> None:
+    """The parser inspects the package's ``__main__.py`` and the modules that it imports."""
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__main__.py").write_text("from pkg.learn import main\n")
     (tmp_path / "pkg" / "learn.py").write_text(SPAWNS)
@@ -262,10 +268,12 @@ def test_a_module_that_spawns_its_ranks_is_its_own_launcher(tmp_path: Path) -> N
     assert parse(["-m", "pkg", "4"], tmp_path).launcher == ()
 
 
-def test_a_script_outside_of_the_folder_is_found_from_a_copy_of_it(
+def test_a_script_outside_of_the_folder_gets_an_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As ``torchrun ../../tools/train.py``: each launch runs in a copy of this folder."""
+    """Each launch runs in a copy of this folder, where ``torchrun ../../tools/train.py`` would
+    fail.
+    """
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "train.py").write_text("")
     (tmp_path / "experiment").mkdir()
@@ -277,7 +285,7 @@ def test_a_script_outside_of_the_folder_is_found_from_a_copy_of_it(
         assert shlex.split(case.script) == [*words[:-1], there, "--data", "../data"]
 
 
-def test_a_script_that_spawns_nothing_may_ask_for_ranks(tmp_path: Path) -> None:
+def test_a_script_that_spawns_no_ranks_may_take_their_number(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('spawn')\nmp.Process(target=fetch).start()\n")
     assert parse(["train.py", "{ranks}"], tmp_path).launcher == ()
 
@@ -299,12 +307,12 @@ def test_a_script_that_spawns_nothing_may_ask_for_ranks(tmp_path: Path) -> None:
         ("echo 'two\nlines'; python train.py\n", "bash launch.sh '{ranks}'"),
     ],
 )
-def test_a_shell_script_that_is_told_no_number_has_what_it_starts_in_its_error(
+def test_the_error_for_a_shell_script_names_the_command_that_it_starts(
     text: str, fix: str, tmp_path: Path
 ) -> None:
     (tmp_path / "launch.sh").write_text(text)
     with pytest.raises(SpecError, match="not told how many ranks") as refused:
         parse(["bash", "launch.sh"], tmp_path)
     assert refused.value.fix == f"scaleproof run --script --cpus 2 -- {fix}"
-    if not fix.startswith("accelerate"):  # it is no program of these tests
+    if not fix.startswith("accelerate"):  # Accelerate need not be installed where the tests run.
         parse(shlex.split(fix), tmp_path)

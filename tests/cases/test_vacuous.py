@@ -1,4 +1,4 @@
-"""Rules that judge nothing are told, and no rule that does."""
+"""Rules that can judge nothing are reported, and rules that can judge something are not."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NAMES = families(KNOWN)
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_bound_is_told_just_where_no_possible_value_lies_on_one_side_of_it(name: str) -> None:
-    """Tried on values of the metric's own range and beyond its ends."""
+def test_a_bound_is_reported_if_every_or_no_possible_value_passes(name: str) -> None:
+    """Bounds are tried at, within, and beyond the ends of the metric's range."""
     known = metric(name)
     if known.form is Form.GATE:
         assert not [*bounds({"metric": name, "at_least": 1})]
@@ -36,7 +36,7 @@ def test_a_bound_is_told_just_where_no_possible_value_lies_on_one_side_of_it(nam
 
 @given(st.sampled_from(NAMES))
 @settings(max_examples=12)
-def test_every_family_there_is_matches_its_own_name(name: str) -> None:
+def test_every_family_is_matched_by_its_name(name: str) -> None:
     strategy, model, mode = name.split("/")
     assert matching(name, NAMES) == [name]
     assert name in matching(f"{strategy}/*/{mode}", NAMES)
@@ -45,11 +45,11 @@ def test_every_family_there_is_matches_its_own_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["dpp/decoder-*/weak", "ddp/decoder-nan/weak", "ddp/*/wek"])
-def test_a_misspelt_case_is_told(case: str) -> None:
+def test_a_misspelt_case_is_reported(case: str) -> None:
     assert unknown({"case": case, "metric": "efficiency"}, KNOWN) is not None
 
 
-def test_a_script_is_called_as_its_file_is() -> None:
+def test_a_script_may_have_any_name() -> None:
     assert unknown({"case": "script/train-own/weak", "metric": "efficiency"}, KNOWN) is None
 
 
@@ -59,7 +59,7 @@ sides: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
 
 
 @given(sides, sides)
-def test_two_rules_contradict_each_other_where_no_value_meets_both(
+def test_two_rules_contradict_each_other_if_no_value_passes_both(
     first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     rules = [{"case": "a", "metric": "efficiency", **side} for side in (first, second)]

@@ -1,4 +1,4 @@
-"""A feature is whole: its folder can be deleted, and everything else is as it was."""
+"""A feature is self-contained: its folder can be deleted, and everything else still works."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from harness.cases.heads import read_head
 ROOT = Path(__file__).parents[2]
 FEATURES = ROOT / "harness" / "features"
 ALL = sorted(p.name for p in FEATURES.iterdir() if (p / "__init__.py").is_file())
-#: CI takes out one that adds verbs, sections, a series and the plugin's courses.
+#: The feature that CI deletes; it adds commands, report sections, a series and fault scenarios of
+#: the plugin.
 SOON = ("recovery",)
 SAMPLE = "results/samples/ddp-nano"
-#: Imports every module but those that need torch.
+#: A program that imports every module except those that need torch.
 IMPORTS = """
 import importlib, pathlib, harness
 root = pathlib.Path(harness.__file__).parent
@@ -30,7 +31,7 @@ for path in sorted(root.rglob("*.py")):
 
 
 def without(feature: str, folder: Path) -> Path:
-    """A copy of the project in which nobody ever wrote this feature."""
+    """Copy the project without the folders of this feature, and return the copy."""
     skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("harness", "tests", "suites", "results/samples", "examples", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=skipped)
@@ -42,7 +43,7 @@ def without(feature: str, folder: Path) -> Path:
 
 
 def run(folder: Path, *words: str) -> str:
-    """What a program says in this copy, which must end well."""
+    """Run a program in this copy, which must succeed, and return its output."""
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True, text=True, check=False,
@@ -54,8 +55,10 @@ def run(folder: Path, *words: str) -> str:
 @pytest.mark.parametrize(
     "feature", [pytest.param(f, marks=[pytest.mark.full] * (f not in SOON)) for f in ALL]
 )
-def test_the_core_does_without_it(feature: str, tmp_path: Path) -> None:
-    """Every module is imported, a record is shown and verified; its verbs are gone."""
+def test_the_core_works_without_a_feature(feature: str, tmp_path: Path) -> None:
+    """Every module can be imported and a record shown and verified; the feature's commands are
+    gone.
+    """
     folder = without(feature, tmp_path)
     run(folder, "-c", IMPORTS)
     assert "everything agrees" in run(folder, "-m", "harness", "verify", SAMPLE)
@@ -68,7 +71,7 @@ def test_the_core_does_without_it(feature: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("feature", ALL)
-def test_the_tests_of_the_core_pass_without_it(feature: str, tmp_path: Path) -> None:
+def test_the_tests_of_the_core_pass_without_a_feature(feature: str, tmp_path: Path) -> None:
     folder = without(feature, tmp_path)
     core = ["analysis", "cases", "record", "interface/report", "interface/schema", "test_rooms.py"]
     tests = [f"tests/{name}" for name in core if (folder / "tests" / name).exists()]

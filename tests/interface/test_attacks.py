@@ -1,4 +1,4 @@
-"""Wrong greens that somebody found who had read the documents and not the checks."""
+"""False passes that a reviewer found who had read the documentation and not the checks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def of_rule(run: RunRecord, name: str) -> Status:
 
 
 def near_bound(run: RunRecord) -> RunRecord:
-    """Four pairs of a quiet machine that clear their bound by 3 %: a slow half of the launches could
-    miss it, which older rules did not ask.
+    """Return a run with four pairs that clear their bound by 3 %.
+
+    An unseen slow half of the launches could miss the bound, which older rules did not consider.
     """
     doc = json.loads(json.dumps(to_doc(run)))
     for launch in (x for x in doc["launches"] if x["purpose"] in ("pilot", "timed")):
@@ -52,7 +53,7 @@ def near_bound(run: RunRecord) -> RunRecord:
     return from_doc(RunRecord, doc)
 
 
-def test_other_rules_are_judged_by_todays_judge_whatever_schema_a_record_claims(
+def test_new_rules_are_judged_by_todays_judge_for_any_claimed_schema(
     sample_run: RunRecord,
 ) -> None:
     run = near_bound(sample_run)
@@ -65,7 +66,9 @@ def test_a_pass_that_only_an_older_schema_gives_does_not_verify(sample_run: RunR
     run = near_bound(sample_run)
     older = dataclasses.replace(run, verdicts=verdicts(run))
     assert any("by the rules of schema 6 alone" in why for why in passed_by_older_rules(older))
-    assert not list(passed_by_older_rules(sample_run)), "an honest one's hold today"
+    assert not list(passed_by_older_rules(sample_run)), (
+        "the verdicts of the unchanged record must also pass today"
+    )
 
 
 def test_a_run_without_a_chain_is_not_verified(
@@ -78,14 +81,14 @@ def test_a_run_without_a_chain_is_not_verified(
 
 
 @pytest.mark.parametrize("words", [["--nonce", ""], ["--given", "2026-11-25T17:52Z"]])
-def test_a_nonce_says_something(
+def test_an_empty_nonce_is_refused(
     sample: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(sample), *words]) == 4
     assert "--nonce TEXT" in capsys.readouterr().err
 
 
-def test_documents_of_a_run_that_nobody_vouches_for_say_so(
+def test_documents_of_an_unverified_run_are_marked(
     copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (copy / "chain.jsonl").unlink()
@@ -105,7 +108,7 @@ def measured(decorated: Any) -> None:
         recipe(SITE)
 
 
-def test_a_bound_that_holds_nowhere_is_refused() -> None:
+def test_a_bound_without_a_world_size_is_refused() -> None:
     with pytest.raises(SpecError, match="requires nothing"):
         measured(scaling("ddp/mlp-nano", efficiency={})(lambda verdict: None))
 
@@ -116,7 +119,7 @@ def test_a_second_scaling_is_refused() -> None:
         measured(scaling("ddp/mlp-nano", efficiency=0.001)(once))
 
 
-def test_a_required_rung_that_is_not_measured_is_noticed(sample_run: RunRecord) -> None:
+def test_a_required_world_size_that_was_not_measured_is_reported(sample_run: RunRecord) -> None:
     usual = next(rule for rule in sample_run.thresholds if rule.name == "cpu_ddp_weak")
     of_test = dataclasses.replace(usual, name="test_b.py::test_three efficiency of 3", world=(3,))
     run = dataclasses.replace(sample_run, thresholds=(*sample_run.thresholds, of_test))
@@ -125,13 +128,15 @@ def test_a_required_rung_that_is_not_measured_is_noticed(sample_run: RunRecord) 
     assert "and not measured: need 3 ranks" in lines, Reach.OUT_OF_REACH
 
 
-def test_a_variable_stands_in_the_command_to_type_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_to_repeat_a_run_contains_its_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SCALEPROOF_THRESHOLDS", "my rules.toml")
     typed = again(["pytest", "suites"])
     assert "SCALEPROOF_THRESHOLDS='my rules.toml' " in typed and typed.endswith(" pytest suites")
 
 
-def test_suites_bounds_count_where_no_pytest_runs(tmp_path: Path) -> None:
+def test_bounds_of_suites_apply_without_pytest(tmp_path: Path) -> None:
     (tmp_path / "test_b.py").write_text(
         "from harness import scaling\n\n\n"
         '@scaling("ddp/mlp-nano", efficiency=0.999)\n'
@@ -145,7 +150,7 @@ def test_suites_bounds_count_where_no_pytest_runs(tmp_path: Path) -> None:
 
 
 def moved(run: RunRecord, by: float) -> RunRecord:
-    """A copy that says it is another run; each mean step is another one, by a hair."""
+    """Return a copy under another name with every mean step changed by the relative amount ``by``."""
 
     def touched(launch: LaunchRecord) -> LaunchRecord:
         if launch.steps is None:
@@ -157,7 +162,7 @@ def moved(run: RunRecord, by: float) -> RunRecord:
     return dataclasses.replace(run, run="another", launches=tuple(map(touched, run.launches)))
 
 
-def test_a_copy_whose_times_were_moved_is_a_copy(sample_run: RunRecord) -> None:
+def test_a_copy_with_slightly_changed_times_is_recognized(sample_run: RunRecord) -> None:
     assert "one by one" in twice(moved(sample_run, 1e-7), sample_run)
     assert not twice(moved(sample_run, 1e-2), sample_run)
 
@@ -189,7 +194,7 @@ def test_racks_that_share_a_node_are_refused(
     assert "is in rack r1 and in rack r2" in capsys.readouterr().err
 
 
-def test_a_run_is_not_what_it_is_held_against(
+def test_a_run_cannot_be_its_own_accepted_record(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "accepted.toml"
@@ -202,8 +207,8 @@ def test_a_run_is_not_what_it_is_held_against(
     assert "has the samples of" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_side_that_others_slowed_is_not_worse(sample_run: RunRecord) -> None:
-    """Of two equal runs one is said to have been slowed by a third, and measured so."""
+def test_a_run_slowed_by_other_processes_is_not_a_regression(sample_run: RunRecord) -> None:
+    """One of two equal runs records background load and is slower by half."""
 
     def slowed(launch: LaunchRecord) -> LaunchRecord:
         if launch.purpose is not Purpose.TIMED or launch.steps is None:
@@ -226,7 +231,7 @@ def test_a_side_that_others_slowed_is_not_worse(sample_run: RunRecord) -> None:
     assert low is not None and high is not None and low < 1 < high
 
 
-def test_a_load_that_nobody_knows_is_said(sample_run: RunRecord) -> None:
+def test_an_unknown_load_is_reported(sample_run: RunRecord) -> None:
     def blind(launch: LaunchRecord) -> LaunchRecord:
         ranks = tuple(dataclasses.replace(rank, throttled_s=None) for rank in launch.ranks)
         return dataclasses.replace(launch, ranks=ranks, foreign_load=None)
@@ -245,7 +250,7 @@ def test_a_load_that_nobody_knows_is_said(sample_run: RunRecord) -> None:
         ("[[row]]\nranks=1\ntime=480\nefficeincy=0.5", 4, "did you mean 'efficiency'?"),
     ],
 )
-def test_an_audit_passes_over_no_figure(
+def test_an_audit_ignores_no_figure(
     table: str, status: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "table.toml"
@@ -256,6 +261,6 @@ def test_an_audit_passes_over_no_figure(
 
 
 def test_an_edit_of_the_copy_is_still_found(copy: Path) -> None:
-    """So that the copies above are what they are said to be."""
+    """This shows that changes of the copies above can be detected."""
     change(copy, lambda doc: doc["launches"].pop())
     assert verify(load(copy), copy).differences

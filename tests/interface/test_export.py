@@ -1,4 +1,4 @@
-"""Exports are read again by the programs that they are for."""
+"""Exports can be read by the programs that they are made for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("table", export.TABLES)
-def test_every_table_in_every_form_is_the_same(sample: Path, tmp_path: Path, table: str) -> None:
+def test_every_table_is_the_same_in_every_format(sample: Path, tmp_path: Path, table: str) -> None:
     frame = export.TABLES[table](sample)
     assert len(frame)
     for form in (".csv", ".jsonl", ".parquet"):
@@ -39,7 +39,7 @@ def test_every_table_in_every_form_is_the_same(sample: Path, tmp_path: Path, tab
             ), (form, name)
 
 
-def test_openmetrics_is_what_the_record_says(sample: Path, tmp_path: Path) -> None:
+def test_openmetrics_equals_the_record(sample: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.prom"
     assert main(["report", "export", str(sample), "--to", str(file)]) == 0
     families = {f.name: f for f in text_string_to_metric_families(file.read_text())}
@@ -50,7 +50,7 @@ def test_openmetrics_is_what_the_record_says(sample: Path, tmp_path: Path) -> No
     assert len(families["scaleproof_verdict"].samples) == len(run.verdicts)
 
 
-def test_labels_cannot_break_out(sample: Path) -> None:
+def test_hostile_labels_are_escaped(sample: Path) -> None:
     run = load(sample)
     object.__setattr__(run.plans[0].arms[0].case, "model", 'a"} 1\nevil 2\\')
     vars(run.plans[0].arms[0].case).pop("id", None)
@@ -59,7 +59,7 @@ def test_labels_cannot_break_out(sample: Path) -> None:
     assert all(f.name.startswith("scaleproof_") for f in families)
 
 
-def test_a_text_that_is_a_formula_is_none_in_a_spreadsheet() -> None:
+def test_text_that_looks_like_a_formula_is_escaped() -> None:
     (_, row) = written([{"a": "=1+2", "b": "-3.5", "c": "@x", "d": -1.5}])
     assert row == "'=1+2,-3.5,'@x,-1.5"
 
@@ -71,14 +71,14 @@ def test_a_text_that_is_a_formula_is_none_in_a_spreadsheet() -> None:
         (["--to", "x.prom", "--table", "steps"], "has no effect"),
     ],
 )
-def test_what_cannot_be_exported_is_told(
+def test_invalid_export_options_are_reported(
     sample: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "export", str(sample), *words]) == 4
     assert message in capsys.readouterr().err
 
 
-def test_the_example_runs_as_it_stands(
+def test_the_example_runs_unchanged(
     sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["read_runs.py", str(sample)])

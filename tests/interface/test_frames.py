@@ -1,4 +1,4 @@
-"""Records as data frames."""
+"""Data frames contain the data of records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.interface import frames
 from harness.record import RunRecord
 
 
-def test_frames(sample: Path, sample_run: RunRecord) -> None:
+def test_frames_contain_the_data_of_the_record(sample: Path, sample_run: RunRecord) -> None:
     launches = frames.launches([sample])
     assert len(launches) == 24
     assert set(launches.purpose) == {"gate", "pilot", "reference", "timed", "profile"}

@@ -1,7 +1,8 @@
-"""Bad input of every kind, by the thousand: one clear error or an answer, never a traceback.
+"""Invalid input of every kind gives one clear error or an answer, never a traceback.
 
-Arguments, cases and settings, rules, cluster files, records, traces and users' files are broken in
-the ways that people and disks break them. ``FUZZ=20`` tries twenty times as many, as ``tox -e full``.
+Arguments, cases and settings, rules, cluster files, records, traces and users' files are damaged in
+the ways that people and disks damage them. ``FUZZ=20`` tries twenty times as many, as in ``tox -e
+full``.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ words = st.one_of(
 def tries(count: int) -> Callable[[Any], Any]:
     quick = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     count *= int(os.environ.get("FUZZ", "1"))
-    always = "FUZZ" not in os.environ  # CI tries the same each time, ``tox -e full`` others
+    # CI tries the same inputs each time, ``tox -e full`` random ones.
+    always = "FUZZ" not in os.environ
     return settings(
         max_examples=count, deadline=None, derandomize=always, suppress_health_check=quick
     )
 
 
 def refused(act: Callable[[], object]) -> bool:
-    """Whether it ends in one clear error; anything but that or an answer breaks the test."""
+    """Return whether ``act`` raises one clear error; any other exception fails the test."""
     try:
         act()
     except ScaleproofError as error:
@@ -65,7 +67,7 @@ def refused(act: Callable[[], object]) -> bool:
 
 
 def broken(draw: st.DrawFn, value: Any, times: int = 3) -> Any:
-    """A document with a few of its places replaced, dropped or doubled."""
+    """Return a document with a few of its values replaced, dropped or renamed."""
     out = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, times))):
         at, place = out, None
@@ -100,19 +102,21 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         "network",
         "network pairs",
         "faults recover",
-    ):  # nothing may be started here
+    ):  # This test must not start launches.
         return ["run", *line[len(command.split()) :], "--dry-run", "--engine=nope"]
     return line
 
 
 @given(line=command_lines())
 @tries(8)
-def test_any_command_line(line: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_command_line_causes_an_internal_error(
+    line: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.getbasetemp())
         try:
             status = main(line)
-        except SystemExit as left:  # --help
+        except SystemExit as left:  # --help exits.
             status = int(left.code or 0)
     assert status != Exit.INTERNAL, line
 
@@ -125,7 +129,7 @@ def test_any_command_line(line: list[str], tmp_path_factory: pytest.TempPathFact
 )), value=junk)  # fmt: skip
 @example(name="", key="micro_batch", value=float("inf"))
 @tries(200)
-def test_any_case_and_setting(name: str, key: str, value: Any) -> None:
+def test_any_case_and_setting_is_accepted_or_refused(name: str, key: str, value: Any) -> None:
     for case in (name, "ddp/decoder-nano/weak", "pipeline/decoder-nano/strong"):
         refused(lambda case=case: plans_of(case, SITE, KNOWN, {key: value}))
 
@@ -137,13 +141,13 @@ RULE = {
 
 
 def toml(value: Any) -> str:
-    """A value as TOML writes it; what TOML cannot say, as JSON."""
+    """Return a value as TOML, or as JSON if TOML cannot represent it."""
     return json.dumps(value)
 
 
 @given(data=st.data())
 @tries(150)
-def test_any_rule(data: st.DataObject, tmp_path: Path) -> None:
+def test_any_rule_is_accepted_or_refused(data: st.DataObject, tmp_path: Path) -> None:
     rule = broken(data.draw, RULE)
     rows = rule.items() if isinstance(rule, dict) else [("x", rule)]
     text = "[[rule]]\n" + "".join(f"{k} = {toml(v)}\n" for k, v in rows)
@@ -154,8 +158,8 @@ def test_any_rule(data: st.DataObject, tmp_path: Path) -> None:
     refused(lambda: load_thresholds(file, KNOWN))
 
 
-def test_a_rule_of_junk_is_never_taken_in_silence(tmp_path: Path) -> None:
-    """Each value of junk at each key of a good rule: what is taken must mean something."""
+def test_a_rule_with_an_invalid_value_is_refused(tmp_path: Path) -> None:
+    """Try each invalid value at each key of a valid rule: only meaningful values may be accepted."""
     file, taken = tmp_path / "thresholds.toml", []
     for key in RULE:
         for value in JUNK:
@@ -173,7 +177,9 @@ def test_a_rule_of_junk_is_never_taken_in_silence(tmp_path: Path) -> None:
     data=st.data(), engine=st.sampled_from(["hosts", "slurm", "kubernetes", "ray", "torchrun", "x"])
 )
 @tries(200)
-def test_any_cluster_file(data: st.DataObject, engine: str, tmp_path: Path) -> None:
+def test_any_cluster_file_is_accepted_or_refused(
+    data: st.DataObject, engine: str, tmp_path: Path
+) -> None:
     known = KNOWN.entries["engines"]
     tables = {n: dict(e.head.get("SETTINGS", {})) for n, e in known.items()}
     rows = broken(data.draw, tables)
@@ -189,8 +195,10 @@ def test_any_cluster_file(data: st.DataObject, engine: str, tmp_path: Path) -> N
 
 @given(data=st.data())
 @tries(20)
-def test_any_record(data: st.DataObject, sample: Path, tmp_path: Path) -> None:
-    """Read, verified, reported, compared and ingested: whoever edits one hears what is wrong."""
+def test_any_edited_record_is_accepted_or_refused(
+    data: st.DataObject, sample: Path, tmp_path: Path
+) -> None:
+    """Every reading command must answer or report one clear error for an edited record."""
     run = tmp_path / "run"
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
@@ -218,7 +226,7 @@ TRACE = {
 @given(data=st.data())
 @example(data=None)
 @tries(200)
-def test_any_trace(data: st.DataObject | None, tmp_path: Path) -> None:
+def test_any_trace_is_accepted_or_refused(data: st.DataObject | None, tmp_path: Path) -> None:
     file = tmp_path / "rank0.json"
     file.write_text(json.dumps(TRACE if data is None else broken(data.draw, TRACE)))
     _of_traces([file], None) if data is None else refused(lambda: _of_traces([file], None))
@@ -228,9 +236,11 @@ HEAD = 'SIZES = {"small": dict(d=256, batch=32)}\nSUPPORTS = dict(worlds="any", 
 
 
 @given(at=st.integers(0, len(HEAD) - 1), length=st.integers(0, 12), put=words)
-@example(at=9, length=7, put="{}")  # a key that cannot be hashed
+@example(at=9, length=7, put="{}")  # This head has a key that cannot be hashed.
 @tries(150)
-def test_any_head_of_a_users_file(at: int, length: int, put: str, tmp_path: Path) -> None:
+def test_any_head_of_a_users_file_is_accepted_or_refused(
+    at: int, length: int, put: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir(exist_ok=True)
     (folder / "net.py").write_text(HEAD[:at] + put + HEAD[at + length :])

@@ -1,4 +1,4 @@
-"""A run in a notebook: what is shown is what the record says, and a tampered one says so."""
+"""A run in a notebook: the output equals the record, and a manipulated run is marked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(sample: Path) -> notebook.NotebookRun:
     return notebook.read(sample)
 
 
-def test_a_row_of_every_frame_says_what_it_is_of(sample: Path) -> None:
+def test_every_row_of_a_frame_names_its_case(sample: Path) -> None:
     cases = {a.case.id: a.case for p in notebook.read(sample).record.plans for a in p.arms}
     for table in ("launches", "steps", "points", "verdicts", "budgets"):
         frame = getattr(frames, table)([sample, sample.with_name("ddp-nano-again")])
@@ -27,7 +27,9 @@ def test_a_row_of_every_frame_says_what_it_is_of(sample: Path) -> None:
         assert set(frame.purpose) <= {"gate", "pilot", "reference", "timed", "profile"}, table
 
 
-def test_it_is_shown_with_its_figures_and_escaped(run: notebook.NotebookRun, sample: Path) -> None:
+def test_a_run_is_shown_with_its_figures_and_escaped(
+    run: notebook.NotebookRun, sample: Path
+) -> None:
     shown = run._repr_html_()
     for v in run.record.results:
         assert v.case in shown and f"{v.value:.4g}" in shown
@@ -42,7 +44,7 @@ def test_it_is_shown_with_its_figures_and_escaped(run: notebook.NotebookRun, sam
         run.result("llama")
 
 
-def test_what_nobody_vouches_for_says_so(sample: Path, tmp_path: Path) -> None:
+def test_an_unverified_run_is_marked(sample: Path, tmp_path: Path) -> None:
     shutil.copytree(sample, tmp_path / "run")
     (tmp_path / "run/chain.jsonl").unlink()
     run = notebook.read(tmp_path / "run")
@@ -51,7 +53,9 @@ def test_what_nobody_vouches_for_says_so(sample: Path, tmp_path: Path) -> None:
     assert "NOT VERIFIED" in run.compare(sample)._repr_html_()
 
 
-def test_a_plot_draws_every_rung_and_its_bound(run: notebook.NotebookRun, tmp_path: Path) -> None:
+def test_a_plot_shows_every_world_size_and_its_bound(
+    run: notebook.NotebookRun, tmp_path: Path
+) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         with pytest.raises(SpecError, match="matplotlib"):
             run.plot()
@@ -62,8 +66,10 @@ def test_a_plot_draws_every_rung_and_its_bound(run: notebook.NotebookRun, tmp_pa
         if v.metric == "efficiency" and v.against == "plain" and v.value is not None:
             assert any(abs(y - v.value) < 0.02 for _, y in at)
     rules = {t.name: t.at_least for t in run.record.thresholds}
-    asked = {rules[v.rule] for v in run.record.results if v.rule}
-    assert asked and {(2.0, bound) for bound in asked} <= at, "the bounds of the rung"
+    asked = {rules[v.rule] for v in run.record.verdicts if v.rule}
+    assert asked and {(2.0, bound) for bound in asked} <= at, (
+        "the plot must contain the bounds of two ranks"
+    )
     for kind in notebook.KINDS:
         assert run.plot(kind).figure.axes
     run.plot().save(tmp_path / "plot.svg")
@@ -73,8 +79,8 @@ def test_a_plot_draws_every_rung_and_its_bound(run: notebook.NotebookRun, tmp_pa
 
 
 @pytest.mark.full
-def test_the_notebook_of_the_docs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells as they stand, in their order, and it was executed before it was committed."""
+def test_the_notebook_in_the_docs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cells run unchanged and in order, and the committed notebook contains their output."""
     pytest.importorskip("matplotlib")
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root)

@@ -1,7 +1,7 @@
-"""Figures that do not follow from their samples give no success, whichever command reads them.
+"""A run whose figures do not follow from its samples never succeeds, whichever command reads it.
 
-Which commands read a record follows from what they import; each is tried here, with every switch that
-it has, or its head says why nothing rests on what it reads (``UNVOUCHED``).
+The imports of a command show whether it reads records. Each such command is tried here with all its
+switches, or its head states why nothing depends on what it reads (``UNVOUCHED``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from harness.measure import run as resume
 from harness.record.store import load
 from tests.editing import change, rechain, timed
 
-#: What hands out a whole record: (module, name). All but the command itself, which words errors.
+#: Functions and modules that return a whole record: (module, name). The main program, which only
+#: words errors, is not included.
 READERS = {
     ("harness.analysis.reading", "load"),
     ("harness.analysis.reading", "runs_in"),
@@ -40,7 +41,7 @@ READERS = {
     ("harness.record.chain", "folded"),
     ("harness.record", "archive"),
 }
-#: Commands as they are typed, with how they end on a forged run: {} is the run, {honest} another one.
+#: Commands and their exit status on a forged run: {} is the run, {honest} another, valid one.
 TRIED = {
     "report": ([], Exit.FAILED),
     "verify": ([], Exit.FAILED),
@@ -64,7 +65,7 @@ TRIED = {
     "jobs collect": (["4711"], Exit.FAILED),
     "run": (["--resume", "{}"], Exit.USAGE),
 }
-#: That the record is the reason, and no mistake in the words.
+#: The output must name the record as the reason, and not a mistake in the arguments.
 WHY = re.compile("NOT VERIFIED|NOT VERIFY|does not verify|DIFFERS|was interrupted")
 CONTRACT = """[[rule]]
 name = "weak"
@@ -90,14 +91,16 @@ def imported(path: Path) -> list[tuple[str, str]]:
 
 
 def module(name: str) -> Path | None:
-    """The file of a module of ours."""
+    """Return the file of a module of this package, or None."""
     path = PACKAGE.parent.joinpath(*name.split("."))
     there = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in there if file.is_file()), None)
 
 
 def reads_records(command: str) -> bool:
-    """Whether a command's file, or what it reaches in ``interface`` and ``features``, loads a record."""
+    """Return whether a command, or what it imports from ``interface`` and ``features``, loads a
+    record.
+    """
     reached = [commands()[command]]
     for path in reached:
         for name, what in imported(path):
@@ -110,13 +113,13 @@ def reads_records(command: str) -> bool:
 
 
 def excused(command: str) -> str:
-    """Why nothing rests on what a command reads, by its own head."""
+    """Return the reason in a command's head why nothing depends on what it reads."""
     stated = read_head(commands()[command])[1].get("UNVOUCHED", {})
     return str(stated.get(command, ""))
 
 
 def switches(command: str) -> list[str]:
-    """Options of a command that take no value, less those of measuring."""
+    """Return the options of a command that take no value, without those of measuring."""
     of_measuring = {option.name.replace("-", "_") for option in OPTIONS}
     of_command = program.parser(command, commands()[command])
     return [
@@ -128,9 +131,9 @@ def switches(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_command_that_reads_a_record_is_tried_or_says_why_not(command: str) -> None:
+def test_every_command_that_reads_a_record_is_tried_or_excused(command: str) -> None:
     tried, why = command in TRIED, excused(command)
-    assert not (tried and why), "it says that it need not be tried"
+    assert not (tried and why), "a command that is tried must have no excuse"
     assert reads_records(command) is (tried or bool(why)), (
         "see UNVOUCHED in commands/accept_archive.py"
     )
@@ -138,7 +141,9 @@ def test_every_command_that_reads_a_record_is_tried_or_says_why_not(command: str
 
 @pytest.fixture
 def forge() -> Callable[[Path, str], None]:
-    """Two ranks four times as fast, with a chain that says so; its verdicts are judged anew."""
+    """Return an edit that makes two ranks four times as fast and rebuilds the chain; the verdicts
+    are judged again.
+    """
 
     def edit(folder: Path, state: str) -> None:
         doc = json.loads((folder / "record.json").read_text())
@@ -155,7 +160,7 @@ def forge() -> Callable[[Path, str], None]:
 
 
 class Typed:
-    """Types commands for a copy of the sample, which can be forged."""
+    """A copy of the sample run, which can be forged, with the arguments of each command for it."""
 
     def __init__(self, sample: Path, tmp: Path) -> None:
         page = shutil.ignore_patterns("*report*")
@@ -176,8 +181,9 @@ class Typed:
 @pytest.fixture
 def typed(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     made = Typed(sample, tmp_path)
-    monkeypatch.setattr(jobs, "collect", lambda *_: made.run)  # no queue is here
-    monkeypatch.setattr("harness.analysis.rungs.PERTURBED", 100.0)  # the sample's steps are short
+    monkeypatch.setattr(jobs, "collect", lambda *_: made.run)  # There is no scheduler in this test.
+    # The sample's steps are too short for the usual limit.
+    monkeypatch.setattr("harness.analysis.rungs.PERTURBED", 100.0)
     monkeypatch.setattr(predict, "described", nobody)
     return made
 
@@ -197,15 +203,15 @@ def test_no_reader_makes_a_success_of_it(
     assert main(words) in (TRIED[command][1], Exit.ERROR), capsys.readouterr()
     out, err = capsys.readouterr()
     text = " ".join((out + err).split())
-    assert command == "run" or WHY.search(text), text  # that is another machine's, too
-    assert not list((typed.tmp / "results").glob("nights/*")), "nothing of it lasts"
+    assert command == "run" or WHY.search(text), text  # The run is also of another machine.
+    assert not list((typed.tmp / "results").glob("nights/*")), "a forged run must not be stored"
     assert not (typed.tmp / "references").exists()
 
 
 @pytest.mark.parametrize(
     ("command", "switch"), [(command, switch) for command in TRIED for switch in switches(command)]
 )
-def test_no_switch_makes_a_success_of_it(
+def test_no_switch_makes_a_command_succeed_on_a_forged_run(
     typed: Typed, command: str, switch: str, forge: Callable[[Path, str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -214,23 +220,23 @@ def test_no_switch_makes_a_success_of_it(
     assert main([*words, switch]) != Exit.PASSED, capsys.readouterr()
 
 
-#: What no honest run of this sample passes either: there is no key, and it has no GPUs.
+#: Commands that also fail on the valid sample, because there is no key and it has no GPUs.
 OTHERWISE = {"accept sign", "run", "run plan", "predict thresholds"}
 
 
 @pytest.mark.parametrize("command", sorted(TRIED.keys() - OTHERWISE))
-def test_an_honest_run_is_read(
+def test_a_valid_run_is_accepted(
     typed: Typed, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else the tests above would show nothing."""
+    """Without this, the tests above could pass because every command fails."""
     assert main(typed.words(command)) in (Exit.PASSED, Exit.INCONCLUSIVE), capsys.readouterr()
 
 
 @pytest.mark.parametrize("forged", [False, True])
-def test_a_forged_run_is_not_gone_on_with(
+def test_a_forged_run_cannot_be_resumed(
     typed: Typed, forged: bool, forge: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is measured now would be judged together with it."""
+    """New launches would be judged together with the forged ones."""
     monkeypatch.setattr(resume, "SCHEMA", load(typed.run).schema)
     monkeypatch.setattr(resume, "_edited", lambda run: iter(()))
     if forged:

@@ -1,4 +1,4 @@
-"""Records that travel: packed, checked, unpacked, and without names."""
+"""Runs are packed into an archive, checked, unpacked, and redacted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def packed(sample: Path, tmp_path: Path) -> Path:
     return file
 
 
-def test_what_was_packed_is_what_comes_out(
+def test_an_unpacked_run_equals_the_packed_one(
     packed: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) == 0
@@ -60,15 +60,19 @@ def test_what_was_packed_is_what_comes_out(
     for name in ("record.json", "chain.jsonl"):
         assert (same / name).read_bytes() == (sample / name).read_bytes()
     assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) == 0, (
-        "twice is once"
+        "unpacking a second time changes nothing"
     )
     (in_order[0] / "record.json").write_text("{}")
     assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) != 0
     assert "differs from the one in the archive" in capsys.readouterr().err
-    assert (in_order[0] / "record.json").read_text() == "{}", "nothing that is there is overwritten"
+    assert (in_order[0] / "record.json").read_text() == "{}", (
+        "unpacking overwrites no existing file"
+    )
 
 
-def test_the_same_runs_make_the_same_bytes(packed: Path, sample: Path, tmp_path: Path) -> None:
+def test_archives_of_the_same_runs_are_identical(
+    packed: Path, sample: Path, tmp_path: Path
+) -> None:
     again = tmp_path / "again.tar.gz"
     main(
         ["accept", "pack", str(sample), str(sample.with_name("ddp-nano-again")), "--to", str(again)]
@@ -77,7 +81,7 @@ def test_the_same_runs_make_the_same_bytes(packed: Path, sample: Path, tmp_path:
 
 
 def rewritten(file: Path, edit: Any) -> None:
-    """The archive with its members changed."""
+    """Replace the archive by one whose members ``edit`` has changed."""
     with tarfile.open(file) as tar:
         members = [(m.name, (tar.extractfile(m) or io.BytesIO()).read()) for m in tar]
     out = io.BytesIO()
@@ -129,7 +133,7 @@ def test_an_archive_that_was_changed_is_refused_and_writes_nothing(
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_no_archive(noise: bytes) -> None:
+def test_random_bytes_are_refused_as_an_archive(noise: bytes) -> None:
     with pytest.MonkeyPatch.context():
         file = Path("/dev/shm") / f"noise-{hashlib.sha256(noise).hexdigest()[:8]}"
         file.write_bytes(noise)
@@ -145,7 +149,7 @@ SECRETS = ("gpu-node-07", "alice", "10.0.3.17", "/scratch/acme", "bob@acme.examp
 
 
 def named(run: RunRecord, folder: Path, to: Path) -> Path:
-    """A copy of the sample full of names, with a chain that fits, as if it had run so."""
+    """Return a copy of the sample run with host, user and path names, and with a valid chain."""
     doc = to_doc(run)
     doc["machine"]["host"] = "gpu-node-07.cluster.example"
     for x in doc["launches"]:
@@ -169,7 +173,8 @@ def named(run: RunRecord, folder: Path, to: Path) -> Path:
     for a, b in hashes.items():
         text = text.replace(f'"{a}"', f'"{b}"')
     edited = from_doc(RunRecord, json.loads(text))
-    edited = dataclasses.replace(edited, verdicts=verdicts(edited))  # other names, other rules
+    # The verdicts are judged again because the renamed cases match other rules.
+    edited = dataclasses.replace(edited, verdicts=verdicts(edited))
     shutil.copytree(folder, to)
     (to / "chain.jsonl").unlink()
     links = chain.Chain(to)
@@ -205,7 +210,7 @@ def named(run: RunRecord, folder: Path, to: Path) -> Path:
     return to
 
 
-def test_names_go_and_verify_still_holds(
+def test_redaction_removes_names_and_verify_still_passes(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     folder, file = named(sample_run, sample, tmp_path / "named"), tmp_path / "public.tar.gz"
@@ -232,18 +237,18 @@ def test_names_go_and_verify_still_holds(
         "2001:0db8:0000:0000:0000:ff00:0042:8329",
     ],
 )
-def test_addresses_of_ipv6_go(sample_run: RunRecord, text: str) -> None:
+def test_ipv6_addresses_are_redacted(sample_run: RunRecord, text: str) -> None:
     run, _ = redaction.redact(replace(sample_run, notes=[text]), ())
     assert "address" in run.notes[0] and "::" not in run.notes[0] and "2001" not in run.notes[0]
 
 
 @pytest.mark.parametrize("text", ["10:04:59", "a::b", "std::vector", "1:2", "dp:2,tp:4", "::"])
-def test_what_only_has_colons_stays(sample_run: RunRecord, text: str) -> None:
+def test_text_with_colons_that_is_no_address_is_kept(sample_run: RunRecord, text: str) -> None:
     run, _ = redaction.redact(replace(sample_run, notes=[text]), ())
     assert run.notes[0] in (text, "address")
 
 
-def test_a_path_with_blanks_goes_wherever_it_is_told(sample_run: RunRecord) -> None:
+def test_a_path_with_blanks_is_redacted_wherever_it_occurs(sample_run: RunRecord) -> None:
     folder = "/scratch/my secret project/code of mine"
     settings = replace(sample_run.settings, folder=folder)
     notes = [f"{folder}/train.py was edited", "in /scratch/my secret project there is no room"]
@@ -252,15 +257,17 @@ def test_a_path_with_blanks_goes_wherever_it_is_told(sample_run: RunRecord) -> N
     assert "secret" not in text and "of mine" not in text and "PATH/train.py" in text
 
 
-def test_a_path_whose_end_cannot_be_told_is_refused(sample_run: RunRecord) -> None:
+def test_a_path_with_an_ambiguous_end_is_refused(sample_run: RunRecord) -> None:
     run = replace(sample_run, notes=["cp /scratch/my secret/notes.txt failed"])
     with pytest.raises(RecordError, match="end of a path is ambiguous"):
         redaction.redact(run, ())
     redaction.redact(run, (), ("secret/notes.txt",))
 
 
-def test_secrets_of_an_older_record_go(sample_run: RunRecord, sample: Path, tmp_path: Path) -> None:
-    """Recorded before their names were known."""
+def test_secrets_in_the_environment_of_an_older_record_are_redacted(
+    sample_run: RunRecord, sample: Path, tmp_path: Path
+) -> None:
+    """An older version recorded these variables because it did not know them as secrets."""
     links = chain.read(sample)
     secret = {"NCCL_AUTH": "hunter2", "OMP_NUM_THREADS": "2", "TORCH_X": "http://a:hunter2@h/b"}
     first = replace(links[0], body={**links[0].body, "environment": secret})
@@ -269,7 +276,7 @@ def test_secrets_of_an_older_record_go(sample_run: RunRecord, sample: Path, tmp_
     assert "hunter2" not in json.dumps([to_doc(run), [to_doc(x) for x in anew]])
 
 
-def test_what_was_changed_after_redaction_is_found(
+def test_a_change_after_redaction_is_found(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "public.tar.gz"
@@ -281,7 +288,7 @@ def test_what_was_changed_after_redaction_is_found(
     assert main(["verify", str(there)]) != 0
 
 
-def test_a_host_that_is_called_like_a_word_of_the_record_is_refused(
+def test_a_host_name_that_is_a_keyword_of_the_record_is_refused(
     sample_run: RunRecord, sample: Path
 ) -> None:
     doc = to_doc(sample_run)
@@ -296,15 +303,15 @@ def test_a_word_of_verdicts_is_no_name_to_take_out(sample_run: RunRecord, word: 
         redaction.redact(sample_run, (), (word,))
 
 
-def test_what_is_unpacked_is_its_owners_alone(packed: Path, tmp_path: Path) -> None:
+def test_unpacked_files_are_private_to_their_owner(packed: Path, tmp_path: Path) -> None:
     archive.unpack(packed, tmp_path / "there")
     for path in (tmp_path / "there").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
     assert not list((tmp_path / "there").glob(".*"))
 
 
-def test_an_archive_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
-    """Of what would be gigabytes nothing is held, and little is written."""
+def test_a_decompression_bomb_is_refused_within_bounded_memory(tmp_path: Path) -> None:
+    """Unpack an archive that claims gigabytes in a process that may allocate 400 MiB."""
     file = tmp_path / "bomb.tar.gz"
     with gzip.open(file, "wb", compresslevel=1) as out:
         info = tarfile.TarInfo("runs/a/b/record.json")
@@ -326,7 +333,7 @@ def test_an_archive_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
 def test_samples_that_would_fill_the_memory_are_refused(
     sample_run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zeros that unpack to far more than samples have, and a header that claims more than it has."""
+    """One file unpacks to more zeros than the limit; another's header claims a huge array."""
     monkeypatch.setattr("harness.record.store.MOST_SAMPLES", 16 << 20)
     launch = next(x for x in sample_run.launches if x.purpose is Purpose.TIMED)
     path = tmp_path / "launches" / launch.launch / "rank0.npz"

@@ -1,4 +1,4 @@
-"""The chain under a disk that refuses: what is there stays whole, and nothing follows a gap."""
+"""The chain stays intact if writes fail, and no link is added after a lost one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def unwritable(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 40, 3000])
-def test_a_write_that_the_kernel_cuts_short_is_taken_back(tmp_path: Path, left: int) -> None:
-    """By a limit on the size of files: the kernel writes ``left`` bytes and refuses the rest."""
+def test_a_partial_write_is_rolled_back(tmp_path: Path, left: int) -> None:
+    """A limit on the file size makes the kernel write ``left`` bytes and refuse the rest."""
     made = begun(tmp_path)
     whole = (tmp_path / chain.FILE).read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -42,13 +42,13 @@ def test_a_write_that_the_kernel_cuts_short_is_taken_back(tmp_path: Path, left: 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / chain.FILE).read_bytes() == whole
-    with pytest.raises(UnwrittenError):  # there is room now, but a launch is missing
+    with pytest.raises(UnwrittenError):  # The disk has space again, but the chain lacks a launch.
         made.add(Kind.STATE, {"n": 2})
     assert [link.body for link in chain.read(tmp_path)] == [{"n": 1}]
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_sync_that_fails_ends_the_sitting_and_another_goes_on(
+def test_a_failed_fsync_ends_the_session_and_another_can_continue(
     tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = begun(tmp_path)
@@ -65,7 +65,7 @@ def test_a_sync_that_fails_ends_the_sitting_and_another_goes_on(
     assert [link.body for link in chain.read(tmp_path)] == [{"n": 1}, {"n": 3}]
 
 
-def test_where_nothing_can_be_taken_back_the_chain_is_still_readable(
+def test_the_chain_is_readable_if_a_rollback_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = begun(tmp_path)

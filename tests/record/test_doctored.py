@@ -1,7 +1,7 @@
-"""Records that somebody doctored are refused or named, whatever was redone to hide it.
+"""Manipulated records are refused or reported, whatever the forger recomputed to hide the change.
 
-Two depths: the record is edited and its digest redone, as a careful forger would; and the chain is
-rebuilt to match. What a complete forgery cannot be told by, a signature tells (test_signature).
+There are two depths: the record is edited and its digest recomputed, as a careful forger would do;
+and the chain is rebuilt to match. Only a signature detects a complete forgery (test_signature).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Edit = Callable[[Doc, Path], None]
 
 
 def told(folder: Path) -> list[str]:
-    """What is found; a record that cannot be read is found, too."""
+    """Return the differences that verify finds, or the error if the record cannot be read."""
     try:
         return list(verify(load(folder), folder).differences)
     except RecordError as error:
@@ -55,7 +55,7 @@ def without(chosen: Callable[[Doc], list[Doc]]) -> Edit:
 
 
 def setting(*path: Any, to: Any) -> Edit:
-    """Set what lies at the end of a path of keys."""
+    """Return an edit that sets the value at the end of a path of keys."""
 
     def edit(doc: Doc, _: Path) -> None:
         for key in path[:-1]:
@@ -78,7 +78,7 @@ def last_turn_lost(doc: Doc, _: Path) -> None:
 
 
 def repaired(doc: Doc, _: Path) -> None:
-    """Slow launches paired with slow ones: turns swapped within an arm."""
+    """Pair slow launches with slow ones by swapping turns within an arm."""
     first, second = timed(doc, "@2")[:2]
     first["turn"], second["turn"] = second["turn"], first["turn"]
 
@@ -97,7 +97,9 @@ def best_copied(doc: Doc, folder: Path) -> None:
 
 
 def faster(doc: Doc, folder: Path) -> None:
-    """Samples of one arm 40 % faster, with every digest and figure that is easy to redo."""
+    """Make the samples of one arm 40 % faster and recompute the digests and figures that are easy
+    to redo.
+    """
     for x in timed(doc, "@2"):
         for r in x["ranks"]:
             path = folder / "launches" / x["launch"] / f"rank{r['rank']}.npz"
@@ -143,7 +145,7 @@ def passing(doc: Doc, _: Path) -> None:
 
 
 def older(doc: Doc, _: Path) -> None:
-    """Verdicts of a schema before today's were judged by other rules: any would do."""
+    """Claim an older schema, whose verdicts cannot be judged again, and set them all to PASS."""
     doc["schema"] = 5
     for v in doc["verdicts"]:
         v.update(status="PASS", reason="met", value=0.99, low=0.985, high=0.995)
@@ -159,7 +161,7 @@ def gate_figure(doc: Doc, _: Path) -> None:
     next(c for c in checks if c["limit"] == 0.0)["value"] = 1e308
 
 
-#: Structural: found even if the chain is rebuilt.
+#: Edits that verify finds even if the chain is rebuilt.
 STRUCTURAL: dict[str, Edit] = {
     "an older schema, with any verdict": older,
     "a gate's figure beyond its limit": gate_figure,
@@ -203,7 +205,7 @@ STRUCTURAL: dict[str, Edit] = {
     "a launch that failed": on_launch("timed", lambda x: x.update(status="failed")),
 }  # fmt: skip
 
-#: Found by the chain, and by a signature if the chain is rebuilt as well.
+#: Edits that the chain reveals; if the chain is rebuilt as well, only a signature reveals them.
 CHAINED: dict[str, Edit] = {
     "samples of one arm 40 % faster": faster,
     "bounds lowered": easier,
@@ -256,8 +258,8 @@ def test_it_is_found_even_if_the_chain_is_rebuilt(copy: Path, kind: str) -> None
     assert told(copy), kind
 
 
-def test_a_chain_that_is_rebuilt_from_an_honest_record_is_honest(copy: Path) -> None:
-    """Else the test above would prove nothing."""
+def test_a_chain_rebuilt_from_an_unchanged_record_verifies(copy: Path) -> None:
+    """Without this, the test above could pass because rebuilding a chain always fails."""
     rechain(copy)
     assert told(copy) == []
 
@@ -285,7 +287,7 @@ def test_an_edited_chain_is_found(copy: Path, edit: Callable[[list[str]], list[s
 
 
 def behind_the_end(folder: Path, *bodies: tuple[str, Doc]) -> None:
-    """Links that follow rightly from the last one."""
+    """Append valid links after the last one."""
     path = folder / chain.FILE
     for kind, body in bodies:
         lines = path.read_text().splitlines()
@@ -297,7 +299,7 @@ def behind_the_end(folder: Path, *bodies: tuple[str, Doc]) -> None:
 
 @pytest.mark.parametrize("moved", [False, True], ids=["head kept", "head moved"])
 def test_blocks_that_follow_the_end_are_found(copy: Path, moved: bool) -> None:
-    """What was added after a signature would be judged with the rest."""
+    """Otherwise blocks that were added after signing would be judged with the rest."""
     doc = json.loads((copy / "record.json").read_text())
     block = {**doc["blocks"][-1], "number": len(doc["blocks"])}
     behind_the_end(copy, ("block", block), ("ended", {"notes": [], "out_of_time": []}))
@@ -319,13 +321,13 @@ def test_the_head_is_the_end_of_the_chain(copy: Path) -> None:
     assert any("the chain goes on behind the link" in text for text in told(copy))
 
 
-def test_a_chain_that_is_gone_is_missed(copy: Path) -> None:
+def test_a_deleted_chain_is_reported(copy: Path) -> None:
     (copy / chain.FILE).unlink()
     assert any("is missing: this run was chained" in t for t in told(copy))
 
 
-def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) -> None:
-    """Cut after every link, the last one whole or torn, the record as old as it may be."""
+def test_an_interrupted_run_verifies_wherever_it_was_interrupted(copy: Path) -> None:
+    """Cut the chain after every link, with the next link absent or torn, and with an older record."""
     lines = (copy / chain.FILE).read_text().splitlines()
     whole = json.loads((copy / "record.json").read_text())
     honest = 0
@@ -355,9 +357,7 @@ def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) ->
         ("flaked", "launched once more, but nothing had ended it"),
     ],
 )
-def test_no_launch_is_called_another_name_to_be_rid_of_it(
-    copy: Path, purpose: str, why: str
-) -> None:
+def test_relabelling_a_slow_launch_is_found(copy: Path, purpose: str, why: str) -> None:
     def hide(doc: Doc, _: Path) -> None:
         slow = next(x for x in doc["launches"] if x["purpose"] == "timed")
         slow["purpose"] = purpose

@@ -1,4 +1,6 @@
-"""In which steps ranks talk that train apart for a while."""
+"""Strategies that synchronize only in some steps: which steps these are and how many bytes they
+send.
+"""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -10,7 +12,7 @@ def steps(count: int, period: int, until: int = 0, growth: float = 1.0) -> list[
     return [s for s in range(count) if exchanges(range(s, s + 1), period, until, growth)]
 
 
-def test_periods_are_whole_grow_and_come_after_the_first_steps() -> None:
+def test_synchronizing_steps_follow_the_warm_up_and_grow() -> None:
     assert steps(9, 4) == [3, 7]
     assert steps(9, 4, until=2) == [0, 1, 3, 7]
     assert steps(15, 2, growth=2.0) == [1, 5, 13]
@@ -21,8 +23,10 @@ def test_periods_are_whole_grow_and_come_after_the_first_steps() -> None:
     st.integers(0, 40), st.integers(0, 40), st.integers(1, 9), st.integers(0, 20),
     st.floats(1.0, 3.0),
 )  # fmt: skip
-def test_windows_add_up(one: int, other: int, period: int, until: int, growth: float) -> None:
-    """Steps counted in two windows are those of both together."""
+def test_exchanges_of_adjacent_windows_add_up(
+    one: int, other: int, period: int, until: int, growth: float
+) -> None:
+    """The synchronizing steps of two adjacent windows add up to those of both together."""
     end = one + other
     parts = [range(one), range(one, end)]
     exchanged = [exchanges(part, period, until, growth) for part in parts]
@@ -30,10 +34,12 @@ def test_windows_add_up(one: int, other: int, period: int, until: int, growth: f
 
 
 @given(st.integers(0, 30), st.integers(1, 40), st.integers(1, 5), st.integers(0, 20))
-def test_whole_gradients_stand_in_for_what_is_usual(
+def test_bytes_count_steps_that_send_full_gradients(
     first: int, count: int, period: int, until: int
 ) -> None:
-    """Step by step: whole in the steps that are named, of those in which all agree."""
+    """A step in ``whole_steps`` sends full gradients; the periodic bytes apply only after these
+    steps.
+    """
     expected = Expected(
         sent_bytes=(3.0 / period,),
         payload_bytes={},

@@ -1,4 +1,4 @@
-"""The fabric: what a row comes to, when it is wrong, and what rules make of many."""
+"""Sweeps of the fabric: bandwidths of rows, wrong results, and the verdicts of rules on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ ROOT = Path(__file__).parents[2]
         ("broadcast", 8, 1.0), ("send_recv", 8, 1.0),
     ],
 )  # fmt: skip
-def test_factors_are_those_of_nccl_tests(operation: str, n: int, expected: float) -> None:
+def test_bus_bandwidth_factors_equal_those_of_nccl_tests(
+    operation: str, n: int, expected: float
+) -> None:
     assert factor(operation, n) == expected
 
 
@@ -52,9 +54,11 @@ gpu01:46841:46897 [6] NCCL INFO NVLS multicast support is available on dev 0
 """
 
 
-def test_what_nccl_connects_by_is_read_in_its_log() -> None:
+def test_nccls_transports_are_read_from_its_log() -> None:
     ways = {"P2P/CUMEM", "NET/IB/GDRDMA", "NET/IB/GDRDMA/Shared", "P2P/direct pointer/read"}
-    assert of_log(NCCL_LOG) == ways, "that there could be multicast does not say that it is used"
+    assert of_log(NCCL_LOG) == ways, (
+        "a log line that multicast is available does not mean that NCCL uses it"
+    )
     assert of_log(NCCL_LOG + "gpu01:1:2 [0] NCCL INFO Connected NVLS tree\n") == {*ways, "NVLS"}
     assert of_log("") == set()
 
@@ -73,7 +77,7 @@ def test_bandwidth_is_payload_over_time_times_the_factor() -> None:
     assert swept_row.bus_bps == swept_row.algorithm_bps * 1.5
 
 
-def test_worlds_inside_a_node_across_nodes_and_of_all() -> None:
+def test_sweeps_cover_one_node_two_nodes_and_the_whole_world() -> None:
     assert shapes((8, 8)) == ((8,), (1, 1), (8, 8))
     assert shapes((1, 1)) == ((1, 1),)
     assert shapes((4,)) == ((4,),)
@@ -83,7 +87,7 @@ def test_worlds_inside_a_node_across_nodes_and_of_all() -> None:
 
 @pytest.mark.parametrize("operation", MAKERS)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_collective_that_did_nothing_is_not_right(operation: str, rank: int) -> None:
+def test_a_collective_that_did_nothing_is_not_correct(operation: str, rank: int) -> None:
     if operation == "broadcast" and rank == 0:
         pytest.skip("rank 0 has what it sends")
     made = MAKERS[operation](rank, 2, 16, torch.device("cpu"))
@@ -136,8 +140,8 @@ def test_a_wrong_result_is_an_error_whatever_its_speed(sample_run: RunRecord) ->
     assert any("WRONG" in line for line in lines(run_of(sample_run, rows)))
 
 
-def test_a_wrong_result_is_among_what_a_session_is_judged_by(tmp_path: Path) -> None:
-    """The exit status of ``pytest suites/`` is folded from these."""
+def test_a_wrong_result_counts_for_the_exit_status_of_a_session(tmp_path: Path) -> None:
+    """``pytest suites/`` derives its exit status from these verdicts."""
     with contextlib.closing(Session(Catalogue(), Settings(), tmp_path, (), Progress())) as session:
         measurer = Measurer(session)
         assert not measurer.judged
@@ -145,14 +149,14 @@ def test_a_wrong_result_is_among_what_a_session_is_judged_by(tmp_path: Path) -> 
         assert [v.status for v in measurer.judged] == [Status.ERROR]
 
 
-def test_a_noisy_host_passes_nothing(sample_run: RunRecord) -> None:
+def test_no_rule_passes_on_a_noisy_host(sample_run: RunRecord) -> None:
     bad = Finding(check="load", level=Level.BAD, text="busy")
     run = replace(run_of(sample_run, times(8, 0.1), rule()), admission=(bad,))
     (verdict,) = verdicts(run)
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
-def test_waivers_and_setups_count_for_the_fabric_too(sample_run: RunRecord) -> None:
+def test_waivers_and_fingerprints_apply_to_rules_on_the_fabric(sample_run: RunRecord) -> None:
     waiver = Waiver(reason="old switch", expires="2999-01-01")
     (fails,) = verdicts(run_of(sample_run, confirmed(8, 100.0), rule(waiver=waiver)))
     assert fails.waived and fails.counts is Status.RECORDED
@@ -162,13 +166,13 @@ def test_waivers_and_setups_count_for_the_fabric_too(sample_run: RunRecord) -> N
     assert (other.status, other.reason) == (Status.RECORDED, Reason.NOT_COMPARABLE)
 
 
-def test_what_a_backend_refuses_passes_nothing(sample_run: RunRecord) -> None:
+def test_a_collective_that_the_backend_refuses_is_skipped(sample_run: RunRecord) -> None:
     rows = [row(launch=i, time_s=None, right=False, refused="not for gloo") for i in range(8)]
     (verdict,) = verdicts(run_of(sample_run, rows, rule()))
     assert verdict.status is Status.SKIP and "not for gloo" in verdict.detail
 
 
-def test_latency_and_bandwidth_are_of_their_own_sizes(sample_run: RunRecord) -> None:
+def test_latency_uses_the_smallest_payload_and_bandwidth_the_largest(sample_run: RunRecord) -> None:
     rows = [row(payload_bytes=8, time_s=1e-5), row(payload_bytes=1 << 20, time_s=0.01), row()]
     (verdict,) = swept(rows)
     assert verdict.latency_s == (1e-5,)
@@ -188,7 +192,7 @@ def test_rules_on_other_worlds_and_operations_do_not_match(sample_run: RunRecord
         assert not row_series.matched_by(other, run)
 
 
-def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(
+def test_a_rule_on_the_fabric_is_out_of_reach_without_a_sweep(
     sample_run: RunRecord,
 ) -> None:
     case = sample_run.plans[0].arms[0].case
@@ -199,10 +203,10 @@ def test_a_rule_on_the_fabric_is_out_of_reach_where_nothing_was_swept(
 @pytest.mark.parametrize(
     ("carried_mbit", "noticed"), [(100.0, False), (95.0, False), (90.0, True), (110.0, True)]
 )
-def test_emulated_links_that_do_not_carry_what_they_say_are_noticed(
+def test_emulated_links_that_miss_their_stated_rate_are_reported(
     sample_run: RunRecord, carried_mbit: float, noticed: bool
 ) -> None:
-    """Six per cent of what is left of the rate for payload."""
+    """The tolerance is six per cent of the rate that remains for payload."""
     time_s = (4 << 20) * 8 / (carried_mbit * 1e6 * PAYLOAD_SHARE)
     rows = [row(time_s=time_s, network="+emulated.rate_mbit=100", link_mbit=100.0)]
     (text,) = shaped(run_of(sample_run, rows))
@@ -211,7 +215,7 @@ def test_emulated_links_that_do_not_carry_what_they_say_are_noticed(
     assert shaped(run_of(sample_run, [replace(rows[0], link_mbit=None)])) == []
 
 
-def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(
+def test_a_disabled_transport_is_reported_only_if_the_hardware_has_it(
     sample_run: RunRecord,
 ) -> None:
     asked = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0"}
@@ -236,10 +240,10 @@ def test_a_way_that_is_switched_off_is_noticed_only_where_it_is_there(
         ("nccl P2P/MNNVL", Status.PASS, 0),
     ],
 )
-def test_infiniband_that_nccl_does_not_use_is_a_fail(
+def test_unused_infiniband_fails_the_shipped_rule(
     sample_run: RunRecord, transport: str, status: Status, leaves: int
 ) -> None:
-    """Two nodes with InfiniBand, four sweeps and a fresh set; the rule is the shipped one."""
+    """Judge the shipped rule on two nodes with InfiniBand: four sweeps and a second set of four."""
     (rule,) = (
         r for r in load_thresholds(ROOT / "suites" / "thresholds.toml")
         if r.name == "nodes_network_used"

@@ -1,4 +1,4 @@
-"""Every field of a record is derived again, sealed in its chain, or named here as neither."""
+"""Verify protects every field of a record: it recomputes the field or compares it with the chain."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from harness.host.admission import Finding, Level
 from harness.measure.run import Run
 from harness.record import RunRecord
 
-#: What this run has none of; its entries are compared with the chain's as launches are, one by one
-#: (``analysis.audit._entered``).
+#: Fields that are empty in this run. Verify compares their entries with the chain one by one, as it
+#: does for launches (``analysis.audit._entered``).
 NONE_HERE = {"fabric", "recoveries", "played", "suspects"}
 
 
 @pytest.fixture(scope="module")
 def ended(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
-    """A run of today's code, with launches that another one measured."""
+    """Return a run that today's code wrote, with the launches of the sample run."""
     of = load(sample)
     run = Run(
         Catalogue(), Settings(nodes=of.settings.nodes), tmp_path_factory.mktemp("results"),
@@ -45,7 +45,7 @@ def ended(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRe
 
 
 def other(value: Any) -> Any:
-    """Another value of the same type."""
+    """Return a different value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, str):
@@ -71,8 +71,8 @@ def found(run: RunRecord, folder: Path) -> set[str]:
 def test_words_of_verdicts_are_held_against_those_of_the_version_that_wrote_them(
     ended: tuple[RunRecord, Path],
 ) -> None:
-    """Another version words them otherwise: then it is said that they are taken as recorded, and a
-    doubt is one all the same.
+    """Another version may word its verdicts differently, so verify accepts its sentences as
+    recorded. It checks in either case whether a verdict has a caveat.
     """
     run, folder = ended
 

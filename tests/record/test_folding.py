@@ -1,4 +1,4 @@
-"""A record and its chain as one: what was measured after the record was written is there."""
+"""A record is completed from its chain with what was measured after the record was written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from harness.record.store import load
 from tests.editing import change
 
 
-def test_resume_keeps_everything_and_takes_up_what_only_the_chain_knows(
+def test_resume_recovers_launches_that_only_the_chain_contains(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program was killed in the third turn, after its record was written for the last time."""
+    """The program was killed in the third turn, after the last write of its record."""
     monkeypatch.setattr(resume, "software", lambda: load(copy).software)
-    # As on the sample's machine: whoever sets a variable of OpenBLAS may not go on with it.
+    # The sample's machine set none of these variables, and resuming with other ones is refused.
     for name in filter(changes_speed, list(os.environ)):
         monkeypatch.delenv(name)
     lines = (copy / "chain.jsonl").read_text().splitlines()
@@ -46,8 +46,8 @@ def test_resume_keeps_everything_and_takes_up_what_only_the_chain_knows(
     assert sum(x.purpose is Purpose.TIMED for x in run.launches) == 7
 
 
-def test_an_interrupted_block_is_finished_launch_by_launch(copy: Path) -> None:
-    """Whatever was seen before the interrupt counts, so that stopping gains nothing."""
+def test_resume_measures_only_the_missing_launches_of_a_block(copy: Path) -> None:
+    """Launches before the interrupt count, so stopping a run cannot improve its result."""
     run = load(copy)
     for seen in range(len(run.launches)):
         half = dataclasses.replace(run, launches=run.launches[:seen])
@@ -60,8 +60,8 @@ def test_an_interrupted_block_is_finished_launch_by_launch(copy: Path) -> None:
         assert before + again == every
 
 
-def test_a_chain_alone_is_the_run_as_far_as_it_went(sample: Path, sample_run: RunRecord) -> None:
-    """Cut anywhere, it has the launches and blocks that were told by then, and no verdict."""
+def test_a_run_is_rebuilt_from_any_prefix_of_its_chain(sample: Path, sample_run: RunRecord) -> None:
+    """A prefix of the chain contains the launches and blocks that it had recorded, and no verdict."""
     first, *later = chain.read(sample)
     sealed = dataclasses.replace(first, body={**first.body, "schema": SCHEMA, "facts": {}})
     links = (sealed, *later)
@@ -76,7 +76,7 @@ def test_a_chain_alone_is_the_run_as_far_as_it_went(sample: Path, sample_run: Ru
     assert run.plans == sample_run.plans and run.windows == sample_run.windows
 
 
-def test_a_whole_record_is_left_as_it_is(sample: Path, sample_run: RunRecord) -> None:
+def test_a_complete_record_is_not_changed(sample: Path, sample_run: RunRecord) -> None:
     assert folded(sample_run, chain.read(sample)[:3]) is sample_run
 
 

@@ -1,7 +1,7 @@
-"""A stranger's record: whatever stands in it, a reader answers, or says in one error what is wrong.
+"""For any untrusted record, a reader gives its answer or reports one clear error.
 
-Any value of a real record is put in the place of another, of any kind, and the chain is linked
-anew, as a careful stranger would.
+The tests replace values of a real record by values of other kinds, and link the chain again, as a
+careful attacker would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.base.errors import Exit
 from harness.interface.cli.main import main
 from harness.record import chain
 
-#: A line of our own that a text of theirs would like to be.
+#: A line of scaleproof's output that text in an untrusted record must not imitate.
 FORGED = " PASS: 99 of 99 requirements hold"
 TEXTS = (
     f"x\n{FORGED}",
@@ -52,12 +52,12 @@ TEXTS = (
 )
 NUMBERS = (0, -1, 1, 2**31, 2**63, 2**64, 10**400, -(10**400), 0.5, 1e308, -1e308, 5e-324)
 ODD = (float("nan"), float("inf"), float("-inf"), None, True, False, [], {}, [[]], {"": ""})
-#: What may not be in any line: it moves the cursor, or turns what follows round.
+#: Characters that may be in no printed line, because they move the cursor or reverse the text.
 MOVING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 VERBS = ("report", "verify", "history", "compare", "advise", "timeline", "badge", "rules")
 
 
-#: What no JSON writer of Python's would write, and what stands for it until it is written.
+#: Texts that Python's JSON writer never writes, by the placeholders that are replaced by them.
 RAW = {"@deep": "[" * 100_000 + "]" * 100_000, "@long": "9" * 10_000, "@broken": "{"}
 
 
@@ -68,7 +68,7 @@ def raw(text: str) -> str:
 
 
 def leaves(doc: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths to all values, groups included."""
+    """Yield the paths to all values of a document, dicts and lists included."""
     if path:
         yield path
     items = (
@@ -79,7 +79,9 @@ def leaves(doc: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def shape(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A path without the numbers: of a hundred launches each field is drawn as often as another."""
+    """Return a path without list indices, so that a field counts once even if a hundred launches
+    have it.
+    """
     return tuple("#" if isinstance(key, int) else key for key in path)
 
 
@@ -93,7 +95,7 @@ def put(doc: Any, path: tuple[Any, ...], value: Any, *, key: bool) -> None:
 
 
 def relinked(links: list[Any], doc: Any) -> str:
-    """The chain's text, its record's head put right."""
+    """Return the text of the chain with valid links, and set the record's ``head`` to match."""
     lines: list[str] = []
     for number, link in enumerate(links):
         if isinstance(link, dict):
@@ -115,7 +117,7 @@ def answered(words: list[str]) -> tuple[int, str]:
 
 
 class Stranger:
-    """Writes records that are not ours into a folder."""
+    """A folder into which manipulated copies of the sample record are written."""
 
     def __init__(self, sample: Path, folder: Path) -> None:
         self.folder = folder / "run"
@@ -133,7 +135,7 @@ class Stranger:
         for (where, path), value, key in edits:
             with contextlib.suppress(
                 KeyError, IndexError, TypeError
-            ):  # an earlier one took it away
+            ):  # An earlier edit may have removed this path.
                 put(doc if where == "record" else links, path, value, key=key)
         text = relinked(links, doc)
         doc.pop("sha256", None)
@@ -179,14 +181,14 @@ SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.d
     max_examples=int(os.environ.get("HOSTILE", "60")), deadline=None, suppress_health_check=SLOW
 )
 @given(data=st.data())
-def test_a_strangers_record_is_answered_or_refused(stranger: Stranger, data: st.DataObject) -> None:
+def test_report_and_verify_handle_any_untrusted_record(
+    stranger: Stranger, data: st.DataObject
+) -> None:
     looked_at(stranger, data, ("report", "verify"))
 
 
 @pytest.mark.full
 @settings(max_examples=1500, deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
-def test_a_strangers_record_is_answered_or_refused_by_every_reader(
-    stranger: Stranger, data: st.DataObject
-) -> None:
+def test_every_reader_handles_any_untrusted_record(stranger: Stranger, data: st.DataObject) -> None:
     looked_at(stranger, data, VERBS)

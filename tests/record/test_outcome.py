@@ -1,4 +1,4 @@
-"""The exit status of verdicts: the worst counts, and what judges nothing passes nothing."""
+"""The exit status follows the worst verdict, and a run without a PASS does not pass."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from harness.record.outcome import SEVERITY, exit_status
 statuses = st.lists(st.sampled_from(Status), max_size=6)
 
 
-def test_every_status_has_its_place() -> None:
+def test_every_status_has_a_severity() -> None:
     assert sorted(SEVERITY) == sorted(Status)
 
 
 @given(statuses)
-def test_only_a_pass_without_anything_worse_ends_with_0(them: list[Status]) -> None:
+def test_exit_status_is_0_only_for_a_pass_without_worse_verdicts(them: list[Status]) -> None:
     worse = {Status.ERROR, Status.FAIL, Status.INCONCLUSIVE}
     passed = Status.PASS in them and worse.isdisjoint(them)
     assert (exit_status(them) == Exit.PASSED == 0) is passed
 
 
 @given(statuses, st.sampled_from([Status.ERROR, Status.FAIL, Status.INCONCLUSIVE]))
-def test_nothing_makes_a_bad_end_good(them: list[Status], bad: Status) -> None:
+def test_no_verdict_hides_a_worse_one(them: list[Status], bad: Status) -> None:
     assert exit_status([*them, bad]) != Exit.PASSED
     assert exit_status([*them, bad]) in (Exit.ERROR, Exit.FAILED, Exit.INCONCLUSIVE)
 
 
 @given(statuses)
-def test_what_is_let_through_does_not_pass(them: list[Status]) -> None:
-    """INCONCLUSIVE ones that may not fail a run: without a PASS nothing was judged."""
+def test_tolerated_inconclusive_verdicts_do_not_count_as_a_pass(them: list[Status]) -> None:
+    """If INCONCLUSIVE may not fail a run, it is ignored; without a PASS, the run still does not
+    pass.
+    """
     kept = [x for x in them if x is not Status.INCONCLUSIVE]
     assert exit_status(them, inconclusive_fails=False) == exit_status(kept)
 
@@ -48,7 +50,7 @@ def test_what_is_let_through_does_not_pass(them: list[Status]) -> None:
         ({"status": Status.INCONCLUSIVE, "waived": True, "rule": "r"}, Status.INCONCLUSIVE),
     ],
 )
-def test_what_a_verdict_counts_as(
+def test_waivers_and_missing_rules_change_what_a_verdict_counts_as(
     sample_run: RunRecord, fields: dict[str, object], counts: Status
 ) -> None:
     verdict = next(v for v in sample_run.verdicts if v.rule)

@@ -1,4 +1,4 @@
-"""The record: written whole, read strictly, recomputed from its samples, tamper-evident."""
+"""The shipped JSON schema equals that of the code, and sample records follow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.record.schema import RECORD, record_schema
 from harness.record.upgrade import upgrade
 
 
-def test_shipped_schema_is_the_one_of_the_code() -> None:
+def test_shipped_schema_equals_that_of_the_code() -> None:
     assert json.loads(RECORD.read_text()) == record_schema(), "python -m harness.record.schema"
 
 

@@ -1,4 +1,4 @@
-"""A signed run: who vouches for what, checked with keys that ssh-keygen made."""
+"""Verify checks who signed a run, with keys that ssh-keygen made."""
 
 from __future__ import annotations
 
@@ -51,13 +51,17 @@ def verified(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[in
     return code, capsys.readouterr().out
 
 
-def test_who_signed_is_said(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_prints_the_key_that_signed(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out = verified(capsys, run, "--key", keys / "site.pub")
     assert code == Exit.PASSED
     assert "signed by ssh-ed25519 " in out and "everything agrees" in out
 
 
-def test_another_key_is_told(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signature_by_another_key_fails(
+    run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out = verified(capsys, run, "--key", keys / "other.pub")
     assert code == Exit.FAILED and "signed by another key" in out
 
@@ -65,7 +69,7 @@ def test_another_key_is_told(run: Path, keys: Path, capsys: pytest.CaptureFixtur
 def test_one_key_must_have_signed(
     run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of two keys in a file nobody knows which was meant; a private one is none to check with."""
+    """A file with two keys is ambiguous, and a private key cannot check a signature."""
     both = tmp_path / "both.pub"
     both.write_text((keys / "site.pub").read_text() + (keys / "other.pub").read_text())
     for key in (both, keys / "site", tmp_path / "missing.pub"):
@@ -73,10 +77,10 @@ def test_one_key_must_have_signed(
         assert f"--key {key}" in capsys.readouterr().err
 
 
-def test_a_complete_forgery_is_told_by_the_signature(
+def test_the_signature_reveals_a_complete_forgery(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Samples, digests, figures and the whole chain are redone; the head is then another one."""
+    """Samples, digests, figures and the whole chain are recomputed, which changes the head."""
     doctored(run, faster)
     rechain(run)
     code, out = verified(capsys, run, "--key", keys / "site.pub")
@@ -86,7 +90,9 @@ def test_a_complete_forgery_is_told_by_the_signature(
 def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signature(
     run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Chain and signature are untouched, or only grow; the record says another thing."""
+    """The signature stays valid: the record contradicts the chain, or links are appended to the
+    chain.
+    """
     grown = Path(shutil.copytree(run, tmp_path / "grown"))
     doctored(run, older)
     code, out = verified(capsys, run, "--key", keys / "site.pub")
@@ -96,7 +102,7 @@ def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signatu
     assert code == Exit.FAILED and "goes on behind its end" in out
 
 
-def test_a_signature_of_a_forger_under_the_sites_name_is_told(
+def test_a_forged_signature_under_the_sites_key_is_found(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = json.loads((run / "chain.sig").read_text())["key"]
@@ -108,7 +114,7 @@ def test_a_signature_of_a_forger_under_the_sites_name_is_told(
     assert code == Exit.FAILED and "does not match the public key" in out
 
 
-def test_an_unsigned_run_does_not_pass_for_a_signed_one(
+def test_an_unsigned_run_fails_if_a_key_is_given(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "chain.sig").unlink()
@@ -117,7 +123,7 @@ def test_an_unsigned_run_does_not_pass_for_a_signed_one(
     assert code == Exit.FAILED and "the run is not signed" in out
 
 
-def test_the_nonce_is_the_one_that_was_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_the_given_nonce_fails(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = verified(capsys, run, "--nonce", "tender 17")
     assert code == Exit.FAILED and "this run has no nonce; 'tender 17'" in out
 
@@ -134,7 +140,7 @@ def test_a_bad_key_is_one_clear_error(
     assert says in error and "ssh-keygen -t ed25519" in error
 
 
-def test_only_what_verifies_is_signed(
+def test_a_run_that_does_not_verify_is_not_signed(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     doctored(run, lambda doc, _: doc["verdicts"][0].update(value=2.0))

@@ -1,4 +1,4 @@
-"""The store: what is written is read back; what is no record is one clear error."""
+"""A saved record is read back unchanged, and anything else raises one clear error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tests.editing import change
 def test_load_is_the_inverse_of_save(sample_run: RunRecord, tmp_path: Path) -> None:
     save(sample_run, tmp_path)
     assert load(tmp_path) == sample_run
-    assert [p.name for p in tmp_path.iterdir()] == ["record.json"], "the digest is in it"
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"], (
+        "the record contains its digest, so no second file is written"
+    )
 
 
 def test_an_edited_record_is_refused(copy: Path) -> None:
@@ -31,7 +33,7 @@ def test_an_edited_record_is_refused(copy: Path) -> None:
         load(copy)
 
 
-def test_newer_records_are_refused_and_nonsense_is_named(copy: Path) -> None:
+def test_newer_and_malformed_records_are_refused(copy: Path) -> None:
     change(copy, lambda doc: doc.update(schema=SCHEMA + 1))
     with pytest.raises(RecordError, match="newer than this program"):
         load(copy)
@@ -42,13 +44,13 @@ def test_newer_records_are_refused_and_nonsense_is_named(copy: Path) -> None:
         load(copy)
 
 
-def test_no_record_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_folder_without_a_record_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no record.json here"):
         load(tmp_path)
 
 
-def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are what each rank wrote, to the bit; one that was changed is found."""
+def test_samples_packed_into_one_file_verify(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed samples verify like single files; a changed bit or a missing pack is found."""
     run = load(copy)
     monkeypatch.setattr(packs, "MANY", 0)
     for launch in run.launches:
@@ -67,7 +69,7 @@ def test_samples_of_many_ranks_are_one_file(copy: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
-    """The reader of samples is ours, since numpy makes room for whatever a header says."""
+    """Samples have a separate reader, because numpy allocates whatever size a header claims."""
     given = {
         "step_s": np.linspace(0, 1, 7),
         "empty": np.zeros((0, 3), np.int32),
@@ -90,9 +92,9 @@ def test_arrays_are_read_as_numpy_reads_them(compressed: bool) -> None:
         packs.arrays(objects.getvalue(), 1 << 20)
 
 
-def test_a_file_of_arrays_with_another_bit_is_an_error_or_the_same() -> None:
-    """Nothing but ValueError, and no other values: of the bytes that say when it was written, and
-    the like, nothing is read.
+def test_a_flipped_bit_in_a_file_of_arrays_raises_or_changes_nothing() -> None:
+    """A flipped bit raises ValueError or has no effect, because some bytes, such as timestamps, are
+    not read.
     """
     values = np.arange(5)
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Upgrades: records of earlier schemas are read, and judged as they were."""
+"""Records of earlier schemas can be read and keep their verdicts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from harness.record.store import load
 from tests.editing import change
 
 
-def test_an_older_record_is_read_and_its_verdicts_left_as_they_were() -> None:
-    """One golden record per older schema."""
+def test_an_older_record_is_read_and_keeps_its_verdicts() -> None:
+    """The golden record has schema 1, the oldest."""
     folder = Path(__file__).parents[1] / "golden" / "record-v1"
     run = load(folder)
     assert run.schema == 1 and run.windows == {} and run.admission == ()
     verified = verify(run, folder)
     assert verified.differences == () and verified.num_launches == 24 and verified.num_verdicts == 0
     assert {v.status for v in run.verdicts} == {Status.PASS, Status.RECORDED}
-    assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, "and judged anew"
+    assert {v.status for v in verdicts(run)} == {Status.PASS, Status.RECORDED}, (
+        "judging the record again returns the same statuses"
+    )
 
 
 def test_a_record_of_schema_6_keeps_its_windows(sample: Path) -> None:
-    """Pilots were read otherwise then: what they settled is taken as recorded."""
+    """Schema 6 interpreted calibration launches differently, so its windows are taken as recorded."""
     run = load(sample)
     assert run.schema == 6 and any(w.cut > 30 for ws in run.windows.values() for w in ws.values())
     assert verify(run, sample).differences == ()

@@ -1,4 +1,6 @@
-"""Below which link rate a codec wins, against the formula it comes from."""
+"""The link rate below which a compressor is faster, compared with the formula that it is derived
+from.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ def cost(step_s: float, sent: float) -> EncodingCost:
     st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.floats(1e4, 1e9), st.floats(0.01, 0.99),
     st.floats(1e7, 1e11),
 )  # fmt: skip
-def test_both_take_as_long_at_the_break_even(
+def test_dense_and_compressed_steps_take_equal_time_at_the_break_even(
     dense_s: float, codec_s: float, sent: float, share: float, here: float
 ) -> None:
-    """And the codec wins on slower links, loses on faster ones."""
+    """Compression is faster on slower links and slower on faster ones."""
     dense, codec = cost(dense_s, sent), cost(codec_s, share * sent)
     rate = breakeven(codec_s - dense_s, sent - share * sent, here)
     assume(1e5 < rate < 1e12)
@@ -34,23 +36,27 @@ def test_both_take_as_long_at_the_break_even(
     assert codec.at(rate * 2, here) > dense.at(rate * 2, here)
 
 
-def test_the_step_where_it_was_measured_is_the_measured_one() -> None:
+def test_at_the_measured_link_rate_the_step_time_is_the_measured_one() -> None:
     assert cost(0.1, 1e6).at(1e9, 1e9) == 0.1
 
 
-def test_who_sends_no_less_never_wins_and_who_costs_nothing_always_does() -> None:
+def test_break_even_is_zero_without_savings_and_infinite_without_cost() -> None:
     assert breakeven(-1.0, 0.0, 1e9) == 0.0
     assert math.isinf(breakeven(-0.01, 1e6, 1e9))
-    assert breakeven(0.0, 1e6, 1e9) == pytest.approx(1e9), "it is as fast here, so it is here"
+    assert breakeven(0.0, 1e6, 1e9) == pytest.approx(1e9), (
+        "equal speed at this rate makes it the break-even"
+    )
     cancelling = -8e6 / 1e9 * (1 - 1e-12)
-    assert math.isinf(breakeven(cancelling, 1e6, 1e9)), "what is left of rounding is no link"
+    assert math.isinf(breakeven(cancelling, 1e6, 1e9)), "a rounding residue must not become a rate"
 
 
 @given(st.floats(0.02, 1.0), st.floats(0.01, 0.99), st.floats(1e8, 1e10), st.floats(1.0, 50.0))
-def test_on_faster_links_dense_training_comes_down_to_training_apart(
+def test_on_faster_links_dense_steps_approach_steps_without_communication(
     step_s: float, share: float, here: float, times: float
 ) -> None:
-    """Never below it, and without a jump where it was measured; on slower links bytes count."""
+    """The step time is never below that limit and is continuous at the measured rate; on slower
+    links it depends on the bytes.
+    """
     dense = replace(cost(step_s, 1e6), exchange_s=share * step_s)
     apart_s = step_s - share * step_s
     assert dense.at(times * here, here) >= apart_s - 1e-9

@@ -1,4 +1,4 @@
-"""The gradient-noise scale against gradients whose noise was planted."""
+"""The gradient-noise scale is recovered from gradients with a known noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ ELEMENTS, RANKS, PARTS, STEPS = 400, 4, 16, 40
 
 
 def squares(noise: float, small: int, seed: int) -> list[list[tuple[float, float]]]:
-    """Gradients of |G|^2 = 1 whose samples have a variance of tr(Sigma) = noise in all."""
+    """Return squared norms of gradients with |G|^2 = 1 whose samples have a total variance
+    tr(Sigma) = ``noise``.
+    """
     source = np.random.default_rng(seed)
     gradient = np.full(ELEMENTS, ELEMENTS**-0.5)
     spread = math.sqrt(noise / ELEMENTS / small)
@@ -24,7 +26,7 @@ def squares(noise: float, small: int, seed: int) -> list[list[tuple[float, float
 
 
 @pytest.mark.parametrize("noise", [3.0, 30.0, 300.0])
-def test_planted_noise_comes_back(noise: float) -> None:
+def test_a_known_noise_scale_is_recovered(noise: float) -> None:
     inside = 0
     for seed in range(10):
         scale = noise_scale(squares(noise, 8, seed), 8, 8 * RANKS)
@@ -34,11 +36,11 @@ def test_planted_noise_comes_back(noise: float) -> None:
     assert inside >= 8
 
 
-def test_gradients_that_are_noise_alone_have_no_scale() -> None:
+def test_gradients_of_pure_noise_have_an_unbounded_scale() -> None:
     scale = noise_scale(squares(1e7, 1, 0), 1, RANKS)
     assert scale is not None and math.isinf(scale.high)
 
 
-def test_records_without_squares_say_nothing() -> None:
+def test_without_squared_norms_there_is_no_estimate() -> None:
     assert noise_scale([], 8, 32) is None
     assert noise_scale([(), ()], 8, 16) is None

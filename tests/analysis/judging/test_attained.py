@@ -1,4 +1,4 @@
-"""Attainment: what a training reaches of the efficiency that its fabric allows."""
+"""Attainment is the share of the efficiency that the fabric allows which a training run reaches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.record import Purpose, Reason, Row, RunRecord, Status
 
 
 def swept(run: RunRecord, bps: float) -> RunRecord:
-    """With a sweep over its world that carried so many B/s."""
+    """Return the run with a sweep over its world that measured ``bps`` B/s."""
     size = 1 << 20
     row = Row(
         nodes=(2,), operation="all_reduce", payload_bytes=size, transport="", time_s=size / bps,
@@ -40,8 +40,10 @@ def plan_with(run: RunRecord, contrast: Contrast) -> tuple[RunRecord, Plan]:
     return replace(run, plans=(plan,), launches=tuple(renamed), windows=windows), plan
 
 
-def test_it_is_what_can_be_hidden(sample_run: RunRecord, contrast: Contrast) -> None:
-    """By hand: the bytes of a rank over the rate, less what the backward pass hides."""
+def test_the_allowed_efficiency_accounts_for_hidden_communication(
+    sample_run: RunRecord, contrast: Contrast
+) -> None:
+    """Compare with arithmetic: a rank's bytes over the rate, minus what the backward pass can hide."""
     run, plan = plan_with(sample_run, contrast)
     case, base = plan.arm("@2").case, plan.arm("plain")
     described = run.described[case.hash].expected
@@ -57,7 +59,7 @@ def test_it_is_what_can_be_hidden(sample_run: RunRecord, contrast: Contrast) -> 
         assert seen == pytest.approx(step_s / (step_s + max(0.0, exchange_s - HIDDEN * step_s)))
 
 
-def test_a_slow_fabric_excuses_a_low_efficiency(sample_run: RunRecord, contrast: Contrast) -> None:
+def test_attainment_is_higher_on_a_slow_fabric(sample_run: RunRecord, contrast: Contrast) -> None:
     run, plan = plan_with(sample_run, contrast)
     efficiency = pairs(run, plan, replace(contrast, metric="efficiency")).values
     fast, slow = (pairs(swept(run, rate), plan, contrast).values for rate in (1e12, 1e7))
@@ -65,7 +67,9 @@ def test_a_slow_fabric_excuses_a_low_efficiency(sample_run: RunRecord, contrast:
     assert min(slow) > max(fast)
 
 
-def test_without_a_sweep_it_is_not_measured(sample_run: RunRecord, contrast: Contrast) -> None:
+def test_attainment_is_not_measured_without_a_sweep(
+    sample_run: RunRecord, contrast: Contrast
+) -> None:
     run, plan = plan_with(replace(sample_run, fabric=()), contrast)
     (verdict,) = (v for v in of_plan(run, plan) if v.metric == "attainment")
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOT_MEASURED)

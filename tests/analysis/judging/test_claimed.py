@@ -1,4 +1,6 @@
-"""What only a user's own file says becomes no PASS: it is RECORDED, with the reason."""
+"""A result that rests only on a statement in a user's file is RECORDED with the reason, never a
+PASS.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SUBJECT = "efficiency@2/plain"
 
 
 def of_subject(doc: Any) -> Any:
-    """The subject's description, with a strategy of a user's."""
+    """Return the subject's description, marked as using a user's strategy."""
     described = doc["described"][timed(doc, "@2")[0]["case"]]
     described["theirs"] = ["strategies"]
     return described

@@ -1,4 +1,4 @@
-"""What stands between a decision and a verdict only ever takes away: nothing makes a PASS."""
+"""Caveats between the judge's decision and the verdict can only prevent a PASS, never cause one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def question(first: tuple[float, ...], **more: object) -> Question:
 
 
 def waived(run: RunRecord, days: int) -> Threshold:
-    """The rule, with a waiver that ends so many days after the run."""
+    """Return the rule with a waiver that expires ``days`` days after the run."""
     expires = datetime.date.fromisoformat(run.started_at[:10]) + datetime.timedelta(days=days)
     return replace(RULE, waiver=Waiver(reason="new switch", expires=str(expires)))
 
@@ -68,7 +68,7 @@ def waived(run: RunRecord, days: int) -> Threshold:
         (question(BAD, again=BAD, caveats=(CLAIM,)), Status.FAIL, Reason.NOT_MET),
     ],
 )
-def test_what_a_decision_must_survive(
+def test_caveats_change_the_status_of_a_decision(
     sample_run: RunRecord, asked: Question, status: Status, reason: Reason | None
 ) -> None:
     verdict = conclude(asked, RULE, sample_run)
@@ -76,12 +76,12 @@ def test_what_a_decision_must_survive(
     assert reason is None or verdict.reason is reason
 
 
-def test_a_fail_of_an_interrupted_run_says_so(sample_run: RunRecord) -> None:
+def test_a_failure_in_an_interrupted_run_is_inconclusive(sample_run: RunRecord) -> None:
     verdict = conclude(question(BAD), RULE, replace(sample_run, complete=False))
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.INTERRUPTED)
 
 
-def test_a_waiver_lets_a_fail_through_until_it_expires_and_no_pass(sample_run: RunRecord) -> None:
+def test_a_waiver_tolerates_a_fail_until_it_expires_and_no_pass(sample_run: RunRecord) -> None:
     asked = question(BAD, again=BAD)
     held = conclude(asked, waived(sample_run, 1), sample_run)
     assert (held.status, held.counts, held.waived) == (Status.FAIL, Status.RECORDED, True)
@@ -102,7 +102,7 @@ values = st.lists(st.floats(0.3, 1.3), min_size=2, max_size=8).map(tuple)
     others=st.lists(st.sampled_from([OBSTACLE, DOUBT, CLAIM]), unique=True, max_size=2),
     days=st.sampled_from([None, -1, 1]),
 )
-def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
+def test_no_combination_of_caveats_creates_a_pass(
     sample_run: RunRecord,
     first: tuple[float, ...],
     again: tuple[float, ...],
@@ -113,7 +113,8 @@ def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
     asked = question(first, again=again, caveats=(bias(factor, "load"), *others))
     rule = RULE if days is None else waived(sample_run, days)
     alone = judge_values(first, RULE, Form.RATIO)
-    # Records before this schema were judged without a look at half of their launches.
+    # Records of older schemas were judged without the allowance for an unseen slow half of
+    # launches.
     verdict = conclude(asked, rule, replace(sample_run, schema=HALVES_SINCE))
     if verdict.status is Status.PASS:
         assert alone.status is Status.PASS
@@ -124,7 +125,7 @@ def test_nothing_makes_a_pass_of_what_the_judge_does_not_pass(
     assert verdict.value is None or math.isfinite(verdict.value)
 
 
-def test_the_worst_verdict_is_the_exit() -> None:
+def test_the_worst_verdict_determines_the_exit_status() -> None:
     every = [Status.PASS, Status.SKIP, Status.RECORDED, Status.INCONCLUSIVE, Status.FAIL]
     assert [exit_status(every[:n]) for n in range(1, 6)] == [0, 0, 0, 10, 1]
     assert exit_status([*every, Status.ERROR]) == 11

@@ -1,4 +1,6 @@
-"""The smaller worlds of a ladder: measured once, judged only if the largest world fails."""
+"""The smaller world sizes of a scaling sweep are measured once, and judged only if the largest
+fails.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ RULE = Threshold(
 
 
 def with_curve(run: RunRecord, bound: float, worst: float = 1.0) -> tuple[RunRecord, Plan]:
-    """The sample with its smaller rung for the curve; its largest as slow as asked."""
+    """Return the sample with its smaller world size measured for the curve only, and its largest
+    slowed by ``worst``.
+    """
     plan = run.plans[0]
     contrasts = tuple(
         replace(c, curve=c.subject == "@1" and c.metric == "efficiency") for c in plan.contrasts
@@ -37,13 +41,13 @@ def judged(run: RunRecord, plan: Plan) -> dict[str, str | None]:
     return {v.contrast: v.rule for v in of_plan(run, plan) if v.metric == "efficiency"}
 
 
-def test_the_largest_world_is_judged_alone(sample_run: RunRecord) -> None:
+def test_only_the_largest_world_is_judged(sample_run: RunRecord) -> None:
     run, plan = with_curve(sample_run, 0.3)
     assert judged(run, plan)["efficiency@2/plain"] == "r"
     assert judged(run, plan)["efficiency@1/plain"] is None
 
 
-def test_if_it_fails_the_smaller_ones_are_judged(sample_run: RunRecord) -> None:
+def test_smaller_worlds_are_judged_if_the_largest_fails(sample_run: RunRecord) -> None:
     run, plan = with_curve(sample_run, 0.6, worst=0.3)
     (failed,) = (v for v in of_plan(run, plan) if v.contrast == "efficiency@2/plain")
     assert failed.status is Status.FAIL, failed

@@ -1,4 +1,4 @@
-"""Provisional bounds, and simulated hardware in a run that asked for devices, decide nothing."""
+"""Provisional bounds decide nothing, nor does simulated hardware in a run that asked for devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_missed_provisional_bound_is_recorded(
     assert exit_status([required.counts]) is Exit.FAILED
 
 
-def test_an_open_provisional_bound_gets_more_pairs_and_then_decides_nothing(
+def test_an_undecided_provisional_bound_gets_more_pairs_and_is_recorded(
     sample_run: RunRecord,
 ) -> None:
     today = replace(sample_run, schema=SCHEMA)
@@ -45,13 +45,13 @@ def test_an_open_provisional_bound_gets_more_pairs_and_then_decides_nothing(
     assert conclude(question(NEAR), RULE, today).status is Status.INCONCLUSIVE
 
 
-def test_a_verdict_of_an_older_record_stays_as_it_was_judged(sample_run: RunRecord) -> None:
+def test_a_provisional_bound_of_an_older_record_still_fails(sample_run: RunRecord) -> None:
     verdict = conclude(question(BAD, again=BAD), PROVISIONAL, sample_run)
     assert verdict.status is Status.FAIL
 
 
 def _on_devices(main_job: RunRecord) -> RunRecord:
-    """The main job as if it had asked for GPUs, whose bounds are all provisional."""
+    """Return the main job as if it had asked for GPUs, with all its bounds provisional."""
     rules = tuple(
         rule
         if "paced" in rule.case or rule.metric == "caught"
@@ -63,10 +63,12 @@ def _on_devices(main_job: RunRecord) -> RunRecord:
     return replace(run, verdicts=verdicts(run))
 
 
-def test_a_green_run_that_judged_no_device_is_none(main_job: RunRecord) -> None:
+def test_a_run_that_judged_no_device_does_not_pass(main_job: RunRecord) -> None:
     run = _on_devices(main_job)
     simulated = [v for v in run.verdicts if is_stand_in(run, v) and v.rule]
-    assert any(v.status is Status.PASS for v in simulated), "a schedule of sleeps still passes"
+    assert any(v.status is Status.PASS for v in simulated), (
+        "simulated compute must still pass its rules"
+    )
     assert all(v.simulated for v in simulated)
     statuses = {v.counts for v in run.verdicts}
     assert Status.PASS not in statuses and Status.FAIL not in statuses
@@ -87,6 +89,6 @@ def test_a_broken_simulated_workload_does_not_fail_devices(main_job: RunRecord) 
     assert headline(replace(run, verdicts=broken)).startswith("RECORDED")
 
 
-def test_ranks_on_cores_are_judged_as_ever(main_job: RunRecord) -> None:
+def test_verdicts_of_a_cpu_run_are_not_marked_as_simulated(main_job: RunRecord) -> None:
     run = replace(main_job, schema=SCHEMA)
     assert not any(v.simulated for v in verdicts(run))

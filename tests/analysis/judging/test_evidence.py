@@ -1,4 +1,4 @@
-"""Evidence: every launch that a contrast rests on is in it, and none that it does not rest on."""
+"""The evidence of a contrast contains every launch that it depends on, and no other."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def every(run: RunRecord) -> list[ContrastData]:
     return [ContrastData.of(run, plan, c) for plan in run.plans for c in plan.contrasts]
 
 
-def test_it_has_the_launches_of_its_arms_alone(main_job: RunRecord) -> None:
-    """Counted over again from the record, launch by launch."""
+def test_evidence_contains_exactly_the_launches_of_its_arms(main_job: RunRecord) -> None:
+    """Count the launches again directly from the record."""
     for evidence in every(main_job):
         arms = {evidence.contrast.subject, *evidence.contrast.baseline}
         cases = {a.case.hash for a in evidence.plan.arms if a.name in arms}
@@ -28,8 +28,8 @@ def test_it_has_the_launches_of_its_arms_alone(main_job: RunRecord) -> None:
         assert evidence.all_launches == [*evidence.pilots, *evidence.launches]
 
 
-def test_pilots_are_shared_between_plans(main_job: RunRecord) -> None:
-    """One pilot serves every plan that measures its case."""
+def test_calibration_launches_are_shared_between_plans(main_job: RunRecord) -> None:
+    """One calibration launch serves every plan that measures its case."""
     of_others = [
         pilot
         for evidence in every(main_job)
@@ -39,7 +39,7 @@ def test_pilots_are_shared_between_plans(main_job: RunRecord) -> None:
     assert of_others
 
 
-def test_only_planted_stragglers_are_slowed_on_purpose(main_job: RunRecord) -> None:
+def test_only_injected_stragglers_count_as_slowed_on_purpose(main_job: RunRecord) -> None:
     slowed = {e.plan.name for e in every(main_job) if e.slowed_on_purpose}
     planted = {
         plan.name
@@ -49,7 +49,7 @@ def test_only_planted_stragglers_are_slowed_on_purpose(main_job: RunRecord) -> N
     assert slowed <= planted
 
 
-def test_launches_of_some_arms(main_job: RunRecord) -> None:
+def test_launches_are_selected_by_arm(main_job: RunRecord) -> None:
     for evidence in every(main_job):
         subject = evidence.timed_of([evidence.contrast.subject])
         assert {x.arm for x in subject} <= {evidence.contrast.subject}

@@ -1,4 +1,4 @@
-"""Expected values: written, read back strictly, judged by, replaced only with a reason."""
+"""Expected values are written, read back strictly, used as rules, and replaced only with a reason."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ source = "here"
 """
 
 
-def test_what_a_run_measured_is_written_and_read_back(
-    sample_run: RunRecord, tmp_path: Path
-) -> None:
+def test_measured_values_are_written_and_read_back(sample_run: RunRecord, tmp_path: Path) -> None:
     references_read, doubted = references.measured(sample_run, 0.1)
     assert doubted == []
     assert {(r.case, r.metric, r.baseline) for r in references_read} >= {
@@ -64,7 +62,7 @@ def test_what_no_verdict_could_rest_on_is_no_reference(
     assert any("99 %" in why or "loss: step 6" in why for _, why in doubted)
 
 
-def test_a_run_meets_what_it_measured(sample_run: RunRecord, tmp_path: Path) -> None:
+def test_a_run_passes_its_measured_values(sample_run: RunRecord, tmp_path: Path) -> None:
     def quiet(doc: Any) -> None:
         even(doc, 0.9)
 
@@ -86,7 +84,7 @@ def test_a_run_meets_what_it_measured(sample_run: RunRecord, tmp_path: Path) -> 
         ("provisional", Status.RECORDED),
     ],
 )
-def test_only_some_statuses_can_pass(
+def test_only_measured_and_derived_references_can_pass(
     sample_run: RunRecord, tmp_path: Path, status: str, expected: Status
 ) -> None:
     (tmp_path / "r.toml").write_text(GOOD.replace("STATUS", status))
@@ -112,7 +110,9 @@ def test_only_some_statuses_can_pass(
         ("value", "vlaue", "did you mean 'value'"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_mistakes_in_a_reference_file_are_reported(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
     text = GOOD.replace("STATUS", "measured")
     assert old in text
     (tmp_path / "r.toml").write_text(text.replace(old, new, 1))
@@ -120,7 +120,7 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, says: str) -> No
         references.load(tmp_path / "r.toml")
 
 
-def test_a_known_value_is_only_replaced_with_a_reason(
+def test_replacing_a_known_value_needs_a_reason(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = ["--references", str(tmp_path)]
@@ -141,7 +141,9 @@ def test_a_known_value_is_only_replaced_with_a_reason(
 def test_a_better_value_waits_for_a_second_session(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a lucky session raises, every later run is held against: worse needs a reason alone."""
+    """A value raised by a lucky session would fail later runs, so a better value needs two
+    sessions; a worse one needs only a reason.
+    """
     place = ["--references", str(tmp_path), "--reason", "new switch"]
     again = str(sample.with_name("ddp-nano-again"))
     assert main(["history", "baseline", "set", str(sample), "--references", str(tmp_path)]) == 0
@@ -155,7 +157,8 @@ def test_a_better_value_waits_for_a_second_session(
     assert "by one session alone" in capsys.readouterr().err and path.read_text() == low
     assert main(["history", "baseline", "accept", again, *place, "--again", str(sample)]) == 4
     assert "of the same day and of the same nodes" in capsys.readouterr().err
-    copy = Path(shutil.copytree(again, tmp_path / "copy"))  # the same run under another name
+    # This is the same run under another name.
+    copy = Path(shutil.copytree(again, tmp_path / "copy"))
     change(copy, lambda doc: doc.update(run="another", started_at="2026-11-01T00:00:00+00:00"))
     rechain(copy)
     assert main(["history", "baseline", "accept", again, *place, "--again", str(copy)]) == 4
@@ -163,7 +166,7 @@ def test_a_better_value_waits_for_a_second_session(
     high = re.sub(r"^value = .*", lambda m: f"value = {2 * float(m[0][8:])}", low, flags=re.M)
     path.write_text(high)
     assert main(["history", "baseline", "accept", again, *place]) == 0, (
-        "worse: the reason is enough"
+        "a worse value needs only a reason"
     )
 
 
@@ -172,7 +175,7 @@ def test_a_better_value_waits_for_a_second_session(
     [(1.0, 0.9, None, None), (1.0, 0.9, 0.91, None), (1.0, 0.9, 0.95, 0.95), (1.0, 0.9, 1.1, 1.0),
      (1.0, 0.99, None, 1.0), (0.8, 0.9, None, 0.8), (1.0, None, None, 1.0)],
 )  # fmt: skip
-def test_the_weaker_of_two_sessions_raises_what_is_expected(
+def test_the_weaker_of_two_sessions_sets_a_better_expected_value(
     new: float, old: float | None, held: float | None, taken: float | None
 ) -> None:
     def of(value: float | None) -> references.ExpectedValue | None:

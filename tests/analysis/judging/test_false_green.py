@@ -1,7 +1,8 @@
-"""False greens that other suites were found to give, and that must not be possible here.
+"""False passes that were found in other benchmark suites and that must not be possible here.
 
-Each test names the mechanism as it was found elsewhere. Rules on bandwidth where latency dominates
-are in ``tests/record/test_fabric.py``, renamed kernels in ``tests/analysis/timeline``.
+Each test names the mechanism and the suite in which it was found. Rules on bandwidth for sizes that
+latency dominates are in ``tests/record/test_fabric.py``, renamed kernels in
+``tests/analysis/timeline``.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ SUBJECT = "efficiency@2/plain"
 
 
 def test_a_later_pass_does_not_overwrite_an_earlier_warning() -> None:
-    """AWS health check: the PASS file overwrote the WARN."""
+    """AWS health check: its PASS file overwrote the WARN."""
     for worse in (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE):
         assert exit_status([worse, Status.PASS, Status.PASS]) is not Exit.PASSED
 
 
-def test_no_single_pair_decides_for_the_others(sample_run: RunRecord) -> None:
-    """GCP scanner: the last pair's result decided for the cluster."""
+def test_one_good_pair_does_not_decide_for_all_pairs(sample_run: RunRecord) -> None:
+    """GCP scanner: the result of the last pair decided for the whole cluster."""
 
     def last_is_good(doc: Any) -> None:
         even(doc, 0.3)
@@ -51,7 +52,7 @@ def test_no_single_pair_decides_for_the_others(sample_run: RunRecord) -> None:
 
 
 def test_a_failed_check_without_a_limit_is_told(sample_run: RunRecord) -> None:
-    """It ended the whole program, so that nothing else of the run was judged either."""
+    """Such a check once ended the program, so nothing else of the run was judged."""
     check = Check(name="full_size.equal_norms", ok=False, value=1.5)
     gate = next(x for x in sample_run.launches if x.purpose is Purpose.GATE)
     ranks = [dataclasses.replace(r, checks=(*r.checks, check)) for r in gate.ranks]
@@ -60,7 +61,7 @@ def test_a_failed_check_without_a_limit_is_told(sample_run: RunRecord) -> None:
 
 
 def test_a_codec_that_leaves_gradients_out_passes_nothing(sample_run: RunRecord) -> None:
-    """The reference goes through the codec, too: its losses are those of the launches."""
+    """The reference uses the compressor, too, so its losses equal those of the launches."""
     check = Check(
         name="codec.shares", ok=False, value=0.0, limit=0.25, at_least=True, detail="of rank 1"
     )
@@ -77,19 +78,19 @@ def test_a_codec_that_leaves_gradients_out_passes_nothing(sample_run: RunRecord)
 
 
 def test_nothing_launched_is_not_success() -> None:
-    """pytorch/benchmark: a scheduler that returned [] was a success."""
+    """pytorch/benchmark: a scheduler that returned an empty list counted as a success."""
     assert exit_status([]) is Exit.NOTHING_JUDGED
 
 
-def test_no_reference_passes_nothing(sample_run: RunRecord) -> None:
-    """ReFrame: without a reference the check passes."""
+def test_without_rules_nothing_passes(sample_run: RunRecord) -> None:
+    """ReFrame: a check without a reference value passes."""
     found = judged(sample_run, lambda doc: doc.update(thresholds=[]))
     assert {v.status for v in found.values()} == {Status.RECORDED}
     assert exit_status([v.status for v in found.values()]) is Exit.NOTHING_JUDGED
 
 
-def test_a_rule_that_matches_nothing_is_told(sample_run: RunRecord) -> None:
-    """cvs: green when no cell matched."""
+def test_a_rule_that_matches_no_case_is_reported(sample_run: RunRecord) -> None:
+    """cvs: the run passed if no cell matched."""
     doc = to_doc(sample_run)
     bound(doc, case="ddp/resnet-*")
     lines = " ".join(tables.coverage(from_doc(RunRecord, doc)))
@@ -97,7 +98,7 @@ def test_a_rule_that_matches_nothing_is_told(sample_run: RunRecord) -> None:
 
 
 def test_units_cannot_be_mixed(tmp_path: Path) -> None:
-    """cvs: TFLOP/s were compared with tokens/s."""
+    """cvs: values in TFLOP/s were compared with values in tokens/s."""
     path = tmp_path / "thresholds.toml"
     path.write_text(
         "[[rule]]\nname='a'\ncase='*'\nmetric='throughput'\nunit='TFLOP/s'\nat_least=1.0\n"
@@ -108,7 +109,7 @@ def test_units_cannot_be_mixed(tmp_path: Path) -> None:
 
 
 def test_a_run_that_measured_no_steps_is_an_error(sample_run: RunRecord) -> None:
-    """DeepSpeed's CPU branch: measured nothing, exited 0."""
+    """DeepSpeed's CPU branch measured nothing and exited with 0."""
 
     def gates_only(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["purpose"] != "timed"]
@@ -118,7 +119,9 @@ def test_a_run_that_measured_no_steps_is_an_error(sample_run: RunRecord) -> None
 
 
 def test_a_figure_from_the_wrong_column_is_found(sample: Path, sample_run: RunRecord) -> None:
-    """cloudai: graded the wrong column after the tool had added one. Figures here are recomputed."""
+    """cloudai graded the wrong column after the tool had added one; here verify recomputes all
+    figures.
+    """
     launch = next(x for x in sample_run.launches if x.steps)
     assert launch.steps is not None
     wrong = dataclasses.replace(launch.steps, mean_s=launch.steps.p95_s)
@@ -131,8 +134,10 @@ def test_a_figure_from_the_wrong_column_is_found(sample: Path, sample_run: RunRe
     assert any("steps is" in d for d in verify(run, sample).differences)
 
 
-def test_a_ranks_own_rate_is_not_the_worlds(sample_run: RunRecord) -> None:
-    """SuperBench: a per-rank rate called throughput; optimum-benchmark: no world size in it."""
+def test_throughput_is_that_of_the_world_not_of_a_rank(sample_run: RunRecord) -> None:
+    """SuperBench reported the rate of one rank as throughput; optimum-benchmark ignored the world
+    size.
+    """
     plan = sample_run.plans[0]
     case = plan.arm("@2").case
     expected = sample_run.described[case.hash].expected
@@ -143,13 +148,13 @@ def test_a_ranks_own_rate_is_not_the_worlds(sample_run: RunRecord) -> None:
     assert expected.global_batch == 2 * 8
 
 
-def test_sizes_that_are_no_power_of_two_are_rungs_too() -> None:
-    """Primus: such sizes skipped a third of the nodes."""
+def test_world_sizes_need_not_be_powers_of_two() -> None:
+    """Primus skipped such sizes, which left a third of the nodes untested."""
     assert rungs(6) == (1, 2, 4, 6) and rungs(12) == (1, 2, 4, 8, 12) and rungs(1) == (1,)
 
 
-def test_one_good_set_among_bad_ones_is_not_a_pass(sample_run: RunRecord) -> None:
-    """Azure: a retry passed at the first success of N."""
+def test_one_good_set_of_launches_among_bad_ones_does_not_pass(sample_run: RunRecord) -> None:
+    """Azure: retries passed if one of N attempts succeeded."""
 
     def retried(doc: Any) -> None:
         even(doc, 0.3)
@@ -164,14 +169,14 @@ def test_one_good_set_among_bad_ones_is_not_a_pass(sample_run: RunRecord) -> Non
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.DISAGREE)
 
 
-def test_more_than_linear_is_not_a_pass(sample_run: RunRecord) -> None:
-    """Primus, nanoGPT: an MFU above 100 % from a wrong peak was shown as it was."""
+def test_superlinear_scaling_does_not_pass(sample_run: RunRecord) -> None:
+    """Primus and nanoGPT printed an MFU above 100 %, computed from a wrong peak, without a warning."""
     verdict = judged(sample_run, lambda doc: even(doc, 1.3))[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
 
 
-def test_the_slowest_ranks_window_counts(sample_run: RunRecord) -> None:
-    """SuperBench, bigscience: a time taken before the others were done."""
+def test_the_window_of_the_slowest_rank_counts(sample_run: RunRecord) -> None:
+    """SuperBench and bigscience stopped the clock before the other ranks had finished."""
 
     def one_late(doc: Any) -> None:
         even(doc, 0.9)
@@ -182,8 +187,8 @@ def test_the_slowest_ranks_window_counts(sample_run: RunRecord) -> None:
     assert verdict.value == pytest.approx(0.45, rel=0.01)
 
 
-def test_a_missing_figure_is_no_value_and_no_pass(sample_run: RunRecord) -> None:
-    """HTA: a renamed kernel made the overlap NaN."""
+def test_a_missing_figure_does_not_pass(sample_run: RunRecord) -> None:
+    """HTA: a renamed kernel turned the overlap into NaN."""
 
     def unknown(doc: Any) -> None:
         bound(doc, metric="sent_bytes", unit="B", baseline=None, at_least=None, at_most=1e12)
@@ -194,8 +199,8 @@ def test_a_missing_figure_is_no_value_and_no_pass(sample_run: RunRecord) -> None
     assert verdict.value is None and verdict.status is Status.ERROR
 
 
-def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
-    """nccl-tests: N worlds of one rank, reported as one world of N."""
+def test_ranks_that_did_not_join_one_group_are_an_error(sample_run: RunRecord) -> None:
+    """nccl-tests reported N worlds of one rank as one world of N ranks."""
     case = sample_run.plans[0].arm("@2").case
     expected = sample_run.described[case.hash].expected
     assert expected is not None
@@ -205,8 +210,8 @@ def test_ranks_that_never_joined_are_not_a_world(sample_run: RunRecord) -> None:
     assert "ranks [0, 0] joined, expected 2 ranks" in wrong
 
 
-def test_a_launch_whose_losses_nobody_compared_is_no_evidence(sample_run: RunRecord) -> None:
-    """The reference is there, and the launch says that nothing was held against it."""
+def test_a_launch_without_compared_losses_does_not_pass(sample_run: RunRecord) -> None:
+    """The reference exists, but the launch states that none of its losses were compared with it."""
 
     def unseen(doc: Any) -> None:
         even(doc, 0.9)
@@ -230,7 +235,7 @@ def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) ->
 
 
 def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:
-    """A quiet run whose ladder was planned otherwise: its launches are of the changed plan."""
+    """Return a run without noise whose scaling sweep has the changed plan, with matching hashes."""
     doc = json.loads(json.dumps(to_doc(run)))
     even(doc, 0.95)
     quiet = from_doc(RunRecord, doc)
@@ -266,7 +271,7 @@ def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:
 def test_a_plan_that_is_not_what_it_is_called_passes_nothing(
     sample_run: RunRecord, wrong: str, word: str
 ) -> None:
-    """What is told of a plan must reach its verdict."""
+    """A defect found in a plan must reach its verdict."""
 
     def of_arm(arm: Arm) -> Arm:
         if wrong == "ablation" and arm.name == "@2":
@@ -295,7 +300,7 @@ def test_a_plan_that_is_not_what_it_is_called_passes_nothing(
 
 
 def test_a_strategys_own_ideal_passes_nothing(sample_run: RunRecord) -> None:
-    """An efficiency of the schedule is held against the ideal, which its file may state."""
+    """A schedule's efficiency is compared with an ideal that the strategy's file may state."""
 
     doc = json.loads(json.dumps(to_doc(sample_run)))
     for answer in doc["described"].values():
@@ -313,7 +318,7 @@ def test_a_strategys_own_ideal_passes_nothing(sample_run: RunRecord) -> None:
 def test_a_file_that_was_another_one_in_one_launch_passes_nothing(
     sample_run: RunRecord, purpose: Purpose
 ) -> None:
-    """Each launch loads it anew: what was checked has to be what was timed."""
+    """Each launch loads the file again, so the checked version must also be the timed one."""
 
     def edited(doc: Any) -> None:
         even(doc, 0.95)

@@ -1,4 +1,4 @@
-"""Figures that contracts ask for, held against arithmetic on what launches read."""
+"""Figures that contracts ask for, compared with arithmetic on the measurements of launches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from harness.cases.rules import load_thresholds
 from harness.interface.report import screen, tables
 from harness.record import LaunchRecord, Purpose, RunRecord, Status, Verdict
 
-#: An H100's dense peak in bf16, by NVIDIA's data sheet.
+#: The dense bf16 peak of an H100 in FLOP/s, from NVIDIA's data sheet.
 PEAK = 989.4e12
 FLOPS, AGAIN, TOKENS = 6e11, 2e11, 1024
 
 
 @pytest.fixture
 def on_h100(sample_run: RunRecord) -> RunRecord:
-    """The sample as if it had trained sequences in bf16 on H100s."""
+    """Return the sample as if it had trained sequences in bf16 on H100s."""
     doc = sample_run
     plans = tuple(
         replace(
@@ -60,7 +60,7 @@ def on_h100(sample_run: RunRecord) -> RunRecord:
 
 
 def judged(run: RunRecord, folder: Path, metric: str, unit: str, bound: str) -> Verdict:
-    """What a rule with this bound says of the rung of two ranks."""
+    """Return the verdict of a rule with this bound on the world of two ranks."""
     (file := folder / "thresholds.toml").write_text(
         f"""[[rule]]
 name = "one"
@@ -94,21 +94,27 @@ def of_two(run: RunRecord) -> LaunchRecord:
         ("hfu", (FLOPS + AGAIN) / 2 / PEAK),
     ],
 )
-def test_a_rate_by_what_it_is_multiplied_with(on_h100: RunRecord, name: str, scale: float) -> None:
+def test_rates_are_multiples_of_the_sample_rate(
+    on_h100: RunRecord, name: str, scale: float
+) -> None:
     launch = of_two(on_h100)
     case = on_h100.plans[0].arm("@2").case
     samples_per_s = launch.consumed / max(r.window_s for r in launch.ranks)
     assert figure(on_h100, case, launch, METRICS[name]) == pytest.approx(samples_per_s * scale)
 
 
-def test_what_is_unknown_is_no_figure(on_h100: RunRecord, sample_run: RunRecord) -> None:
+def test_a_figure_is_none_if_an_input_is_unknown(on_h100: RunRecord, sample_run: RunRecord) -> None:
     launch = of_two(on_h100)
     case = on_h100.plans[0].arm("@2").case
     for name in ("mfu", "hfu"):
         whole = replace(on_h100, machine=replace(on_h100.machine, mig=True))
-        assert figure(whole, case, launch, METRICS[name]) is None, "a part of a GPU"
+        assert figure(whole, case, launch, METRICS[name]) is None, (
+            "the peak of a MIG slice is unknown"
+        )
     on_cores = sample_run.plans[0].arm("@2").case
-    assert figure(sample_run, on_cores, launch, METRICS["mfu"]) is None, "cores have no peak"
+    assert figure(sample_run, on_cores, launch, METRICS["mfu"]) is None, (
+        "the peak of CPU cores is unknown"
+    )
     bare = on_h100.described[case.hash]
     unknown = replace(bare, facts=replace(bare.facts, again_flops_per_sample=None))
     changed = replace(on_h100, described={**on_h100.described, case.hash: unknown})
@@ -116,13 +122,15 @@ def test_what_is_unknown_is_no_figure(on_h100: RunRecord, sample_run: RunRecord)
     assert figure(changed, case, launch, METRICS["mfu"]) is not None
     shared = replace(on_h100, settings=replace(on_h100.settings, shared_gpu=True))
     for name in ("mfu", "throughput_per_device"):
-        assert figure(shared, case, launch, METRICS[name]) is None, "ranks that share a device"
+        assert figure(shared, case, launch, METRICS[name]) is None, (
+            "ranks that share a device have no peak of one device each"
+        )
     single = replace(bare, facts=replace(bare.facts, tokens_per_sample=1))
     images = replace(on_h100, described={**on_h100.described, case.hash: single})
     assert figure(images, case, launch, METRICS["tokens_per_s"]) is None
 
 
-def test_energy_of_a_token_and_quotients(on_h100: RunRecord) -> None:
+def test_quotients_of_metrics_and_the_unit_of_energy(on_h100: RunRecord) -> None:
     case = on_h100.plans[0].arm("@2").case
     launch = of_two(on_h100)
     per_step = figure(on_h100, case, launch, metric("tokens_per_s/throughput"))
@@ -133,10 +141,10 @@ def test_energy_of_a_token_and_quotients(on_h100: RunRecord) -> None:
 
 
 @pytest.mark.parametrize(("share", "holds"), [(0.5, True), (2.0, False)])
-def test_a_rule_bounds_them(
+def test_a_rule_can_bound_such_a_rate(
     sample_run: RunRecord, tmp_path: Path, share: float, holds: bool
 ) -> None:
-    """Of a run on cores: a rule on the rate of each rank, below and above what was measured."""
+    """In a CPU run, a bound on the rate per rank lies below or above the measured rate."""
     launch = of_two(sample_run)
     measured = launch.throughput
     assert measured is not None
@@ -153,17 +161,15 @@ def test_a_rule_bounds_them(
         ("energy_per_sample", "J", "nothing on this machine tells energy_per_sample"),
     ],
 )
-def test_a_rule_on_what_a_machine_does_not_tell_says_so(
+def test_a_rule_on_an_unmeasured_figure_is_inconclusive_with_the_reason(
     sample_run: RunRecord, tmp_path: Path, name: str, unit: str, says: str
 ) -> None:
     verdict = judged(sample_run, tmp_path, name, unit, "at_most = 0.5")
     assert verdict.status is Status.INCONCLUSIVE and verdict.detail.startswith(says)
 
 
-def test_a_gpus_report_shows_what_it_made_of_its_peak(
-    on_h100: RunRecord, sample_run: RunRecord
-) -> None:
-    """At 80 columns, and in the whole table; of cores nobody knows a peak."""
+def test_the_report_of_a_gpu_run_shows_its_mfu(on_h100: RunRecord, sample_run: RunRecord) -> None:
+    """The MFU is in the report of 80 columns and in the full table; a CPU run has none."""
     of_two_ranks = mfu(on_h100, on_h100.plans[0], "@2")
     assert of_two_ranks is not None
 

@@ -1,4 +1,6 @@
-"""What must be alike before figures are compared: machine, cap, engine, and what changes speed."""
+"""Results are comparable only with equal machines, power caps, engines, and variables that change
+speed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from harness.record import RunRecord
 fields = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["1", "2"]))
 
 
-def test_another_engine_cap_or_speed_variable_is_another_fingerprint(sample_run: RunRecord) -> None:
+def test_engine_power_cap_and_speed_variables_change_the_fingerprint(sample_run: RunRecord) -> None:
     run = sample_run
     others = [
         replace(run, settings=replace(run.settings, engine="slurm")),
@@ -26,7 +28,7 @@ def test_another_engine_cap_or_speed_variable_is_another_fingerprint(sample_run:
     assert all(differing(as_items(fingerprint(other)), run) for other in others)
 
 
-def test_versions_and_words_that_change_no_speed_are_compared_not_asked_for(
+def test_versions_and_harmless_variables_do_not_change_the_fingerprint(
     sample_run: RunRecord,
 ) -> None:
     newer = replace(
@@ -37,17 +39,15 @@ def test_versions_and_words_that_change_no_speed_are_compared_not_asked_for(
     assert fingerprint(newer) == fingerprint(sample_run)
 
 
-def test_a_reference_may_name_what_is_gone(sample_run: RunRecord) -> None:
-    """References of earlier versions name settings and variables that nobody reads any more."""
+def test_a_reference_may_name_settings_that_no_longer_exist(sample_run: RunRecord) -> None:
+    """References of earlier versions name settings and variables that are no longer read."""
     asked = (*as_items(fingerprint(sample_run)), "tune_loop_thread=True", "EDITOR=vi")
     assert differing(asked, sample_run) == []
     assert differing((), sample_run) == []
 
 
 @given(fields, fields)
-def test_two_differ_in_just_the_fields_that_are_not_equal(
-    a: dict[str, str], b: dict[str, str]
-) -> None:
+def test_differences_list_exactly_the_unequal_fields(a: dict[str, str], b: dict[str, str]) -> None:
     names = {line.partition(":")[0] for line in between(a, b)}
     assert names == {name for name, _ in set(a.items()) ^ set(b.items())}
     assert {line.partition(":")[0] for line in between(b, a)} == names

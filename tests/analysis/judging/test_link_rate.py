@@ -1,4 +1,4 @@
-"""The rate that a sweep's bus bandwidth is held against: of the links that are in use."""
+"""The link rate that a sweep's bus bandwidth is compared with is that of the links in use."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def joined(link: LinkClass, gb_s: float = 0.0, gbit_s: float = 3200.0) -> Machin
         (None, (8,), None),
     ],
 )
-def test_it_is_that_of_the_slowest_link(
+def test_the_link_rate_is_that_of_the_slowest_link(
     fabric: MachineFabric | None, nodes: tuple[int, ...], gb_s: float | None
 ) -> None:
-    """A sheet's rate counts only for the links that the sheet tells of."""
+    """A data sheet's rate counts only for the links that the sheet describes."""
     found = link_bps(replace(H100, fabric=fabric), nodes)
     assert found == (None if gb_s is None else pytest.approx(1e9 * gb_s))
 
 
 @pytest.mark.parametrize(("num_gpus", "gb_s"), [(8, 448), (4, 192), (2, 64)])
-def test_a_mesh_joins_pairs(num_gpus: int, gb_s: float) -> None:
-    """Eight MI300X: one link of 64 GB/s to each other one, also where some are hidden."""
+def test_a_mesh_has_one_link_per_pair_of_gpus(num_gpus: int, gb_s: float) -> None:
+    """Eight MI300X have one link of 64 GB/s to each other GPU, even if some GPUs are hidden."""
     machine = replace(MI300X, num_gpus=num_gpus, fabric=joined(LinkClass.XGMI))
     assert link_bps(machine, (num_gpus,)) == pytest.approx(1e9 * gb_s)

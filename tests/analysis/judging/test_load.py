@@ -1,4 +1,6 @@
-"""Load: what others can have taken from a launch, of windows whose shares are known."""
+"""Load: the share of a launch's time that other processes may have taken, on windows with known
+shares.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ shares = st.floats(0, 1.5)
 
 
 def one(run: RunRecord) -> LaunchRecord:
-    """A timed launch of two ranks, with nothing beside it."""
+    """Return a timed launch of two ranks without background load."""
     launch = next(x for x in run.launches if x.purpose is Purpose.TIMED and len(x.ranks) == 2)
     quiet = tuple(
         replace(r, waited_s=0.0, throttled_s=0.0, planted_s=None, affinity=(i,))
@@ -24,7 +26,7 @@ def one(run: RunRecord) -> LaunchRecord:
 
 
 def alone(run: RunRecord, launch: LaunchRecord) -> RunRecord:
-    """A record with this launch only: it is its case's best."""
+    """Return a record with only this launch, which makes it the best one of its case."""
     return replace(run, launches=(launch,))
 
 
@@ -32,15 +34,15 @@ def share(run: RunRecord, launch: LaunchRecord, **more: bool) -> float | None:
     return biases.lost_to_load([launch], alone(run, launch), beside=False, **more)
 
 
-def test_of_a_quiet_launch_nothing_was_taken(sample_run: RunRecord) -> None:
+def test_a_quiet_launch_lost_nothing(sample_run: RunRecord) -> None:
     assert share(sample_run, one(sample_run)) == 0.0
 
 
 @pytest.mark.parametrize("waited", [0.05, 0.2, 0.4])
-def test_ranks_that_waited_lost_as_long_as_others_worked(
-    sample_run: RunRecord, waited: float
-) -> None:
-    """One of two ranks waits for a share of its window; others keep half of its core busy."""
+def test_time_spent_waiting_for_a_busy_core_is_lost(sample_run: RunRecord, waited: float) -> None:
+    """One of two ranks waits for a share of its window while other processes keep half of its core
+    busy.
+    """
     launch = one(sample_run)
     window_s = max(r.window_s for r in launch.ranks)
     first, second = launch.ranks
@@ -49,7 +51,7 @@ def test_ranks_that_waited_lost_as_long_as_others_worked(
     assert taken == pytest.approx(waited)
 
 
-def test_nobody_waits_longer_than_others_work(sample_run: RunRecord) -> None:
+def test_the_loss_is_limited_by_the_load_of_other_processes(sample_run: RunRecord) -> None:
     launch = one(sample_run)
     window_s = max(r.window_s for r in launch.ranks)
     ranks = tuple(replace(r, waited_s=window_s) for r in launch.ranks)
@@ -57,7 +59,7 @@ def test_nobody_waits_longer_than_others_work(sample_run: RunRecord) -> None:
     assert taken == pytest.approx(0.1 * len(launch.ranks))
 
 
-def test_a_quota_counts_unless_it_was_planted(sample_run: RunRecord) -> None:
+def test_a_cpu_quota_counts_unless_it_was_injected(sample_run: RunRecord) -> None:
     launch = one(sample_run)
     first, second = launch.ranks
     held = replace(launch, ranks=(replace(first, throttled_s=0.3 * first.window_s), second))
@@ -66,7 +68,7 @@ def test_a_quota_counts_unless_it_was_planted(sample_run: RunRecord) -> None:
     assert share(sample_run, held, quota=False) == 0.0
 
 
-def test_what_is_not_known_is_not_nothing(sample_run: RunRecord) -> None:
+def test_an_unknown_load_is_not_counted_as_zero(sample_run: RunRecord) -> None:
     launch = one(sample_run)
     ranks = tuple(replace(r, throttled_s=None) for r in launch.ranks)
     unknown = replace(launch, foreign_load=None, ranks=ranks)
@@ -76,7 +78,7 @@ def test_what_is_not_known_is_not_nothing(sample_run: RunRecord) -> None:
 
 
 @given(shares, shares, shares)
-def test_it_is_a_share_and_grows_with_the_load(
+def test_the_lost_share_grows_with_the_load_and_is_bounded(
     sample_run: RunRecord, less: float, more: float, waited: float
 ) -> None:
     launch = one(sample_run)
@@ -89,8 +91,8 @@ def test_it_is_a_share_and_grows_with_the_load(
     assert 0 <= low <= high <= biases.MOST_LOST
 
 
-def test_cpu_time_beyond_that_of_the_best_launch_is_pressure(sample_run: RunRecord) -> None:
-    """The work of one launch took a tenth of its window longer on its cores than the other's."""
+def test_more_cpu_time_than_the_best_launch_counts_as_lost(sample_run: RunRecord) -> None:
+    """One launch needed a tenth of its window more CPU time for the same work than the other."""
     launch = one(sample_run)
     assert launch.steps is not None
     window_s = max(r.window_s for r in launch.ranks)
@@ -103,15 +105,15 @@ def test_cpu_time_beyond_that_of_the_best_launch_is_pressure(sample_run: RunReco
     assert biases.lost_to_load([pressed], run, beside=False) == 0.0
 
 
-def test_it_is_told_only_where_it_is_worth_a_word(sample_run: RunRecord) -> None:
+def test_load_is_reported_only_if_it_is_relevant(sample_run: RunRecord) -> None:
     launch = one(sample_run)
     assert biases.sentence([launch], "the baseline") == ""
     busy = replace(launch, foreign_load=0.4)
     assert biases.sentence([busy], "the baseline") == "others used 40% of the cores of the baseline"
 
 
-def test_of_a_window_of_less_than_a_tick_nothing_is_told(sample_run: RunRecord) -> None:
-    """Eight steps of a tutorial take 5 ms, and busy time is counted in ticks of 10."""
+def test_load_of_a_window_shorter_than_a_clock_tick_is_not_reported(sample_run: RunRecord) -> None:
+    """Eight steps of a tutorial take 5 ms, but the kernel counts busy time in ticks of 10 ms."""
     launch = one(sample_run)
     ranks = tuple(replace(rank, window_s=0.005) for rank in launch.ranks)
     busy = replace(launch, ranks=ranks, foreign_load=0.69)

@@ -1,4 +1,6 @@
-"""A baseline that its neighbours slow down passes nothing, and is measured alone where that is clear."""
+"""A baseline that was slowed by worlds beside it does not pass; if the effect is clear, it is
+measured alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SUBJECT = "efficiency@2/plain"
 
 
 def probe(doc: Any, slower: float, number: int, slot: str = "") -> None:
-    """One launch of the baseline, so much slower than its first timed one."""
+    """Add a probe: a launch of the baseline that is slower than its first timed one by this factor."""
     launch = copy.deepcopy(timed(doc, "plain")[0])
     name = f"probe-{slot or 'alone'}-{number:04}"
     launch |= dict(launch=name, purpose="probe", slot=slot, block=-1, turn=number)
@@ -29,7 +31,9 @@ def probe(doc: Any, slower: float, number: int, slot: str = "") -> None:
 
 
 def packed(slower: float, efficiency: float = 0.75, beside: int = 8) -> Any:
-    """A run whose baselines all had neighbours, with the probes that tell what these did."""
+    """Return an edit after which all baselines ran beside other worlds, with probes that measure
+    the effect.
+    """
 
     def edit(doc: Any) -> None:
         even(doc, efficiency)
@@ -50,23 +54,23 @@ def run_of(run: RunRecord, edit: Any) -> RunRecord:
     return from_doc(RunRecord, doc)
 
 
-def test_neighbours_that_do_nothing_leave_a_pass(sample_run: RunRecord) -> None:
+def test_worlds_beside_a_baseline_without_effect_allow_a_pass(sample_run: RunRecord) -> None:
     assert judged(sample_run, packed(0.0))[SUBJECT].status is Status.PASS
 
 
-def test_a_baseline_that_neighbours_slow_by_more_than_the_gap_passes_nothing(
+def test_a_baseline_slowed_by_more_than_the_gap_is_inconclusive(
     sample_run: RunRecord,
 ) -> None:
-    """4 % of the baseline's speed are 3 points of an efficiency of 0.75."""
+    """At an efficiency of 0.75, 4 % of the baseline's speed are 3 points."""
     verdict = judged(sample_run, packed(0.05))[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
     assert "worlds beside it may have taken 4.9%" in verdict.detail
 
 
-def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(
+def test_few_probes_widen_the_possible_loss(
     sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One world beside: how much it takes is known badly, so close bounds stay open."""
+    """With a single probe the effect is known poorly, so results close to a bound stay undecided."""
     monkeypatch.setattr(biases, "like_launches_sd", lambda launches: 0.005)
 
     def lost(beside: int) -> float:
@@ -76,7 +80,7 @@ def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(
     assert 0.002 < lost(9) < lost(1)
 
 
-def test_launches_without_neighbours_have_lost_nothing(sample_run: RunRecord) -> None:
+def test_launches_that_ran_alone_lost_nothing(sample_run: RunRecord) -> None:
     def edit(doc: Any) -> None:
         packed(0.05)(doc)
         for x in timed(doc, "plain"):
@@ -85,13 +89,13 @@ def test_launches_without_neighbours_have_lost_nothing(sample_run: RunRecord) ->
     assert judged(sample_run, edit)[SUBJECT].status is Status.PASS
 
 
-def test_neighbours_that_clearly_disturb_are_kept_apart(sample_run: RunRecord) -> None:
+def test_worlds_that_clearly_disturb_the_baseline_are_separated(sample_run: RunRecord) -> None:
     quiet, disturbed = (run_of(sample_run, packed(slower)) for slower in (0.0, 0.05))
     assert not biases.disturb(quiet, quiet.plans[0])
     assert biases.disturb(disturbed, disturbed.plans[0])
 
 
-def test_a_slow_device_is_named(sample_run: RunRecord) -> None:
+def test_a_slow_device_is_reported(sample_run: RunRecord) -> None:
     def edit(doc: Any) -> None:
         packed(0.0)(doc)
         probe(doc, 0.05, 9, "beside")
@@ -101,7 +105,7 @@ def test_a_slow_device_is_named(sample_run: RunRecord) -> None:
     assert sentence.startswith("node 9 (") and "slower than the median of 9" in sentence
 
 
-def test_a_baseline_with_neighbours_that_nobody_probed_passes_nothing(
+def test_a_baseline_beside_worlds_without_probes_is_inconclusive(
     sample_run: RunRecord,
 ) -> None:
     def edit(doc: Any) -> None:
@@ -112,14 +116,14 @@ def test_a_baseline_with_neighbours_that_nobody_probed_passes_nothing(
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
 
 
-def test_a_baseline_of_which_only_one_fits_is_kept_apart(sample_run: RunRecord) -> None:
-    """Its probes all ran alone: what neighbours do to it is not known."""
+def test_a_baseline_that_was_only_probed_alone_is_separated(sample_run: RunRecord) -> None:
+    """All its probes ran alone, so the effect of worlds beside it is unknown."""
     run = run_of(sample_run, packed(0.0, beside=0))
     assert biases.disturb(run, run.plans[0])
 
 
-def test_a_baseline_is_probed_again_before_anything_runs_one_by_one(sample_run: RunRecord) -> None:
-    """A further probe is one launch, a block alone is four and more."""
+def test_a_baseline_is_probed_again_before_worlds_are_separated(sample_run: RunRecord) -> None:
+    """Another probe costs one launch, whereas a separate block costs at least four."""
     plan = sample_run.plans[0]
     for have, turn in ((1, 2), (3, 4), (biases.PROBES, None)):
 
@@ -132,4 +136,4 @@ def test_a_baseline_is_probed_again_before_anything_runs_one_by_one(sample_run: 
         further = orders.probe_again(run, plan.arms)  # type: ignore[arg-type]
         assert further == (None if turn is None else (turn, plan.arm("plain")))
     never = orders.probe_again(sample_run, plan.arms)  # type: ignore[arg-type]
-    assert never is None, "worlds that never had neighbours"
+    assert never is None, "worlds that always ran alone need no probe"

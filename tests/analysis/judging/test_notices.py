@@ -1,4 +1,4 @@
-"""Notices: leaks, losses that differ, devices that were slowed: each a sentence, none a verdict."""
+"""Notices report leaks, different losses and throttled devices in a sentence, without a verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.record import LaunchRecord, RunRecord, Status
 from tests.editing import even, judged, timed
 
 
-def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
+def test_an_injected_leak_is_reported(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)
     assert not any("memory grows" in f for f in sentences(sample_run))
     for x in timed(doc, "@2"):
@@ -35,13 +35,13 @@ def test_a_planted_leak_is_noticed(sample_run: RunRecord) -> None:
     assert leaks.status in (Status.FAIL, Status.INCONCLUSIVE) and leaks.value == 2e5
 
 
-def test_different_losses_are_noticed(sample_run: RunRecord) -> None:
+def test_different_losses_of_repeated_launches_are_reported(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)
     timed(doc, "@2")[0]["losses"] = "0" * 16
     assert any("not reproducible" in f for f in sentences(from_doc(RunRecord, doc)))
 
 
-def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
+def test_throttled_and_lost_devices_are_reported(sample_run: RunRecord) -> None:
     window = GpuWindow(
         index=5, name="NVIDIA H200", sm_clock_mhz=(1410, 1980), power_w=None, temp_c=None,
         throttle=("sw_power_cap",), lost=True,
@@ -52,10 +52,10 @@ def test_slowed_and_lost_devices_are_noticed(sample_run: RunRecord) -> None:
 
 
 @pytest.mark.parametrize(("efficiency", "told"), [(0.9, False), (1.03, False), (1.3, True)])
-def test_more_than_linear_scaling_is_told(
+def test_superlinear_scaling_is_reported(
     sample_run: RunRecord, efficiency: float, *, told: bool
 ) -> None:
-    """Its baseline may be slow for a reason of its own."""
+    """Its baseline may be slow for an unrelated reason."""
     doc = to_doc(sample_run)
     even(doc, efficiency)
     run = from_doc(RunRecord, doc)
@@ -63,8 +63,8 @@ def test_more_than_linear_scaling_is_told(
     assert any("more than linear" in finding for finding in sentences(measured)) is told
 
 
-def test_lower_clocks_are_a_part_of_what_was_lost(sample_run: RunRecord) -> None:
-    """Eight cards in a chassis whose power suffices for one at full clocks."""
+def test_lower_clocks_are_reported_as_part_of_the_loss(sample_run: RunRecord) -> None:
+    """Eight cards share a chassis whose power suffices for only one card at full clocks."""
 
     def clocked(launch: LaunchRecord) -> LaunchRecord:
         mhz = 1980.0 if launch.arm == "plain" else 1782.0

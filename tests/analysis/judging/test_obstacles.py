@@ -1,4 +1,6 @@
-"""Obstacles: what was not checked, broke, or ran something else gives an ERROR or a SKIP, never green."""
+"""Blockers: a case that was not checked, failed, or ran something else is an ERROR or SKIP, never a
+PASS.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ def test_a_failed_check_is_an_error_whatever_the_speed(sample_run: RunRecord) ->
         Status.ERROR,
         Reason.INCORRECT,
     )
-    assert verdicts["efficiency@1/plain"].status is Status.RECORDED, "the other rung is untouched"
+    assert verdicts["efficiency@1/plain"].status is Status.RECORDED, (
+        "the other world size is not affected"
+    )
 
 
-def test_a_gate_that_checked_nothing_is_an_error(sample_run: RunRecord) -> None:
+def test_a_correctness_check_without_checks_is_an_error(sample_run: RunRecord) -> None:
     def empty(doc: Any) -> None:
         for x in doc["launches"]:
             if x["purpose"] == "gate":
@@ -38,7 +42,7 @@ def test_a_gate_that_checked_nothing_is_an_error(sample_run: RunRecord) -> None:
     assert {v.status for v in judged(sample_run, empty).values()} == {Status.ERROR}
 
 
-def test_without_a_gate_nothing_passes(sample_run: RunRecord) -> None:
+def test_without_a_correctness_check_nothing_passes(sample_run: RunRecord) -> None:
     def drop(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "timed"]
 
@@ -58,7 +62,7 @@ def test_a_failed_launch_is_an_error_and_not_a_dropped_pair(sample_run: RunRecor
     assert verdict["efficiency@2/plain"].reason is Reason.LAUNCH_FAILED
 
 
-def test_nothing_measured_is_never_green(sample_run: RunRecord) -> None:
+def test_a_run_without_timed_launches_is_an_error(sample_run: RunRecord) -> None:
     def drop(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "gate"]
 
@@ -74,9 +78,9 @@ def test_too_large_for_memory_is_a_skip(sample_run: RunRecord) -> None:
     assert {v.reason for v in judged(sample_run, huge).values()} == {Reason.DOES_NOT_FIT}
 
 
-def test_gradient_norms_of_a_strong_ladder_must_agree(sample_run: RunRecord) -> None:
+def test_gradient_norms_of_a_strong_scaling_sweep_must_agree(sample_run: RunRecord) -> None:
     def strong(doc: Any, factor: float) -> None:
-        """The weak sample as if it were strong, with one rung's norm moved."""
+        """Turn the weak sample into a strong one and scale the gradient norm at one world size."""
         hashes = {}
         for plan in doc["plans"]:
             for arm in plan["arms"]:
@@ -101,7 +105,7 @@ def test_gradient_norms_of_a_strong_ladder_must_agree(sample_run: RunRecord) -> 
     assert "gradient norm" in wrong_["efficiency@2/plain"].detail
 
 
-def test_files_that_broke_are_an_error_and_never_a_skip(sample_run: RunRecord) -> None:
+def test_a_failing_description_is_an_error_and_not_a_skip(sample_run: RunRecord) -> None:
     def broke(doc: Any) -> None:
         for d in doc["described"].values():
             d.update(facts=None, expected=None, error="NameError: name 'x' is not defined")
@@ -112,7 +116,7 @@ def test_files_that_broke_are_an_error_and_never_a_skip(sample_run: RunRecord) -
     }
 
 
-def test_a_run_that_was_stopped_is_open_where_nothing_was_measured(sample_run: RunRecord) -> None:
+def test_unmeasured_cases_of_an_interrupted_run_are_inconclusive(sample_run: RunRecord) -> None:
     def stop(doc: Any) -> None:
         doc.update(complete=False, launches=[], described={})
 
@@ -125,10 +129,10 @@ def test_a_run_that_was_stopped_is_open_where_nothing_was_measured(sample_run: R
 SUBJECT = "efficiency@2/plain"
 
 
-def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
+def test_the_first_failed_check_is_reported_on_any_rank(
     sample_run: RunRecord,
 ) -> None:
-    """A forgotten broadcast shows in rank 0's gradients, too: that is its symptom."""
+    """A missing broadcast also changes rank 0's gradients, but that is only a symptom."""
     gate = next(x for x in sample_run.launches if len(x.ranks) > 1 and x.ranks[0].checks)
 
     def checks(*wrong: str) -> tuple[Check, ...]:
@@ -152,7 +156,7 @@ def test_the_gate_names_the_first_check_that_failed_whichever_rank_it_was_on(
 
 
 @pytest.mark.parametrize("purpose", ["gate", "timed"])
-def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
+def test_out_of_memory_is_a_skip_and_not_an_incorrect_training_run(
     sample_run: RunRecord, purpose: str
 ) -> None:
     def full(doc: Any) -> None:
@@ -168,8 +172,10 @@ def test_out_of_memory_does_not_fit_and_is_no_wrong_training(
 
 
 @pytest.mark.parametrize(("precision", "status"), [("fp8", Status.SKIP), ("fp32", Status.ERROR)])
-def test_a_gpu_without_products_in_8_bits_is_a_skip(precision: str, status: Status) -> None:
-    """As torch says it on an A100 or a 3090; of a case that asked for no such product, an ERROR."""
+def test_a_gpu_without_fp8_support_is_a_skip(precision: str, status: Status) -> None:
+    """The message is that of torch on an A100 or a 3090; if the case did not ask for fp8, it is an
+    ERROR.
+    """
     message = (
         "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability"
     )

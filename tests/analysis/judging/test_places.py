@@ -1,4 +1,4 @@
-"""A verdict says where its launches kept their place, though there are others."""
+"""A verdict reports that an arm always ran on the same nodes although the site has others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ SUBJECT = "efficiency@2/plain"
 
 
 def placed(nodes: list[int], subject: list[int], baseline: list[int]) -> Any:
-    """The sample on so many nodes, with the hosts that the launches of either arm took in turn."""
+    """Return an edit that sets the nodes of the site and the hosts that each arm's launches used in
+    turn.
+    """
 
     def edit(doc: Any) -> None:
         even(doc, 0.75)
@@ -35,7 +37,7 @@ def placed(nodes: list[int], subject: list[int], baseline: list[int]) -> Any:
         ([0, 1], [0], "plain ran only on node 0 of 2"),
     ],
 )
-def test_a_place_that_stayed_with_an_arm_is_told(
+def test_an_arm_that_always_ran_on_one_node_is_reported(
     sample_run: RunRecord, subject: list[int], baseline: list[int], message: str
 ) -> None:
     verdict = judged(sample_run, placed([2, 2], subject, baseline))[SUBJECT]
@@ -43,6 +45,6 @@ def test_a_place_that_stayed_with_an_arm_is_told(
     assert message in verdict.detail and ("were not drawn" in verdict.detail) is bool(message)
 
 
-def test_of_one_node_there_is_no_other_place(sample_run: RunRecord) -> None:
+def test_a_site_of_one_node_is_not_reported(sample_run: RunRecord) -> None:
     verdict = judged(sample_run, placed([2], [], []))[SUBJECT]
     assert verdict.status is Status.PASS and "drawn" not in verdict.detail

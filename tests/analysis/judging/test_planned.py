@@ -1,4 +1,6 @@
-"""What a suite says of its plan is checked: arms are what their names promise, or nothing passes."""
+"""The statements of a suite about its plan are checked: an arm that contradicts its name does not
+pass.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def made(**settings: object) -> Plan:
 
 
 def with_arm(plan: Plan, name: str, **fields: object) -> Plan:
-    """The plan with a field of one arm's case, or of the arm, changed."""
+    """Return the plan with fields of one arm, or of the arm's case, changed."""
     of_arm = {k: v for k, v in fields.items() if k == "role"}
     of_case = {k: v for k, v in fields.items() if k != "role"}
     arms = [
@@ -52,7 +54,9 @@ def with_contrast(plan: Plan, change: Callable[[Contrast], Contrast]) -> Plan:
 
 
 def told(plan: Plan) -> set[str]:
-    """What is said of its contrasts; an ablation's cost of anything else is no verdict."""
+    """Return the complaints about the plan's contrasts, without contrasts of ablations, which get
+    no verdict.
+    """
     ablated = {a.name for a in plan.arms if a.role is Role.ABLATION}
     judged = [c for c in plan.contrasts if c.against == "rung" or c.subject not in ablated]
     return {misnamed(plan, contrast) for contrast in judged}
@@ -67,7 +71,7 @@ def told(plan: Plan) -> set[str]:
         Site(device=Device.CUDA, backend="nccl", nodes=(8, 8)),
     ],
 )
-def test_every_shipped_plan_is_what_it_says(site: Site) -> None:
+def test_every_shipped_plan_is_consistent_with_its_names(site: Site) -> None:
     for plan in plans_of(str(ROOT / "suites"), site, KNOWN, {}):
         assert told(plan) <= {""}, plan.name
 
@@ -77,7 +81,7 @@ def test_every_shipped_plan_is_what_it_says(site: Site) -> None:
     "name",
     ["ddp/decoder-nano", "fsdp/decoder-nano", "pipeline/decoder-nano", "compressed:topk/mlp-nano"],
 )
-def test_ladders_of_all_baselines_are(name: str, mode: str) -> None:
+def test_scaling_sweeps_with_all_baselines_are_consistent(name: str, mode: str) -> None:
     batch = {"global_batch": 16} if mode == "strong" else {}
     plan = recipes.pinned(
         ladder(
@@ -114,29 +118,29 @@ def test_a_plain_baseline_is_the_same_training(fields: dict[str, object], word: 
         assert why.startswith("plain is not the plain of ddp/decoder-nano") and word in why
 
 
-def test_ideals_follow_from_ranks() -> None:
+def test_ideals_must_follow_from_the_numbers_of_ranks() -> None:
     plan = with_contrast(made(), lambda c: replace(c, ideal=c.ideal * 0.8))
     assert all("its ideal is" in why for why in told(plan))
 
 
-def test_nothing_is_its_own_baseline() -> None:
+def test_an_arm_cannot_be_its_own_baseline() -> None:
     plan = with_contrast(made(), lambda c: replace(c, baseline=(c.subject,), ideal=1.0))
     assert "it is its own baseline" in told(plan)
 
 
 @pytest.mark.parametrize("role", [Role.ABLATION, Role.CONTROL])
-def test_what_is_wrong_on_purpose_passes_nothing(role: Role) -> None:
+def test_ablations_and_controls_do_not_pass(role: Role) -> None:
     for name, word in (("@4", "wrong on purpose|nobody checks"), ("plain", "wrong on purpose")):
         plan = with_arm(made(baselines=("plain",)), name, role=role)
         whys = {misnamed(plan, c) for c in plan.contrasts if name in (c.subject, *c.baseline)}
         assert whys and all(any(w in why for w in word.split("|")) for why in whys)
 
 
-def test_ranks_that_do_not_talk_pass_nothing() -> None:
+def test_a_subject_without_communication_does_not_pass() -> None:
     assert "its ranks do not communicate" in told(with_arm(made(), "@4", communicate=False))
 
 
-def test_a_device_counts_once() -> None:
+def test_a_baseline_may_count_each_device_only_once() -> None:
     plan = made(baselines=("sum_of_devices",))
     plan = with_contrast(
         plan,
@@ -145,8 +149,8 @@ def test_a_device_counts_once() -> None:
     assert "a device is counted twice" in told(plan)
 
 
-def test_a_plan_of_ones_own_says_what_it_compares() -> None:
-    """Another case beside it is told by its name: it may be anything, its ideal may not."""
+def test_a_users_plan_may_compare_any_cases_with_a_correct_ideal() -> None:
+    """The name "other" allows any baseline case, but the ideal must follow from the ranks."""
     other: CaseSpec = KNOWN.normalise(CPU.case("ddp/decoder-tiny")).at(2)
     arms = (
         Arm(name="a", case=other, role=Role.BASELINE),

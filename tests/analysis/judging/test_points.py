@@ -1,4 +1,4 @@
-"""Points of scaling: what a speedup is counted over."""
+"""Points of a scaling curve: what their speedup is relative to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from harness.record import RunRecord
 
 
 def test_points_against_a_node_count_nodes_not_ranks(sample_run: RunRecord) -> None:
-    """The sample's two rungs read as 8 and 16 ranks: speedup 1.7 over two nodes is 0.86 of linear."""
+    """Read the sample's two world sizes as 8 and 16 ranks: a speedup of 1.7 over two nodes is 0.86
+    of linear.
+    """
     (plan,) = sample_run.plans
     subject = next(a for a in plan.arms if a.name == "@2")
     baseline = next(a for a in plan.arms if a.name == "@1")

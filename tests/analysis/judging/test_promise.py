@@ -1,4 +1,4 @@
-"""What more pairs promise, held against the judge itself on pairs that scatter as those did."""
+"""The predicted number of further pairs, compared with the judge on pairs with the same scatter."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def asked(values: tuple[float, ...], *factors: float) -> Question:
 
 
 @given(st.floats(0.5, 1.2), st.floats(0.001, 0.2), st.integers(2, 4))
-@example(0.796875, 0.001953125, 2)  # few pairs miss a bound by what is allowed for, or not yet
-def test_as_many_pairs_as_it_says_decide(mean: float, spread: float, half: int) -> None:
-    """The same values again have the same mean, and scatter no more."""
+# With few pairs, the mean misses a bound by about the allowance.
+@example(0.796875, 0.001953125, 2)
+def test_the_predicted_number_of_pairs_decides(mean: float, spread: float, half: int) -> None:
+    """Repeated values have the same mean and no larger scatter."""
     values = tuple(mean * math.exp(s * spread) for s in (-1, 1)) * half
     more = more_pairs(asked(values), RULE, Reason.SPANS_BOUND)
     assume(more is not None)
@@ -38,19 +39,19 @@ def test_as_many_pairs_as_it_says_decide(mean: float, spread: float, half: int) 
 
 
 @given(st.floats(0.85, 1.2), st.floats(0.001, 0.1), st.floats(0.3, 1.0))
-def test_what_load_may_have_made_of_it_takes_more_pairs_or_none(
+def test_with_load_more_pairs_are_needed_or_none_suffice(
     mean: float, spread: float, given_back: float
 ) -> None:
     values = tuple(mean * math.exp(s * spread) for s in (-1, 1, -1, 1))
     alone = more_pairs(asked(values), RULE, Reason.SPANS_BOUND)
     loaded = more_pairs(asked(values, given_back), RULE, Reason.NOISY_HOST)
     if mean * given_back < 0.8:
-        assert loaded is None, "no number of pairs says whether it was the load"
+        assert loaded is None, "no number of pairs can rule out the load as the cause"
     else:
         assert loaded is None or (alone is not None and loaded >= alone)
 
 
-def test_a_doubt_is_not_decided_by_pairs() -> None:
+def test_more_pairs_do_not_resolve_a_caveat() -> None:
     caveats = (undecided(Reason.NOISY_HOST, "too hot"),)
     values = (0.9, 1.0, 0.9, 1.0)
     question = asked(values)
@@ -60,5 +61,5 @@ def test_a_doubt_is_not_decided_by_pairs() -> None:
     assert more_pairs(question, RULE, Reason.UNCONFIRMED) is None
 
 
-def test_too_few_pairs_want_those_of_the_first_look() -> None:
+def test_too_few_pairs_ask_for_those_of_the_first_look() -> None:
     assert more_pairs(asked((0.9, 1.0)), RULE, Reason.TOO_FEW_PAIRS) == 2

@@ -1,4 +1,6 @@
-"""Confidence sequences, e-values and e-BH: algebra here, rates in benchmarks/experiments."""
+"""Confidence sequences, e-values and e-BH: their algebra is tested here, their error rates in
+benchmarks/experiments.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ VALUES = st.lists(st.floats(-1, 1), min_size=6, max_size=40)
 
 
 @given(VALUES)
-def test_the_interval_holds_its_mean_and_shrinks_with_the_level(values: list[float]) -> None:
+def test_the_interval_contains_its_mean_and_shrinks_with_the_level(values: list[float]) -> None:
     wide, narrow = judge.t_sequence(values, 0.05), judge.t_sequence(values, 0.2)
     assert wide.low is not None and narrow.low is not None
     assert wide.low <= narrow.low <= narrow.mean + 1e-12
@@ -22,7 +24,7 @@ def test_the_interval_holds_its_mean_and_shrinks_with_the_level(values: list[flo
 
 @given(VALUES, st.floats(0.02, 0.3))
 def test_evidence_is_the_dual_of_the_interval(values: list[float], alpha: float) -> None:
-    """The lower end is the bound against which the evidence is exactly 1 / alpha."""
+    """The lower end of the interval is the bound for which the evidence is exactly 1 / alpha."""
     interval = judge.t_sequence(values, alpha)
     if interval.low is None or not interval.sd or interval.sd < 1e-6:
         return
@@ -35,7 +37,7 @@ def test_evidence_has_mean_one_at_most_under_the_null() -> None:
     assert np.mean(e_values) < 1.05
 
 
-def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:
+def test_the_smallest_detectable_effect_is_detected_with_power_0_9() -> None:
     n, sd, alpha = 12, 0.013, 0.1
     effect = math.log1p(judge.smallest_detectable(sd, n, alpha) or 0)
     rng = np.random.default_rng(3)
@@ -44,7 +46,7 @@ def test_smallest_detectable_is_detected_nine_times_in_ten() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=40), st.floats(0.01, 0.2))
-def test_discoveries_are_the_largest_and_meet_their_rate(
+def test_discoveries_are_the_largest_values_and_satisfy_the_ebh_condition(
     values_listed: list[float], rate: float
 ) -> None:
     kept = judge.discoveries(values_listed, rate)
@@ -54,13 +56,13 @@ def test_discoveries_are_the_largest_and_meet_their_rate(
     assert not kept or max(rest, default=0.0) <= min(values_listed[i] for i in kept)
 
 
-def test_discoveries_by_hand() -> None:
+def test_discoveries_equal_a_calculation_by_hand() -> None:
     assert judge.discoveries([100.0, 30.0, 21.0, 1.0], 0.05) == frozenset({0})
     assert judge.discoveries([100.0, 41.0, 27.0, 1.0], 0.05) == frozenset({0, 1, 2})
     assert judge.discoveries([], 0.05) == frozenset()
 
 
-def test_too_few_values() -> None:
+def test_too_few_values_have_no_interval() -> None:
     assert judge.t_sequence([1.0], 0.1).low is None
     assert judge.t_sequence([1.0, 1.1], 0.1).low is None
     with pytest.raises(ValueError, match="at least one value"):

@@ -1,4 +1,6 @@
-"""Series: which rules are about what is measured beside plans, and what they are asked."""
+"""Series of values that belong to no plan: which rules match them, and which questions they are
+judged on.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ RULE = Threshold(
         ({"hardware": "another*"}, False),
     ],
 )
-def test_a_rule_is_about_what_it_names(
+def test_a_rule_matches_only_the_series_that_it_names(
     fields: dict[str, object], matches: bool, sample_run: RunRecord
 ) -> None:
     rule = replace(RULE, **fields)  # type: ignore[arg-type]
@@ -56,7 +58,7 @@ def test_a_rule_is_about_what_it_names(
     assert [question.metric for question, _ in asked] == (["bus_bandwidth"] if matches else [])
 
 
-def test_what_is_wrong_is_an_error_without_any_rule(sample_run: RunRecord) -> None:
+def test_a_wrong_result_is_an_error_without_any_rule(sample_run: RunRecord) -> None:
     wrong = replace(MADE, wrong="a rank got a wrong result")
     ((question, rule),) = wrong.questions(replace(sample_run, thresholds=()))
     (caveat,) = question.caveats_of(Severity.BLOCKS)
@@ -64,7 +66,7 @@ def test_what_is_wrong_is_an_error_without_any_rule(sample_run: RunRecord) -> No
     assert (caveat.status, caveat.reason) == (Status.ERROR, Reason.INCORRECT)
 
 
-def test_what_was_refused_is_a_skip_with_its_reason(sample_run: RunRecord) -> None:
+def test_a_refused_operation_is_a_skip_with_its_reason(sample_run: RunRecord) -> None:
     late = replace(RULE, metric="collective_latency")
     refused = replace(MADE, refused="NCCL has no such operation")
     ((question, _),) = refused.questions(replace(sample_run, thresholds=(late,)))

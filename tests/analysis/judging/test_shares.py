@@ -1,4 +1,4 @@
-"""Rules on shares of the step: judged on profiled launches, and only on those."""
+"""Rules on shares of the step are judged on profiled launches only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def run() -> RunRecord:
 
 
 def bounded(doc: Any, share: float, launches: int = 8, perturbation: float = 1.01) -> None:
-    """A rule, and profiled launches of the world of two whose exposed transfer is this share."""
+    """Add a rule, and profiled launches of two ranks whose exposed transfer is this share of a
+    step.
+    """
     even(doc)
     doc["thresholds"].append(RULE)
     profiled = [x for x in doc["launches"] if x["purpose"] == "profile"]
@@ -56,7 +58,7 @@ def bounded(doc: Any, share: float, launches: int = 8, perturbation: float = 1.0
 def test_a_share_is_judged_like_any_other_metric(
     run: RunRecord, share: float, status: Status
 ) -> None:
-    """The last would FAIL, had a fresh set of profiled launches confirmed it."""
+    """The last one would FAIL if a second set of profiled launches confirmed it."""
     verdict = judged(run, lambda doc: bounded(doc, share))["exposed_comm_share@2"]
     assert verdict.status is status and verdict.value == pytest.approx(share, abs=0.001)
     assert verdict.n == 8 and set(verdict.launches) == {f"p{i}" for i in range(8)}
@@ -64,20 +66,20 @@ def test_a_share_is_judged_like_any_other_metric(
         assert verdict.reason is Reason.UNCONFIRMED
 
 
-def test_a_share_that_the_profiler_changed_is_not_judged(run: RunRecord) -> None:
+def test_a_share_is_not_judged_if_the_profiler_slowed_the_step(run: RunRecord) -> None:
     verdict = judged(run, lambda doc: bounded(doc, 0.2, perturbation=1.2))["exposed_comm_share@2"]
     assert verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.PERTURBED
     assert "1.20x" in verdict.detail and "larger model" in verdict.detail
 
 
-def test_one_profiled_launch_is_too_few_and_none_is_never_green(run: RunRecord) -> None:
+def test_one_profiled_launch_or_none_does_not_pass(run: RunRecord) -> None:
     verdict = judged(run, lambda doc: bounded(doc, 0.2, launches=1))["exposed_comm_share@2"]
     assert verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.TOO_FEW_PAIRS
     none = judged(run, lambda doc: bounded(doc, 0.2, launches=0))["exposed_comm_share@2"]
     assert none.status is Status.INCONCLUSIVE and "needs a profiled launch" in none.detail
 
 
-def test_timed_verdicts_do_not_mind_profiled_launches(run: RunRecord) -> None:
+def test_profiled_launches_do_not_change_timed_verdicts(run: RunRecord) -> None:
     with_them = judged(run, lambda doc: bounded(doc, 0.2))["efficiency@2/plain"]
     without = judged(run, lambda doc: bounded(doc, 0.2, launches=0))["efficiency@2/plain"]
     assert with_them == without

@@ -1,4 +1,6 @@
-"""What hits one arm more than the other decides nothing; what hits both alike, or little, does not."""
+"""A bias that could explain the result decides nothing; one that is equal for both arms, or small,
+is harmless.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ SUBJECT = "efficiency@2/plain"
 def planted(doc: Any, efficiency: float = 0.75, least: float = 0.7) -> None:
     even(doc, efficiency)
     bound(doc, at_least=least)
-    for x in doc["launches"]:  # equal work takes equal CPU time
+    for x in doc["launches"]:  # Equal work takes equal CPU time, so that CPU pressure adds no bias.
         for rank in x["ranks"] if x["steps"] else ():
             rank["cpu_s"] = 0.01 * x["steps"]["count"]
 
@@ -31,32 +33,30 @@ def loaded(arm: str, share: float) -> Any:
     return edit
 
 
-def test_a_quiet_run_is_decided(sample_run: RunRecord) -> None:
+def test_a_run_without_load_is_decided(sample_run: RunRecord) -> None:
     assert judged(sample_run, planted)[SUBJECT].status is Status.PASS
 
 
-def test_load_that_follows_the_baseline_passes_nothing(sample_run: RunRecord) -> None:
-    """It makes the baseline slow: with that given back the ratio is 0.6."""
+def test_load_on_the_baseline_prevents_a_pass(sample_run: RunRecord) -> None:
+    """The load slows the baseline; without it the ratio would be 0.6."""
     verdict = judged(sample_run, loaded("plain", 0.2))[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
     assert "20% of the baseline's time" in verdict.detail and "up to 15.0 points" in verdict.detail
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.9])
-def test_load_that_follows_the_subject_does_not_unmake_a_pass(
-    sample_run: RunRecord, share: float
-) -> None:
-    """It can only have lowered the ratio."""
+def test_load_on_the_subject_does_not_prevent_a_pass(sample_run: RunRecord, share: float) -> None:
+    """The load can only have lowered the ratio."""
     verdict = judged(sample_run, loaded("@2", share))[SUBJECT]
     assert verdict.status is Status.PASS
-    assert bool(verdict.doubt) is (share > 0.25), "who reads the figure is told"
+    assert bool(verdict.doubt) is (share > 0.25), "a reader of the figure must see the caveat"
 
 
 @pytest.mark.parametrize(("share", "decided"), [(0.05, True), (0.2, False)])
-def test_a_pass_stands_with_all_given_back_to_the_baseline(
+def test_a_pass_must_hold_if_the_baseline_had_lost_nothing(
     sample_run: RunRecord, share: float, decided: bool
 ) -> None:
-    """0.75 where 0.7 is asked, with room for 5 % and no more."""
+    """The value is 0.75 and the bound 0.7, so there is room for 5 % and no more."""
 
     def edit(doc: Any) -> None:
         planted(doc)
@@ -70,11 +70,13 @@ def test_a_pass_stands_with_all_given_back_to_the_baseline(
     ("arm", "share", "status"),
     [("@2", 0.05, Status.INCONCLUSIVE), ("plain", 0.9, Status.FAIL)],
 )
-def test_load_that_follows_the_subject_fails_nothing(
+def test_load_on_the_subject_prevents_a_fail(
     sample_run: RunRecord, arm: str, share: float, status: Status
 ) -> None:
-    """0.8 where 0.85 is asked. All that others used may have been of one rank's core: of two it is
-    a tenth. What they took from the baseline can only have raised the ratio: it fails all the same.
+    """The value is 0.8 and the bound 0.85.
+
+    All the load may have been on one of the subject's two cores, which makes it a tenth of the
+    time. Load on the baseline can only have raised the ratio, so the result fails despite it.
     """
 
     def edit(doc: Any) -> None:
@@ -89,15 +91,15 @@ def test_load_that_follows_the_subject_fails_nothing(
 @pytest.mark.parametrize(
     ("longer", "load", "decided"),
     [
-        (1.0, 0.3, True),  # nothing beyond the best launch
+        (1.0, 0.3, True),  # There is no more CPU time than in the best launch.
         (4.0, 0.3, False),
-        (4.0, 0.0, True),  # nobody is there: its own launches differ so
+        (4.0, 0.0, True),  # Without other processes, the launches vary like this by themselves.
     ],
 )
-def test_what_neighbours_cost_through_caches_shows_in_the_cpu_time_of_a_step(
+def test_cache_contention_shows_in_the_cpu_time_per_step(
     sample_run: RunRecord, longer: float, load: float, decided: bool
 ) -> None:
-    """A neighbour on the subject's other core left the baseline its own, and took its cache."""
+    """A process on the subject's other core left the baseline its core but used the shared cache."""
 
     def edit(doc: Any) -> None:
         planted(doc)
@@ -113,10 +115,10 @@ def test_what_neighbours_cost_through_caches_shows_in_the_cpu_time_of_a_step(
 
 
 @pytest.mark.parametrize(("late", "decided"), [(0.0, True), (0.002, True), (0.3, False)])
-def test_load_took_no_more_of_a_schedule_than_it_is_late(
+def test_load_costs_simulated_compute_only_its_lateness(
     sample_run: RunRecord, late: float, decided: bool
 ) -> None:
-    """A stand-in that kept its deadlines beside a busy neighbour lost nothing to it."""
+    """Simulated compute that met its deadlines beside a busy process lost nothing to it."""
 
     def edit(doc: Any) -> None:
         planted(doc)
@@ -131,7 +133,7 @@ def test_load_took_no_more_of_a_schedule_than_it_is_late(
     assert (verdict.status is Status.PASS) is decided, verdict.detail
 
 
-def test_a_quota_that_holds_ranks_back_is_a_noisy_host(sample_run: RunRecord) -> None:
+def test_a_cpu_quota_makes_the_host_noisy(sample_run: RunRecord) -> None:
     def edit(doc: Any) -> None:
         planted(doc, 0.5, 0.85)
         for x in timed(doc, "@2"):
@@ -145,8 +147,8 @@ def test_a_quota_that_holds_ranks_back_is_a_noisy_host(sample_run: RunRecord) ->
     assert "a CPU quota held the ranks of @2 back for 50%" in verdict.doubt
 
 
-def test_stalls_beyond_the_windows_pass_nothing(sample_run: RunRecord) -> None:
-    """Every 30th step takes eight times as long; the timed windows end at step 14."""
+def test_stalls_outside_of_the_timed_windows_prevent_a_pass(sample_run: RunRecord) -> None:
+    """Every 30th step takes eight times as long, but the timed windows end at step 14."""
 
     def edit(doc: Any) -> None:
         planted(doc)
@@ -159,7 +161,7 @@ def test_stalls_beyond_the_windows_pass_nothing(sample_run: RunRecord) -> None:
     assert "stalls that the timed windows do not hold would take 18%" in verdict.detail
 
 
-def test_lower_clocks_of_the_baseline_pass_nothing(sample_run: RunRecord) -> None:
+def test_lower_clocks_of_the_baseline_prevent_a_pass(sample_run: RunRecord) -> None:
     def edit(doc: Any) -> None:
         planted(doc)
         for arm, mhz in (("@2", 1900), ("plain", 1500)):
@@ -174,7 +176,7 @@ def test_lower_clocks_of_the_baseline_pass_nothing(sample_run: RunRecord) -> Non
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
-def test_what_a_loaded_host_makes_impossible_is_not_an_error(sample_run: RunRecord) -> None:
+def test_an_implausible_result_on_a_loaded_host_is_not_an_error(sample_run: RunRecord) -> None:
     def edit(doc: Any) -> None:
         planted(doc, 1.3, 0.85)
         for x in timed(doc, "plain"):
@@ -184,7 +186,7 @@ def test_what_a_loaded_host_makes_impossible_is_not_an_error(sample_run: RunReco
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
-def test_a_host_that_stood_still_is_noisy_not_wrong(sample_run: RunRecord) -> None:
+def test_missed_deadlines_of_the_schedule_are_a_noisy_host(sample_run: RunRecord) -> None:
     def edit(doc: Any) -> None:
         planted(doc)
         timed(doc, "@2")[0]["wrong"] = ["slot too short: 3 deadlines of the schedule missed"]
@@ -193,7 +195,7 @@ def test_a_host_that_stood_still_is_noisy_not_wrong(sample_run: RunRecord) -> No
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
 
 
-def test_more_ranks_than_cores_are_a_stand_in(sample_run: RunRecord) -> None:
+def test_more_ranks_than_cores_are_labelled_oversubscribed(sample_run: RunRecord) -> None:
     case = sample_run.plans[0].arm("@2").case
     assert not sample_run.stand_ins(case)
     assert sample_run.stand_ins(case.at(sample_run.machine.num_cores + 1)) == {"oversubscribed"}
@@ -211,7 +213,7 @@ def test_more_ranks_than_cores_are_a_stand_in(sample_run: RunRecord) -> None:
     ],
     ids=["version 2", "version 1", "no quota", "nothing"],
 )  # fmt: skip
-def test_quotas_are_read_in_both_layouts(
+def test_cpu_quotas_are_read_from_cgroups_v1_and_v2(
     tmp_path: Path, files: dict[str, str], message: str, cpus: float | None, held: float | None
 ) -> None:
     for name, text in files.items():

@@ -1,4 +1,4 @@
-"""Verdicts: what a contrast comes to beyond its interval: what is impossible, waived, or shown at all."""
+"""Verdicts beyond the interval: implausible values, waivers, and rejected launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.record import Reason, RunRecord, Status
 from tests.editing import confirm, even, judged, timed
 
 
-def test_impossible_efficiency_is_implausible(sample_run: RunRecord) -> None:
+def test_an_impossible_efficiency_is_an_error(sample_run: RunRecord) -> None:
     def twice(doc: Any) -> None:
         for x in timed(doc, "@2"):
             for r in x["ranks"]:
@@ -25,8 +25,8 @@ def test_impossible_efficiency_is_implausible(sample_run: RunRecord) -> None:
     assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.IMPLAUSIBLE)
 
 
-def test_two_cases_side_by_side_scale_nothing(sample_run: RunRecord) -> None:
-    """A codec on a slow link, or a pinned environment beside a newer one, may be twice as fast."""
+def test_a_ratio_of_two_cases_may_exceed_linear_scaling(sample_run: RunRecord) -> None:
+    """A compressor on a slow link, or a newer environment, may be twice as fast."""
 
     def twice(doc: Any) -> None:
         even(doc, 2.0)
@@ -43,7 +43,9 @@ def test_two_cases_side_by_side_scale_nothing(sample_run: RunRecord) -> None:
 
 @pytest.mark.parametrize("placed", ["Replicate", "Shard(dim=0)"])
 def test_a_sharded_optimizer_may_beat_linear_scaling(sample_run: RunRecord, placed: str) -> None:
-    """Each of two ranks does half of AdamW: where that is half of a step, 1.25 is no mistake."""
+    """Each of two ranks does half of AdamW; if AdamW is half of a step, an efficiency of 1.25 is
+    plausible.
+    """
 
     def better(doc: Any) -> None:
         even(doc, 1.25)
@@ -94,7 +96,7 @@ def test_more_than_the_devices_peak_is_implausible(sample_run: RunRecord) -> Non
     assert "peak FLOP/s" in impossible.detail
 
 
-def test_no_number_is_shown_for_what_was_rejected(sample_run: RunRecord) -> None:
+def test_a_rejected_launch_has_no_number(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)
     timed(doc, "@2")[3].update(wrong=["world: 1 rank"])
     run = from_doc(RunRecord, doc)

@@ -1,4 +1,4 @@
-"""A baseline that computes more for a sample than its subject makes no rung look better."""
+"""A baseline that computes more per sample than its subject must not make the subject look better."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUBJECT = "efficiency@2/plain"
 
 
 def working(times: float, schema: int = 9) -> Any:
-    """The sample, whose baseline takes so many times the subject's CPU time for a sample."""
+    """Return an edit after which the baseline takes ``times`` the subject's CPU time per sample."""
 
     def edit(doc: Any) -> None:
         even(doc, 0.75)
@@ -39,13 +39,14 @@ def test_a_baseline_that_works_more_is_an_error(
     assert ("more than the same training" in verdict.detail) is (status is Status.ERROR)
 
 
-def test_records_of_before_are_judged_as_before(sample_run: RunRecord) -> None:
+def test_records_of_older_schemas_are_judged_without_this_check(sample_run: RunRecord) -> None:
     assert judged(sample_run, working(2.0, schema=8))[SUBJECT].status is Status.PASS
 
 
 def waiting(least_s: float, busy: float | None = None, queued: float | None = None) -> Any:
-    """The sample, whose baseline has nothing to do for so long of each step of 0.1 s; for a share
-    ``queued`` of the time that it does not compute it is ready to.
+    """Return an edit after which the baseline is idle for ``least_s`` of each step of 0.1 s.
+
+    For a share ``queued`` of the time in which it does not compute, it is ready to run.
     """
 
     def edit(doc: Any) -> None:
@@ -68,16 +69,16 @@ def waiting(least_s: float, busy: float | None = None, queued: float | None = No
         (0.0, None, None, Status.PASS),
         (0.03, None, None, Status.PASS),
         (0.06, None, None, Status.ERROR),
-        (0.06, 1.0, None, Status.PASS),  # others may have had its cores
-        (0.06, 1.0, 0.1, Status.ERROR),  # it did not ask for them
+        (0.06, 1.0, None, Status.PASS),  # Other processes may have used its cores.
+        (0.06, 1.0, 0.1, Status.ERROR),  # It was not waiting for a core.
         (0.06, 1.0, 1.0, Status.PASS),
-        (0.06, None, 1.0, Status.ERROR),  # nobody had them
+        (0.06, None, 1.0, Status.ERROR),  # The cores were idle.
     ],
 )
 def test_a_baseline_that_waits_longer_is_an_error(
     sample_run: RunRecord, idle_s: float, busy: float | None, queued: float | None, status: Status
 ) -> None:
-    """Whatever it waits for, on idle cores and on busy ones."""
+    """Check baselines that wait on idle cores and on busy ones."""
     verdict = judged(sample_run, waiting(idle_s, busy, queued))[SUBJECT]
     assert verdict.status is status, verdict.detail
     assert ("not for a core" in verdict.detail) is (status is Status.ERROR)

@@ -1,4 +1,4 @@
-"""Whoever has other bits is named by a majority, whatever it did; nobody is where all are alike."""
+"""A majority vote names the rank with different bits; if all bits are equal, no rank is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TENSORS = 4
 
 
 def honest(ranks: int, steps: int) -> list[Samples]:
-    """What ranks leave that all compute right: a hash says step, micro-batch and tensor."""
+    """Return samples of ranks without faults; a hash encodes step, micro-batch and tensor."""
     zeros = np.zeros(steps)
     out = []
     for rank in range(ranks):
@@ -46,20 +46,20 @@ def test_rotation_is_its_own_inverse(ranks: int, step: int, copy: int) -> None:
 
 
 @given(st.integers(3, 40), st.integers(0, 30))
-def test_three_ranks_compute_each_micro_batch(ranks: int, step: int) -> None:
+def test_each_micro_batch_is_computed_by_three_ranks(ranks: int, step: int) -> None:
     who = {copier(1, step, copy, ranks) for copy in range(COPIES)}
     assert len(who) == COPIES
 
 
 @given(st.integers(1, 9), st.integers(1, 5))
-def test_equal_bits_name_nobody(ranks: int, steps: int) -> None:
+def test_equal_bits_name_no_rank(ranks: int, steps: int) -> None:
     compared = compare(honest(ranks, steps))
     assert compared.odd == ()
     assert compared.num == ranks * (steps * (COPIES * TENSORS + ranks) + 2)
 
 
 @given(st.data(), st.integers(3, 9))
-def test_the_rank_that_computed_other_bits_is_named(data: st.DataObject, ranks: int) -> None:
+def test_the_rank_that_computed_different_bits_is_named(data: st.DataObject, ranks: int) -> None:
     rank, step = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 2))
     copy = data.draw(st.integers(0, COPIES - 1))
     left = honest(ranks, 3)
@@ -73,14 +73,14 @@ def test_the_rank_that_computed_other_bits_is_named(data: st.DataObject, ranks: 
 def test_with_two_ranks_only_one_that_disagrees_with_itself_is_named() -> None:
     left = honest(2, 2)
     assert left[1].bits is not None
-    left[1].bits[0, 0, 0] ^= 1  # its first and its third micro-batch are the same
+    left[1].bits[0, 0, 0] ^= 1  # With two ranks, its first and its third micro-batch are the same.
     assert [o.ranks for o in compare(left).odd] == [(1,)]
     left[1].bits[0, 2, 0] ^= 1
     assert [o.ranks for o in compare(left).odd] == [(0, 1)]
 
 
 @given(st.data(), st.integers(3, 9))
-def test_sender_and_receiver_are_told_apart(data: st.DataObject, ranks: int) -> None:
+def test_sender_and_receiver_are_distinguished(data: st.DataObject, ranks: int) -> None:
     source, rank = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, ranks - 1))
     left = honest(ranks, 2)
     received = left[rank].received
@@ -93,7 +93,7 @@ def test_sender_and_receiver_are_told_apart(data: st.DataObject, ranks: int) -> 
     assert ((source,), "sent") in [(o.ranks, o.what) for o in compare(left).odd]
 
 
-def test_what_is_read_back_must_be_what_was_written() -> None:
+def test_stored_bits_must_equal_those_read_back() -> None:
     left = honest(2, 1)
     left[0] = replace(left[0], stored=np.array([7, 6]))
     assert [(o.ranks, o.what) for o in compare(left).odd] == [((0,), "stored")]

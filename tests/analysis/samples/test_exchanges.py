@@ -1,4 +1,6 @@
-"""Gradients are exchanged as often as weights are updated: more is named, with what may be why."""
+"""Gradients should be exchanged once per weight update; more exchanges are reported with a likely
+cause.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,26 @@ def seen(times: float, updates: int, passes: int) -> ScriptObservations:
     ("times", "updates", "passes"),
     [
         (1.0, 1, 1),
-        (1.0, 1, 4),  # accumulates with no_sync
-        (0.5, 1, 1),  # compressed
-        (1.0, 2, 3),  # a GAN of two wrapped networks
-        (2.0, 2, 2),  # one wrapper around both: what is not trained is exchanged, too
+        (1.0, 1, 4),  # The loop accumulates gradients with no_sync.
+        (0.5, 1, 1),  # The gradients are compressed.
+        (1.0, 2, 3),  # The script trains a GAN of two wrapped networks.
+        # One wrapper holds both networks, so gradients of the untrained one are exchanged, too.
+        (2.0, 2, 2),
         (0.0, 1, 1),
     ],
 )
-def test_an_exchange_for_each_update_is_right(times: float, updates: int, passes: int) -> None:
+def test_one_exchange_per_update_is_correct(times: float, updates: int, passes: int) -> None:
     assert extra_exchange(seen(times, updates, passes)) == ""
     assert accumulated(seen(times, updates, passes)) == ""
 
 
 @pytest.mark.parametrize(("times", "reduced"), [(1.7, 0.7), (2.4, 0.7), (3.0, 1.0)])
-def test_statistics_of_forward_passes_are_no_gradients(times: float, reduced: float) -> None:
-    """Nor is as much again in their backward pass; a second all-reduce of all is more than that."""
+def test_statistics_of_forward_passes_are_not_counted_as_gradients(
+    times: float, reduced: float
+) -> None:
+    """The same bytes in the backward pass are not counted either; a second all-reduce of all
+    gradients is larger.
+    """
     watched = replace(seen(times, 1, 1), reduced=round(reduced * BYTES))
     assert extra_exchange(watched) == ""
     hidden = times - reduced > 1.25
@@ -63,28 +70,32 @@ def test_statistics_of_forward_passes_are_no_gradients(times: float, reduced: fl
         (4.0, 2, 2, ["a step of 2 updates", "is there a second all-reduce"]),
     ],
 )
-def test_more_is_named(times: float, updates: int, passes: int, said: list[str]) -> None:
+def test_extra_exchanges_are_reported_with_a_cause(
+    times: float, updates: int, passes: int, said: list[str]
+) -> None:
     named = extra_exchange(seen(times, updates, passes)) or accumulated(
         seen(times, updates, passes)
     )
     assert all(words in named for words in said), named
 
 
-def test_what_accumulates_and_exchanges_in_each_pass_is_slow_and_right() -> None:
-    """No error: a ladder of it can be measured."""
+def test_exchanging_in_each_accumulation_pass_is_slow_but_correct() -> None:
+    """This is not an error, so a scaling sweep of it can be measured."""
     assert extra_exchange(seen(4.0, 1, 4)) == "" != accumulated(seen(4.0, 1, 4))
 
 
 def test_parameters_without_gradients_are_not_exchanged() -> None:
-    """Four exchanges of a head's gradients are no part of one of the whole model's."""
+    """Four exchanges of a head's gradients are less than one exchange of the whole model's."""
     of_head = replace(seen(0.4, 1, 4), trained_bytes=BYTES // 10)
     assert "in each of 4 backward passes" in accumulated(of_head)
     assert accumulated(replace(of_head, trained_bytes=0)) == ""
 
 
 @pytest.mark.parametrize(("gathers", "said"), [(2, True), (4, False)])
-def test_shards_that_are_exchanged_as_needed_are_said_to_be(gathers: int, *, said: bool) -> None:
-    """A check that held is listed, and one that did not is a remark instead."""
+def test_the_exchange_of_shards_is_listed_as_a_check_or_as_a_remark(
+    gathers: int, *, said: bool
+) -> None:
+    """A check that passed is listed; otherwise a remark is printed instead."""
     sharded = replace(
         seen(0.0, 1, 1),
         sharded=True,
@@ -96,16 +107,18 @@ def test_shards_that_are_exchanged_as_needed_are_said_to_be(gathers: int, *, sai
     assert bool([*shards(sharded)]) is not said
 
 
-def test_tables_that_ranks_swap_are_parts_though_they_begin_alike() -> None:
-    """DLRM: every rank is given the whole batch, has tables of its own, and one seed makes these."""
+def test_embedding_tables_with_equal_initial_values_are_shards() -> None:
+    """In DLRM, every rank gets the whole batch and has separate tables, which one seed initializes
+    equally.
+    """
     cut = replace(seen(1.0, 1, 1), cut=True, sharded=True)
     swapped = {**cut.collectives, "all_to_all": CollectiveCount(count=2, payload_bytes=32_768)}
     assert _in_parts([replace(cut, collectives=swapped)] * 2)
-    assert not _in_parts([cut] * 2), "a batch that nobody shares out"
+    assert not _in_parts([cut] * 2), "without an all-to-all, the ranks do not divide the batch"
 
 
-def test_frozen_modules_are_none_of_those_that_are_alike() -> None:
+def test_frozen_modules_are_ignored_when_modules_are_compared() -> None:
     names, bits = ("body", "lora"), [("0", "a"), ("0", "b")]
     assert _where(names, bits) == " in lora (the other module is equal)"
-    assert _where(names, bits, trained=[False, True]) == "", "all that train differ"
+    assert _where(names, bits, trained=[False, True]) == "", "all trained modules differ"
     assert _where(names, bits, trained=[True, True]).startswith(" in lora")

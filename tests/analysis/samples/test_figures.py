@@ -1,4 +1,6 @@
-"""Figures of a launch: samples are counted as consumed, and what did not run as asked is listed."""
+"""Figures of a launch count the samples that were consumed, and deviations from the request are
+listed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def make(ids: list[list[int]], loss: float = 1.0) -> Samples:
     )  # fmt: skip
 
 
-def test_samples_are_counted_as_consumed_not_as_asked() -> None:
+def test_consumed_samples_are_counted_not_requested_ones() -> None:
     disjoint = [make([[0, 1], [4, 5]]), make([[2, 3], [6, 7]])]
     same = [make([[0, 1], [4, 5]]), make([[0, 1], [4, 5]])]
     assert figures.consumed(disjoint, 0) == 8
@@ -28,7 +30,7 @@ def test_samples_are_counted_as_consumed_not_as_asked() -> None:
     assert figures.consumed(disjoint, 1) == 4
 
 
-def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
+def test_deviations_from_the_requested_run_are_listed(sample_run: RunRecord) -> None:
     plan = sample_run.plans[0]
     case = plan.arm("@2").case
     expected = sample_run.described[case.hash].expected
@@ -73,8 +75,10 @@ def test_what_did_not_run_as_asked_is_listed(sample_run: RunRecord) -> None:
     assert "loss: not finite" in wrong(ranks, [make(good[0].sample_ids.tolist(), np.inf), good[1]])
 
 
-def test_samples_that_are_alike_count_as_often_as_they_were_handed_out() -> None:
-    """Two samples of a small language may have the same tokens; half a batch is still half."""
+def test_equal_samples_count_as_often_as_they_were_drawn() -> None:
+    """Two samples of a small vocabulary may have equal tokens; half of a batch must still count as
+    half.
+    """
     whole = dataclasses.replace(
         make([[0, 1, 2, 3]]), content=np.array([[7, 7, 8, 9]]), seen=np.array([[7, 8, 9]])
     )

@@ -1,4 +1,4 @@
-"""A rank that the others wait for is told by the time that each takes up to its backward pass."""
+"""A late rank is found by the time that each rank takes up to its backward pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from harness.analysis.samples.script import late
     [
         ((0.01, 0.11), (1, 0.10)),
         ((0.11, 0.01, 0.02, 0.01), (0, 0.10)),
-        ((0.01, 0.012), None),  # less than a quarter of a step
-        ((0.0, 0.11), None),  # a record of before, or a loop that is not seen
+        ((0.01, 0.012), None),  # The delay is less than a quarter of a step.
+        ((0.0, 0.11), None),  # 0.0 means an older record, or a loop that the hooks did not see.
         ((0.11,), None),
     ],
 )
-def test_a_late_rank_is_told(ahead_s: Sequence[float], wanted: tuple[int, float] | None) -> None:
+def test_a_late_rank_is_reported(
+    ahead_s: Sequence[float], wanted: tuple[int, float] | None
+) -> None:
     heard = late(ahead_s, [0.0] * len(ahead_s), step_s=0.13)
     assert (heard is None) == (wanted is None)
     if heard is not None and wanted is not None:
@@ -30,13 +32,13 @@ def test_short_steps_jitter_by_more_than_a_quarter() -> None:
     assert late([1e-4, 1e-3], [0.0, 0.0], step_s=1e-3) is None
 
 
-def test_what_a_rank_waits_for_a_core_is_no_lateness_of_the_script() -> None:
+def test_waiting_for_a_core_does_not_count_as_lateness() -> None:
     assert late([0.02, 0.12], [0.0, 0.09], step_s=0.15) is None
     heard = late([0.02, 0.12], [0.0, 0.01], step_s=0.15)
     assert heard is not None and heard == pytest.approx((1, 0.09))
 
 
-def test_beside_other_processes_a_rank_is_late_by_more() -> None:
+def test_background_load_raises_the_threshold_for_lateness() -> None:
     a_third = [0.02, 0.06], [0.0, 0.0], 0.12
     assert late(*a_third) is not None and late(*a_third, busy=0.5) is None
     assert late([0.02, 0.12], [0.0, 0.0], 0.14, busy=0.9) is not None

@@ -1,4 +1,4 @@
-"""When a loss was reached, and windows of whole periods."""
+"""The time at which a loss is reached, and windows of whole periods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def samples(losses: list[float]) -> Any:
 EXPECTED: Any = SimpleNamespace(global_batch=32)
 
 
-def test_it_is_reached_where_the_mean_of_some_steps_is_there() -> None:
+def test_a_loss_is_reached_when_the_mean_of_several_steps_reaches_it() -> None:
     losses = [5.0] * 10 + [1.0] * 30
     step = reached([samples(losses), samples(losses)], 1.0, EXPECTED)
     assert step is not None
@@ -34,13 +34,13 @@ def test_one_lucky_step_is_not_enough() -> None:
     assert reached([samples([1.0] * (SMOOTH - 1))], 1.0, EXPECTED) is None
 
 
-def test_ranks_that_differ_are_averaged() -> None:
+def test_losses_of_different_ranks_are_averaged() -> None:
     assert reached([samples([0.0] * 9), samples([4.0] * 9)], 2.0, EXPECTED) is not None
     assert reached([samples([0.0] * 9), samples([4.0] * 9)], 1.9, EXPECTED) is None
 
 
 @pytest.mark.parametrize("period", [1, 3, 8, 50])
-def test_windows_are_whole_periods(period: int) -> None:
+def test_windows_contain_whole_periods(period: int) -> None:
     case = Site(device=Device.CPU, backend="gloo", nodes=(2,)).case("local_sgd/mlp-nano")
     arm = Arm(name="@2", case=case, role=Role.SUBJECT)
     plan = Plan(name="", arms=(arm,), contrasts=(), protocol=Protocol(steps=32, cut=6))

@@ -1,4 +1,6 @@
-"""Launches of one training, and of two: each difference planted into records that have none."""
+"""Differences between the training of two launches are found; each is injected into records without
+any.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, Purpose, RunRecord, ScriptObservations
 
 
-def test_ragged_batches_of_a_short_window_are_looked_at_again() -> None:
+def test_ragged_batches_in_a_short_window_may_be_measured_again() -> None:
     assert may_be_ragged("count: a step has 60.5, 32 on one rank: weak scaling would have 64")
     asked = "count: a step has 32, 32 on one rank: weak scaling would have 64 (--mode strong?)"
     assert not may_be_ragged(asked) and not may_be_ragged("optimizers: SGD steps here")
@@ -27,7 +29,9 @@ SEEN = ScriptObservations(
 
 
 class Script:
-    """Launches of a script on one rank and on two, weak: as records of a right training are."""
+    """Weak-scaling launches of a script on one rank and on two, as a correct training run records
+    them.
+    """
 
     def __init__(self, run: RunRecord) -> None:
         timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
@@ -39,7 +43,9 @@ class Script:
         self.one = self.watched(changed, "42")
 
     def watched(self, launch: LaunchRecord, first: str) -> LaunchRecord:
-        """Each rank computes 32 samples a step; the first ones' hashes sum up to the same."""
+        """Return the launch with observations: each rank computes 32 samples per step, and the
+        hashes of the first samples have equal sums.
+        """
         seen = replace(SEEN, world_size=len(launch.ranks), first=first, flops=32e6)
         ran = replace(launch.ranks[0].ran, compute_dtype="float32")
         ranks = tuple(replace(r, watched=seen, grad_norm=1.0, ran=ran) for r in launch.ranks)
@@ -55,7 +61,7 @@ def script(sample_run: RunRecord) -> Script:
 
 
 def seeing(**fields: Any) -> Callable[[LaunchRecord], LaunchRecord]:
-    """An edit of what hooks saw on every rank."""
+    """Return an edit of what the hooks observed on every rank."""
 
     def edit(launch: LaunchRecord) -> LaunchRecord:
         ranks = []
@@ -77,9 +83,11 @@ def returns(dtype: str) -> Callable[[LaunchRecord], LaunchRecord]:
     )
 
 
-def test_one_and_the_same_training_is_not_called_another(script: Script) -> None:
+def test_launches_of_the_same_training_do_not_differ(script: Script) -> None:
     assert script.why() is None
-    assert script.why(norms(1.00005)(script.two)) is None, "rounding"
+    assert script.why(norms(1.00005)(script.two)) is None, (
+        "a relative difference of 5e-5 is rounding"
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,7 @@ def test_one_and_the_same_training_is_not_called_another(script: Script) -> None
         (norms(0.5), "is the loss or the gradient divided twice, or clipped?"),
     ],
 )
-def test_another_training_is_told_by_what_differs(
+def test_the_difference_between_two_trainings_is_reported(
     script: Script, edit: Callable[[LaunchRecord], LaunchRecord], why: str
 ) -> None:
     assert why in (script.why(edit(script.two)) or "")
@@ -108,72 +116,76 @@ def test_another_training_is_told_by_what_differs(
         (seeing(start="t", way="fresh"), "use --fresh"),
     ],
 )
-def test_launches_of_one_world_begin_alike(
+def test_launches_of_one_world_must_start_with_equal_parameters(
     script: Script, edit: Callable[[LaunchRecord], LaunchRecord], why: str
 ) -> None:
     again = edit(replace(script.two, launch="again"))
     assert why in (unlike(script.case, [script.two, again], [script.one]) or "")
 
 
-def test_each_launch_may_draw_its_own_seed(script: Script) -> None:
-    """As rl_games takes the time for one."""
+def test_each_launch_may_use_another_seed(script: Script) -> None:
+    """For example, rl_games uses the time as the seed."""
     again = seeing(start="t", seed="2")(replace(script.two, launch="again"))
     assert unlike(script.case, [seeing(seed="1")(script.two), again], [script.one]) is None
 
 
-def test_a_mean_over_unlike_numbers_of_tokens_is_no_sum(script: Script) -> None:
-    """As where ranks group the same padded texts otherwise; its table tells the ratio."""
+def test_a_mean_over_different_numbers_of_tokens_is_not_called_a_sum(script: Script) -> None:
+    """For example, ranks group the same padded texts differently; the report's table shows the
+    ratio.
+    """
     two = norms(1.086)(script.two)
     assert script.why(two) is None and norms_over(two, script.one) == pytest.approx(1.086)
     assert script.why(norms(1.45)(script.two)) is not None
 
 
 def test_another_world_may_have_another_seed(script: Script) -> None:
-    """Then nothing is said of its gradients."""
+    """If the seeds differ, the gradients are not compared."""
     assert script.why(norms(2.0)(seeing(start="t")(script.two))) is None
 
 
-def test_no_mode_is_asked_for_that_would_not_fit_either(script: Script) -> None:
+def test_no_mode_is_suggested_that_does_not_fit_either(script: Script) -> None:
     odd = replace(script.two, consumed=script.two.consumed * 3 // 4)
     why = script.why(odd) or ""
     assert why.startswith("count: a step has") and "--mode" not in why
 
 
-def test_versions_of_one_script_may_be_two_files_but_train_one_model(script: Script) -> None:
+def test_two_versions_of_a_script_must_train_the_same_model(script: Script) -> None:
     edited = seeing(source="g")(script.two)
     assert script.why(edited, edited=True) is None
     assert "so the speeds are not comparable" in (script.why(norms(3.0)(edited), edited=True) or "")
 
 
 @pytest.mark.parametrize("edit", [seeing(first="3"), seeing(random=True)])
-def test_gradients_are_compared_of_the_same_samples_only(
+def test_gradients_are_compared_only_for_the_same_samples(
     script: Script, edit: Callable[[LaunchRecord], LaunchRecord]
 ) -> None:
-    """Others were drawn, or dropout leaves out others: nothing follows from their norms."""
+    """If other samples were drawn, or dropout is random, nothing follows from the norms."""
     assert script.why(norms(2.0)(edit(script.two))) is None
 
 
-def test_without_a_seed_every_launch_may_start_elsewhere(script: Script) -> None:
+def test_without_a_seed_launches_may_start_with_different_parameters(script: Script) -> None:
     script.one = seeing(seeded=False)(script.one)
     assert script.why(norms(2.0)(seeing(seeded=False, start="t")(script.two))) is None
 
 
-def test_shards_add_up_to_the_norm_of_all(script: Script) -> None:
-    """Two halves of a gradient of norm 1 have 0.6 and 0.8."""
+def test_norms_of_shards_are_combined_before_comparison(script: Script) -> None:
+    """Two halves of a gradient of norm 1 have the norms 0.6 and 0.8."""
     first, second = seeing(sharded=True)(script.two).ranks
     halves = (replace(first, grad_norm=0.6), replace(second, grad_norm=0.8))
     assert script.why(replace(script.two, ranks=halves)) is None
 
 
-def test_replicas_that_each_draw_the_whole_data_set_are_told(script: Script) -> None:
+def test_replicas_that_each_read_the_whole_data_set_are_reported(script: Script) -> None:
     script.one = seeing(whole=1000, stored="d")(script.one)
     drawn = seeing(whole=1000, stored="d")(script.two)
     assert "is a DistributedSampler missing?" in (script.why(drawn) or "")
-    assert script.why(seeing(whole=500, stored="d")(script.two)) is None, "a part each"
-    assert script.why(seeing(parallel=False)(drawn)) is None, "stages of one model"
+    assert script.why(seeing(whole=500, stored="d")(script.two)) is None, (
+        "each replica reads a part"
+    )
+    assert script.why(seeing(parallel=False)(drawn)) is None, "the ranks are stages of one model"
 
 
-def test_strong_scaling_has_as_many_samples_in_all(script: Script) -> None:
+def test_strong_scaling_keeps_the_total_number_of_samples(script: Script) -> None:
     script.case = replace(script.case, mode=Mode.STRONG, global_batch=32)
     assert "(--mode weak?)" in (script.why() or "")
     same = replace(script.two, consumed=script.one.consumed)

@@ -1,4 +1,4 @@
-"""Warm-up, steps worth timing, and steadiness, on series with known answers."""
+"""Warm-up detection, the number of steps to time, and steadiness, on series with known answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.analysis.samples import steadiness
 
 
 def series(n: int, *, seed: int = 0, sd: float = 0.02, rho: float = 0.0) -> np.ndarray:
-    """n step times round 20 ms; ``rho`` is the lag-1 correlation of the noise."""
+    """Return n step times around 20 ms; ``rho`` is the lag-1 correlation of the noise."""
     rng = np.random.default_rng(seed)
     noise = rng.normal(0, sd, n)
     for i in range(1, n):
@@ -17,7 +17,7 @@ def series(n: int, *, seed: int = 0, sd: float = 0.02, rho: float = 0.0) -> np.n
     return 0.02 * np.exp(noise)
 
 
-def test_warm_up_is_cut_and_noise_is_not() -> None:
+def test_warm_up_steps_are_dropped_and_noisy_steps_are_not() -> None:
     shapes = {
         "flat": np.ones(60),
         "autotune": np.where(np.arange(60) < 15, 1.3, 1.0),
@@ -28,15 +28,15 @@ def test_warm_up_is_cut_and_noise_is_not() -> None:
         for name, shape in shapes.items()
     }
     assert max(cuts["flat"]) == 0
-    assert set(cuts["autotune"]) <= {15, 20, 25, 30}, "at most half"
+    assert set(cuts["autotune"]) <= {15, 20, 25, 30}, "at most half of the steps may be dropped"
     assert min(cuts["warming"]) >= 10
 
 
-def test_a_short_pilot_is_not_cut() -> None:
+def test_no_steps_of_a_short_calibration_launch_are_dropped() -> None:
     assert steadiness.warm_up_steps(series(12).tolist()) == 0
 
 
-def test_a_drifting_window_is_flagged_and_a_steady_one_hardly_ever() -> None:
+def test_a_drifting_window_is_flagged_and_a_steady_one_rarely() -> None:
     flat = [
         steadiness.steadiness(series(60, seed=s, sd=0.05, rho=0.4).tolist()) for s in range(300)
     ]
@@ -46,7 +46,7 @@ def test_a_drifting_window_is_flagged_and_a_steady_one_hardly_ever() -> None:
     assert not steady.steady and steady.drift == pytest.approx(0.04, abs=0.01)
 
 
-def test_one_heating_launch_stands_out_and_a_noisy_arm_has_none() -> None:
+def test_one_drifting_launch_is_an_outlier_and_a_noisy_arm_has_none() -> None:
     def arm(sd: float, slopes: list[float]) -> list[steadiness.Steadiness]:
         ramps = [np.linspace(1, 1 + slope, 60) for slope in slopes]
         return [
@@ -60,7 +60,7 @@ def test_one_heating_launch_stands_out_and_a_noisy_arm_has_none() -> None:
     assert steadiness.outlier(arm(0.01, swings)) is None and steadiness.outlier([]) is None
 
 
-def test_drift_that_no_launch_shows_alone_is_seen_over_all() -> None:
+def test_a_drift_too_small_for_one_launch_is_found_over_all() -> None:
     def found(slope: float) -> list[steadiness.Steadiness]:
         ramp = np.linspace(1, 1 + slope, 22)
         return [steadiness.steadiness((series(22, seed=s) * ramp).tolist()) for s in range(8)]
@@ -69,21 +69,25 @@ def test_drift_that_no_launch_shows_alone_is_seen_over_all() -> None:
     assert steadiness.drifts(found(0.08)) and not steadiness.drifts(found(0.0))
 
 
-def test_steps_worth_timing_are_kaliberas() -> None:
-    """40 s a launch, 0.1 s a step, 3 % step noise (lag-1 .3), 0.7 % launches: about 117 steps."""
+def test_the_best_number_of_steps_follows_kalibera_and_jones() -> None:
+    """A launch costs 40 s, a step 0.1 s; noise is 3 % per step (lag-1 0.3) and 0.7 % per launch:
+    about 117 steps.
+    """
     steps = 0.1 * np.exp(np.log(series(4000, sd=0.03, rho=0.3) / 0.02))
     steps_chosen = steadiness.best_steps(steps.tolist(), 40.0, 0.007, 20)
     assert steps_chosen == pytest.approx(117, rel=0.05)
 
 
-def test_steps_stay_within_bounds() -> None:
+def test_the_number_of_steps_stays_within_its_limits() -> None:
     noisy, exact = series(50, sd=0.3).tolist(), [0.02] * 50
     assert steadiness.best_steps(noisy, 60.0, 0.0, 22) == 8 * 22
     assert steadiness.best_steps(exact, 0.1, 0.02, 22) == 22
-    assert steadiness.best_steps(noisy, 0.1, 0.0, 22) == 22, "a cheap launch is repeated instead"
+    assert steadiness.best_steps(noisy, 0.1, 0.0, 22) == 22, (
+        "a cheap launch is repeated instead of extended"
+    )
 
 
-def test_launch_deviation_is_what_steps_do_not_explain() -> None:
+def test_launch_to_launch_variation_excludes_noise_of_steps() -> None:
     rng = np.random.default_rng(2)
     pairs = []
     for i in range(200):

@@ -1,8 +1,8 @@
-"""Records the traces of ``recorded/``: two gloo ranks of every strategy family, three steps each.
+"""Record the traces of ``recorded/``: two gloo ranks of every strategy family, three steps each.
 
     python tests/analysis/timeline/record_traces.py
 
-Only needed when what ranks leave behind changes.
+Run it only if the files that ranks write have changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CASES = {
 
 
 def main() -> None:
-    """One launch a case."""
+    """Record one launch of each case."""
     known = Catalogue()
     launcher = Bench(known, known.get("engines", "local"), Where())
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))

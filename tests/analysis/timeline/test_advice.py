@@ -1,4 +1,4 @@
-"""Advice: a remedy that fits its term, and a command that runs as it is printed."""
+"""Advice names a remedy that fits its term and a command that runs as printed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_command_runs_as_it_is_printed(
     case, mine = plan.arms[-1].case, KNOWN.normalise(CASES[name])
     assert (case.family, case.precision) == (mine.family, mine.precision)
     assert mine.knobs.items() <= {**mine.knobs, **case.knobs}.items()
-    assert case.hash != mine.hash or "--ablate" in words, "nothing would be different"
+    assert case.hash != mine.hash or "--ablate" in words, "the command must run a different case"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_every_command_runs_as_it_is_printed(
         (1e5, 1.0, ""),
     ],
 )
-def test_a_stall_that_every_rung_has_is_told_with_its_cause(
+def test_a_data_stall_is_reported_with_its_cause(
     stall_ns: float, read_s: float, told_of: str
 ) -> None:
     budget: Any = SimpleNamespace(step_ns=10e6, mean_ns=lambda term: stall_ns)
@@ -87,18 +87,18 @@ def test_a_stall_that_every_rung_has_is_told_with_its_cause(
     assert told_of in found and bool(found) == bool(told_of)
 
 
-def test_nothing_is_advised_where_nothing_was_lost() -> None:
+def test_no_advice_is_given_without_a_loss() -> None:
     assert told("weak", Term.TRANSFER, lost=False) == []
 
 
-def test_a_stand_in_computes_as_long_as_it_was_told_to() -> None:
+def test_no_advice_is_given_on_simulated_compute() -> None:
     case = KNOWN.normalise(SITE.case("ddp/paced-small"))
     stand_in = {"stand_in": case.stand_in, "model": "paced", "size": "small"}
     assert case.stand_in and told("weak", Term.COMPUTE, **stand_in) == []
     assert told("weak", Term.TRANSFER, **stand_in) != []
 
 
-def test_engine_and_nodes_are_kept() -> None:
+def test_a_printed_command_keeps_engine_and_nodes() -> None:
     case = dataclasses.replace(CASES["weak"], nodes=(2, 2), world_size=4)
     words = command(case, Settings(engine="emulated", nodes=(2, 2), cluster="my cluster.toml"))
     assert words == (
@@ -108,7 +108,7 @@ def test_engine_and_nodes_are_kept() -> None:
 
 
 def uneven(busy_ms: list[float], blocks: tuple[int, ...]) -> list[str]:
-    """Advice where stages compute so long."""
+    """Return the advice for a pipeline whose stages compute for these times."""
     case = KNOWN.normalise(dataclasses.replace(CASES["pipeline"], world_size=2, nodes=(2,)))
     expected: Any = SimpleNamespace(global_batch=32, stages=2, remedies={}, blocks=blocks)
     losses = Losses(ranks=2, step_ns=Fraction(100), ideal_ns=Fraction(50), excess_ns={})
@@ -117,7 +117,7 @@ def uneven(busy_ms: list[float], blocks: tuple[int, ...]) -> list[str]:
     return [str(a) for a in advice(case, expected, losses, budget, SETTINGS)]
 
 
-def test_an_uneven_pipeline_is_told_which_layers_to_move() -> None:
+def test_advice_for_an_uneven_pipeline_names_the_layers_to_move() -> None:
     (line,) = uneven([70.0, 30.0], (7, 3))
     assert "move 2 layers from stage 0 to stage 1" in line
     assert "--set pipeline.split=5,5" in line
@@ -125,7 +125,7 @@ def test_an_uneven_pipeline_is_told_which_layers_to_move() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_the_largest_part_is_as_small_as_can_be(parts: int) -> None:
+def test_an_even_split_minimizes_the_largest_part(parts: int) -> None:
     costs = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
     counts = evenly(costs, parts)
     ends = [0, *itertools.accumulate(counts)]

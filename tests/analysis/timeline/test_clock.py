@@ -1,4 +1,4 @@
-"""The handshake between two real processes, one of whose clocks is wrong by a known amount."""
+"""The clock handshake between two real processes, one of which has a clock with a known error."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def test_a_wrong_clock_is_found_within_the_stated_bound() -> None:
     assert answers[0] == [0, 0]
     offset, half = answers[1]
     assert abs(offset - 7_000_000) <= half
-    assert half < 7_000_000, "a bound as wide as the error would say nothing"
+    assert half < 7_000_000, "the bound must be smaller than the error"

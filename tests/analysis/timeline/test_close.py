@@ -1,4 +1,4 @@
-"""The budget against a counter that goes through every nanosecond."""
+"""The budget, compared with a counter that classifies every nanosecond."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ pairs = st.lists(instants.map(sorted).map(tuple), max_size=4)
 
 @st.composite
 def worlds(draw: st.DrawFn) -> list[Lanes]:
-    """One to three ranks with the same collectives, sends and recvs between 0 and 1, any instants."""
+    """Draw one to three ranks with the same collectives, and with sends and receives between ranks
+    0 and 1, at any times.
+    """
     num = draw(st.integers(1, 3))
     collectives = draw(st.integers(0, 3))
     sends = draw(st.integers(0, 2)) if num > 1 else 0
@@ -70,7 +72,7 @@ def inside(a: Intervals, t: int) -> bool:
 
 
 def oracle(ranks: list[Lanes], lane: Lanes, t: int) -> Term:
-    """The term of one nanosecond, from the definitions alone."""
+    """Return the term of one nanosecond, directly from the definitions."""
     if inside(lane.compute, t):
         return Term.COMPUTE
     if inside(lane.move, t):
@@ -100,7 +102,7 @@ def oracle(ranks: list[Lanes], lane: Lanes, t: int) -> Term:
 
 
 @given(worlds())
-def test_every_nanosecond_is_in_its_term(ranks: list[Lanes]) -> None:
+def test_every_nanosecond_is_counted_in_its_term(ranks: list[Lanes]) -> None:
     steps = min(len(r.edges) for r in ranks) - 1
     budget = close(ranks, {}, 0).budget
     for lane, lane_budget in zip(ranks, budget.ranks, strict=True):
@@ -122,8 +124,10 @@ def test_lost_speedup_is_the_sum_of_its_terms(
 
 
 def chain(rank: int, busy_ns: int) -> Lanes:
-    """A pipeline's forward: each stage receives from the one before and sends to the next."""
-    start = 100 * rank + 300 * (rank > 0)  # stage 0 takes 400, every other one 100
+    """Return a forward pass of a pipeline stage, which receives from the previous stage and sends
+    to the next.
+    """
+    start = 100 * rank + 300 * (rank > 0)  # Stage 0 takes 400 ns, every other stage 100 ns.
     ops = []
     if rank:
         ops.append(Op(start=0, end=start, kind="recv", group="", peer=rank - 1))
@@ -135,26 +139,28 @@ def chain(rank: int, busy_ns: int) -> Lanes:
     )
 
 
-def test_a_stage_that_is_late_because_it_waited_passes_the_blame_on() -> None:
-    """Stage 2 waits for stage 1, which waits for stage 0."""
+def test_a_stage_that_is_late_because_it_waited_is_not_blamed() -> None:
+    """Stage 2 waits for stage 1, which waits for stage 0, so stage 0 is blamed."""
     blame = close([chain(0, 400), chain(1, 100), chain(2, 100)], {}, 0).budget.blame
     assert blame is not None and (blame.rank, blame.term) == (0, Term.COMPUTE)
     assert blame.excess_ns == 300
 
 
-def test_a_send_under_way_is_in_nobodys_way_until_it_is_waited_for() -> None:
-    """The host idles at 200 while a send is under way that it waits for at 600 only."""
+def test_an_asynchronous_send_counts_only_once_it_is_waited_for() -> None:
+    """The host is idle from 200 to 400 during a send that it waits for only at 600."""
     ops = (Op(start=100, end=700, kind="send", group="", peer=1, waited=600),)
     lane = replace(rank_of(0, 0), world_size=1, ops=ops, compute=made([(0, 200), (400, 600)]))
     (rank,) = close([lane], {}, 0).budget.ranks
     assert rank.terms[Term.IDLE] == (600,) and rank.comm_ns == (600,)
 
 
-# --- what is told of waits and clocks ----------------------------------------------------------
+# --- waits and clocks ---------------------------------------------------------------------------
 
 
 def rank_of(rank: int, late_ns: int, *, clock_ns: int = 0, busy_ns: int = 100) -> Lanes:
-    """Compute, then one all-reduce that ends for all at 1000; ``late_ns`` more compute."""
+    """Return a rank that computes and then joins an all-reduce that ends for all at 1000;
+    ``late_ns`` is extra compute.
+    """
     end, start = 1_000 + clock_ns, 500 + late_ns + clock_ns
     return Lanes(
         rank=rank,
@@ -170,7 +176,7 @@ def rank_of(rank: int, late_ns: int, *, clock_ns: int = 0, busy_ns: int = 100) -
     )
 
 
-def test_the_rank_that_others_wait_for_is_named_with_what_it_was_at() -> None:
+def test_the_late_rank_is_named_with_the_term_that_delayed_it() -> None:
     blame = close([rank_of(0, 0), rank_of(1, 300)], {}, 0).budget.blame
     assert blame is not None and (blame.rank, blame.waited_ns, blame.share) == (1, 300, 1.0)
     assert (blame.gross_ns, blame.net_ns, blame.in_turn) == (300, 300, False)
@@ -178,7 +184,9 @@ def test_the_rank_that_others_wait_for_is_named_with_what_it_was_at() -> None:
 
 
 def over_steps(rank: int, late_ns: Sequence[int]) -> Lanes:
-    """In each step compute, this much longer, and one all-reduce that ends for all at 1000."""
+    """Return a rank whose steps each compute for this extra time and then join an all-reduce that
+    ends for all at 1000.
+    """
     starts = [1_100 * step for step in range(len(late_ns))]
     pairs = list(zip(starts, late_ns, strict=True))
     return replace(
@@ -192,8 +200,8 @@ def over_steps(rank: int, late_ns: Sequence[int]) -> Lanes:
     )
 
 
-def test_two_ranks_that_wait_in_turn_are_not_one_late_rank() -> None:
-    """Unequal lengths: over all steps the waits of both cancel, and neither has all of them."""
+def test_two_ranks_that_wait_in_turn_are_not_reported_as_one_late_rank() -> None:
+    """With unequal sequence lengths, the waits of both ranks cancel over all steps."""
     turns = [over_steps(0, [300, 0, 300, 0, 400]), over_steps(1, [0, 300, 0, 300, 0])]
     budget = close(turns, {}, 0).budget
     blame = budget.blame
@@ -206,7 +214,7 @@ def test_two_ranks_that_wait_in_turn_are_not_one_late_rank() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400)), min_size=1, max_size=6))
 def test_waiting_of_two_ranks_adds_up(late: list[tuple[int, int]]) -> None:
-    """All of it is for one rank only if the other one never was the later."""
+    """One rank causes all waiting only if the other rank was never later."""
     blame = close(
         [over_steps(rank, [x[rank] for x in late]) for rank in (0, 1)], {}, 0
     ).budget.blame
@@ -220,7 +228,7 @@ def test_waiting_of_two_ranks_adds_up(late: list[tuple[int, int]]) -> None:
     assert blame.in_turn == (2 * (abs(longer[0] - longer[1]) // len(late)) < blame.gross_ns)
 
 
-def test_two_estimates_of_waiting_agree_on_one_clock_and_are_flagged_on_two() -> None:
+def test_two_estimates_of_waiting_agree_on_one_clock_and_differ_on_two() -> None:
     good = close([rank_of(0, 0), rank_of(1, 300)], {}, 10).budget
     assert good.ranks[0].terms[Term.WAIT] == good.ranks[0].wait_free_ns == (300,)
     assert good.unsure == ()
@@ -229,7 +237,7 @@ def test_two_estimates_of_waiting_agree_on_one_clock_and_are_flagged_on_two() ->
     assert close([rank_of(0, 0), rank_of(1, 300, clock_ns=150)], {1: -150}, 10).budget == good
 
 
-def test_clocks_that_cannot_be_right_are_corrected_by_the_collectives() -> None:
+def test_impossible_clocks_are_corrected_by_the_collectives() -> None:
     budget = close([rank_of(0, 0), rank_of(1, 300, clock_ns=10_000_000)]).budget
     assert "its clock is off by" in budget.unsure[0] and budget.clock_ns is not None
     assert budget.ranks[0].terms[Term.WAIT][0] > 0
@@ -244,19 +252,19 @@ def test_clocks_that_cannot_be_right_are_corrected_by_the_collectives() -> None:
         ((Op(start=1, end=2, kind="send", group="", peer=0),), "only ranks [0]"),
     ],
 )
-def test_what_does_not_match_is_not_divided(second: tuple[Op, ...], why: str) -> None:
+def test_communication_that_does_not_match_is_not_divided(second: tuple[Op, ...], why: str) -> None:
     budget = close([rank_of(0, 0), replace(rank_of(1, 0), ops=second)], {}, 0).budget
     assert why in budget.unsure[0]
     assert Term.WAIT not in budget.ranks[0].terms and budget.total_ns(Term.UNDIVIDED) > 0
     assert budget.blame is None
 
 
-def test_one_rank_of_many_is_not_divided_either() -> None:
+def test_communication_of_a_single_trace_is_not_divided() -> None:
     budget = close([rank_of(0, 0)]).budget
     assert "only 1 of 2 traces were given" in budget.unsure[0]
 
 
-def test_efficiencies_multiply() -> None:
+def test_load_balance_times_communication_efficiency_is_the_compute_share() -> None:
     budget: Budget = close([rank_of(0, 0), rank_of(1, 300)], {}, 0).budget
     parallel = budget.load_balance * budget.communication_efficiency
     assert parallel == pytest.approx(budget.mean_ns(Term.COMPUTE) / budget.step_ns)

@@ -1,4 +1,4 @@
-"""Sets of instants against Python's own sets."""
+"""Interval arithmetic, compared with Python sets of instants."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def instants(pairs: list[tuple[int, int]]) -> set[int]:
 
 def of(a: Intervals) -> set[int]:
     assert (a[:, 0] < a[:, 1]).all() and (a[1:, 0] >= a[:-1, 1]).all(), (
-        "sorted, disjoint, not empty"
+        "intervals must be sorted, disjoint, and not empty"
     )
     return {t for low, high in a.tolist() for t in range(low, high)}
 
 
 @given(raw, raw)
-def test_they_are_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+def test_interval_operations_equal_set_operations(
+    a: list[tuple[int, int]], b: list[tuple[int, int]]
+) -> None:
     x, y = made(a), made(b)
     assert of(x) == instants(a)
     assert of(merge(x, y)) == instants(a) | instants(b)
@@ -47,7 +49,7 @@ def test_they_are_sets(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> No
 
 
 @given(raw, st.lists(st.integers(0, 40), min_size=2, max_size=6))
-def test_windows_count_what_lies_in_them(a: list[tuple[int, int]], cuts: list[int]) -> None:
+def test_windows_count_the_instants_inside(a: list[tuple[int, int]], cuts: list[int]) -> None:
     edges = np.array(sorted(cuts), dtype=np.int64)
     counts = per_window(made(a), edges).tolist()
     want = [

@@ -1,4 +1,4 @@
-"""What belongs into which lane, on small traces written by hand."""
+"""The lane that each event belongs to, on small hand-written traces."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def test_an_operator_computes_and_an_annotation_around_it_does_not(tmp_path: Pat
     assert found(close([lane]).budget) == {Term.COMPUTE: 300, Term.IDLE: 700}
 
 
-def test_a_hook_that_waits_inside_the_engines_bookkeeping_is_no_compute(tmp_path: Path) -> None:
-    """FSDP waits for its reduce-scatter in a hook: no range of its own, only a hole."""
+def test_waiting_in_an_autograd_hook_does_not_count_as_compute(tmp_path: Path) -> None:
+    """FSDP waits for its reduce-scatter in a hook, which has no separate range and leaves only a
+    gap.
+    """
     lane = of(
         tmp_path, step(1, 0, 1000),
         event("autograd::engine::evaluate_function: AddmmBackward0", 0, 800),
@@ -53,7 +55,9 @@ def test_a_hook_that_waits_inside_the_engines_bookkeeping_is_no_compute(tmp_path
     assert found(close([lane]).budget) == {Term.COMPUTE: 250, Term.IDLE: 750}
 
 
-def test_issuing_is_launch_and_what_runs_on_gloos_thread_is_communication(tmp_path: Path) -> None:
+def test_issuing_a_collective_is_launch_and_its_gloo_thread_is_communication(
+    tmp_path: Path,
+) -> None:
     lane = of(
         tmp_path, step(1, 0, 1000), event("aten::mm", 0, 300),
         event("c10d::allreduce_", 300, 340),
@@ -65,7 +69,7 @@ def test_issuing_is_launch_and_what_runs_on_gloos_thread_is_communication(tmp_pa
     }  # fmt: skip
 
 
-def test_loading_is_data_also_where_it_computes(tmp_path: Path) -> None:
+def test_operators_inside_data_loading_count_as_data(tmp_path: Path) -> None:
     name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     lane = of(
         tmp_path, step(1, 0, 1000), note(name, 100, 400), event("aten::stack", 150, 250),
@@ -74,7 +78,7 @@ def test_loading_is_data_also_where_it_computes(tmp_path: Path) -> None:
     assert found(close([lane]).budget) == {Term.COMPUTE: 100, Term.DATA: 400, Term.IDLE: 500}
 
 
-def test_our_own_communication_span_is_cut_out_of_the_operator_around_it(tmp_path: Path) -> None:
+def test_a_communication_span_is_subtracted_from_the_operator_around_it(tmp_path: Path) -> None:
     lane = of(
         tmp_path, step(1, 0, 1000), event("SomeBackward", 0, 900),
         event("scaleproof.communication.link", 200, 600),
@@ -85,7 +89,7 @@ def test_our_own_communication_span_is_cut_out_of_the_operator_around_it(tmp_pat
 
 
 def test_an_early_recv_is_bubble_until_the_send_begins(tmp_path: Path) -> None:
-    """Sends and recvs lie on the main thread, overlapping each other; peers are in the operands."""
+    """Sends and receives are on the main thread and overlap; their peers are in the operands."""
     stage0 = of(
         tmp_path, step(1, 0, 1000), event("aten::mm", 0, 400),
         event("c10d::send", 400, 410, **{"Concrete Inputs": ["", "", "1", "0"]}),
@@ -105,7 +109,7 @@ def test_an_early_recv_is_bubble_until_the_send_begins(tmp_path: Path) -> None:
     assert budget.imbalance == pytest.approx(500 / 450)
 
 
-def test_a_trace_without_steps_is_one_step_and_says_so(tmp_path: Path) -> None:
+def test_a_trace_without_steps_is_read_as_one_step_with_a_caveat(tmp_path: Path) -> None:
     budget = close([of(tmp_path, event("aten::mm", 0, 400), event("aten::mm", 600, 700))]).budget
     assert budget.steps == 1 and "no ProfilerStep" in budget.unsure[0]
     assert found(budget) == {Term.COMPUTE: 500, Term.IDLE: 200}
@@ -117,7 +121,7 @@ def test_a_trace_without_steps_is_one_step_and_says_so(tmp_path: Path) -> None:
 def launched(
     name: str, call: int, start: int, end: int, k: int, **args: Any
 ) -> list[dict[str, Any]]:
-    """A kernel and the host's call that launched it."""
+    """Return a kernel and the host's call that launched it."""
     return [
         event("cudaLaunchKernel", call, call + 5, "cuda_runtime", correlation=k),
         event(name, start, end, "kernel", tid=7, pid=0, correlation=k, stream=7, **args),
@@ -132,13 +136,14 @@ def nccl(start: int, end: int, call: int, k: int, seq: int) -> list[dict[str, An
     )  # fmt: skip
 
 
-def test_device_steps_end_with_their_last_kernel_and_gaps_have_a_cause(tmp_path: Path) -> None:
+def test_device_steps_end_with_their_last_kernel_and_gaps_are_classified(tmp_path: Path) -> None:
     def us(*times: int) -> list[int]:
         return [1000 * t for t in times]
 
     lane = of(
         tmp_path, step(1, *us(0, 1000)), step(2, *us(1000, 2000)), step(3, *us(2000, 2500)),
-        *launched("sgemm", *us(100, 200, 1200), 1),  # the first step: the next one starts from it
+        # In the first step; the next step starts at its end.
+        *launched("sgemm", *us(100, 200, 1200), 1),
         *launched("sgemm", *us(1400, 1500, 1700), 2),
         *launched("gelu", *us(1450, 1750, 1800), 3),
         event("Memcpy HtoD (Pinned -> Device)", *us(1800, 1850), "gpu_memcpy", 7, 0, correlation=4),
@@ -150,17 +155,19 @@ def test_device_steps_end_with_their_last_kernel_and_gaps_have_a_cause(tmp_path:
     budget = close([lane]).budget
     assert budget.device == "cuda" and budget.ranks[0].step_ns == (650_000, 550_000)
     assert found(budget) == {
-        Term.COMPUTE: 250_000,  # two kernels
+        Term.COMPUTE: 250_000,  # Two kernels run.
         Term.MOVE: 50_000,
-        Term.DATA: 90_000,  # of the 200 before the launch call
+        Term.DATA: 90_000,  # 90 of the 200 us before the launch call are data loading.
         Term.IDLE: 110_000,
-        Term.LAUNCH: 10_005,  # the call, and 10 us for the kernel to begin
-        Term.OTHER: 50_000 + 89_995,  # gelu was queued already; sgemm waited for something else
+        Term.LAUNCH: 10_005,  # The call, and 10 us until the kernel starts.
+        Term.OTHER: 50_000 + 89_995,  # gelu was already queued; sgemm waited for something else.
     }
 
 
-def test_nccl_kernels_are_matched_by_their_number_and_divided(tmp_path: Path) -> None:
-    """Rank 1 saw an earlier collective that is not in rank 0's trace: numbers, not order, count."""
+def test_nccl_kernels_are_matched_by_sequence_number_and_divided(tmp_path: Path) -> None:
+    """Rank 1's trace has an earlier collective that rank 0's lacks, so sequence numbers count, not
+    the order.
+    """
 
     def rank(r: int, late: int, *more: dict[str, Any]) -> Lanes:
         return of(
@@ -188,7 +195,7 @@ def test_nccl_kernels_are_matched_by_their_number_and_divided(tmp_path: Path) ->
     ["ncclKernel_AllReduce_RING_LL_Sum_float", "ncclDevKernel_ReduceScatter_Sum_bf16",
      "void cross_device_reduce_1stage<float, 2>", "multimem_all_reduce_kernel", "rcclGenericKernel"],
 )  # fmt: skip
-def test_communication_kernels_of_other_libraries_are_known(tmp_path: Path, name: str) -> None:
+def test_communication_kernels_of_other_libraries_are_recognized(tmp_path: Path, name: str) -> None:
     lane = of(tmp_path, step(1, 0, 100), step(2, 100, 200), *launched("k", 1, 2, 9, 1),
               *launched(name, 110, 120, 190, 2))  # fmt: skip
     assert len(lane.ops) == 1 and len(lane.compute) == 1

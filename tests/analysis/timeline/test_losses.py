@@ -1,4 +1,4 @@
-"""Where a speedup went: identities in fractions, on budgets that are drawn."""
+"""The lost speedup by term: identities in exact fractions, on random budgets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KNOWN = [t for t in Term if t is not Term.UNDIVIDED]
 
 @st.composite
 def budgets(draw: st.DrawFn, terms: list[Term] = KNOWN) -> Budget:
-    """One to three ranks, one to four steps, whose terms add up to each step."""
+    """Draw one to three ranks with one to four steps whose terms add up to each step."""
     num_steps = draw(st.integers(1, 4))
     ranks = []
     for rank in range(draw(st.integers(1, 3))):
@@ -41,7 +41,7 @@ works = st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 4)])
 
 @given(budgets(), budgets(), st.sampled_from([2, 4, 8]), works)
 @settings(max_examples=40)
-def test_what_was_lost_is_the_sum_of_its_terms(
+def test_the_lost_speedup_is_the_sum_of_its_terms(
     base: Budget, rung: Budget, ranks: int, work: Fraction
 ) -> None:
     seen = losses(base, rung, ranks=ranks, work=work)
@@ -56,10 +56,10 @@ def test_what_was_lost_is_the_sum_of_its_terms(
 
 @given(budgets(), budgets(), works)
 @settings(max_examples=40)
-def test_without_what_a_term_took_more_the_step_is_that_much_shorter(
+def test_the_gain_of_a_term_is_that_of_a_step_without_its_excess(
     base: Budget, rung: Budget, work: Fraction
 ) -> None:
-    """``gain`` against the efficiency of a step that is written down without the excess."""
+    """Compare ``gain`` with the efficiency of a step that is computed without the excess."""
     seen = losses(base, rung, ranks=2, work=work)
     for term, excess in seen.excess_ns.items():
         shorter = seen.step_ns - max(excess, Fraction(0))
@@ -70,7 +70,7 @@ def test_without_what_a_term_took_more_the_step_is_that_much_shorter(
 
 
 @given(budgets())
-def test_a_rung_like_its_baseline_lost_nothing(budget: Budget) -> None:
+def test_a_budget_equal_to_its_baseline_lost_nothing(budget: Budget) -> None:
     seen = losses(budget, budget, ranks=4, work=Fraction(1))
     assert seen.efficiency == 1 and not any(seen.lost.values())
     assert seen.compute_scaling == 1.0
@@ -78,7 +78,9 @@ def test_a_rung_like_its_baseline_lost_nothing(budget: Budget) -> None:
 
 @given(budgets(), budgets([Term.COMPUTE, Term.UNDIVIDED, Term.IDLE]))
 @settings(max_examples=30)
-def test_where_one_cannot_be_divided_neither_is(base: Budget, rung: Budget) -> None:
+def test_communication_is_divided_only_if_both_budgets_divide_it(
+    base: Budget, rung: Budget
+) -> None:
     seen = losses(base, rung, ranks=2, work=Fraction(1))
     undivided = any(sum(r.terms.get(Term.UNDIVIDED, ())) for r in rung.ranks)
     assert (Term.UNDIVIDED in seen.excess_ns) is (undivided or Term.UNDIVIDED in seen.excess_ns)

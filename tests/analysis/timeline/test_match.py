@@ -1,4 +1,4 @@
-"""Which operations belong together: planted worlds whose meetings and clocks are known."""
+"""Matching of communication across ranks, on generated worlds with known matches and clocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank_of(rank: int, ops: list[Op], world: int) -> Lanes:
 
 
 def planted(seed: int, world: int, count: int, offsets: list[int]) -> list[Lanes]:
-    """All-reduces that all ranks leave together, on clocks that are off by so much."""
+    """Return ranks with all-reduces that all ranks leave together, on clocks with these offsets."""
     draw = random.Random(seed)
     ranks: list[list[Op]] = [[] for _ in range(world)]
     at = 0
@@ -44,10 +44,10 @@ worlds = st.tuples(st.integers(0, 999), st.integers(2, 4), st.integers(1, 6))
 
 
 @given(worlds, st.lists(st.integers(-500, 500), min_size=4, max_size=4))
-def test_a_clock_that_is_off_lies_within_what_was_possible(
+def test_the_offset_of_a_clock_lies_within_its_bounds(
     drawn: tuple[int, int, int], offsets: list[int]
 ) -> None:
-    """What is added to a rank's times is how much its clock was planted behind."""
+    """The correction of a rank's times is the amount by which its clock was set behind."""
     seed, world, count = drawn
     matched = match(planted(seed, world, count, offsets))
     assert len(matched.meetings) == count and not matched.refused
@@ -58,7 +58,7 @@ def test_a_clock_that_is_off_lies_within_what_was_possible(
 
 
 @given(worlds)
-def test_the_last_to_come_waits_for_nobody(drawn: tuple[int, int, int]) -> None:
+def test_the_last_rank_to_arrive_does_not_wait(drawn: tuple[int, int, int]) -> None:
     seed, world, count = drawn
     for meeting in match(planted(seed, world, count, [0] * world)).meetings:
         last = meeting.ops[meeting.last]
@@ -73,14 +73,14 @@ def edited(lanes: list[Lanes], rank: int, i: int, **fields: object) -> list[Lane
     return [replace(x, ops=tuple(ops)) if x.rank == rank else x for x in lanes]
 
 
-def test_sizes_that_differ_are_never_matched() -> None:
+def test_operations_of_different_sizes_are_not_matched() -> None:
     wrong = edited(planted(1, 2, 3, [0, 0]), 1, 2, payload=65)
     matched = match(wrong)
     assert not matched.meetings and "disagree on its size" in matched.refused
 
 
-def test_counts_that_differ_are_never_matched() -> None:
-    """Without numbers the order counts, and then none may be missing."""
+def test_different_numbers_of_operations_are_not_matched() -> None:
+    """Without sequence numbers, operations are matched by order, so none may be missing."""
     lanes = [
         replace(x, ops=tuple(replace(op, seq=-1) for op in x.ops)) for x in planted(1, 2, 3, [0, 0])
     ]
@@ -89,14 +89,14 @@ def test_counts_that_differ_are_never_matched() -> None:
     assert len(match(lanes).meetings) == 3
 
 
-def test_one_at_the_edge_of_a_capture_is_left_out_and_counted() -> None:
+def test_an_operation_at_the_edge_of_a_capture_is_skipped_and_counted() -> None:
     lanes = planted(1, 3, 3, [0, 0, 0])
     cut = [replace(lanes[0], ops=lanes[0].ops[1:]), *lanes[1:]]
     matched = match(cut)
     assert (len(matched.meetings), matched.lone) == (2, 1)
 
 
-def test_a_message_has_two_ends_or_is_refused() -> None:
+def test_a_send_without_a_receive_is_refused() -> None:
     send = Op(start=0, end=5, kind="send", group="g", peer=1)
     recv = Op(start=1, end=6, kind="recv", group="g", peer=0)
     (meeting,) = match([rank_of(0, [send], 2), rank_of(1, [recv], 2)]).meetings
@@ -106,7 +106,7 @@ def test_a_message_has_two_ends_or_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "gather", "scatter", "reduce"])
-def test_what_ranks_leave_early_says_nothing_of_clocks(kind: str) -> None:
+def test_collectives_that_ranks_may_leave_early_do_not_bound_clocks(kind: str) -> None:
     lanes = [
         replace(x, ops=tuple(replace(op, kind=kind) for op in x.ops))
         for x in planted(1, 2, 3, [0, 7])
@@ -114,7 +114,7 @@ def test_what_ranks_leave_early_says_nothing_of_clocks(kind: str) -> None:
     assert clock_bounds(match(lanes), 0, 1) is None
 
 
-def test_a_part_of_a_world_is_matched_only_where_its_groups_are_whole() -> None:
+def test_part_of_a_world_is_matched_only_if_its_groups_are_complete() -> None:
     lanes = planted(1, 3, 2, [0, 0, 0])
     assert match(lanes[:2]).refused == "only 2 of 3 traces were given"
     halves = [

@@ -1,4 +1,4 @@
-"""A trace that lacks its device's rows has no budget: it says what is missing."""
+"""A trace without the events of its device has no budget; the error says what is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICE = [{"id": 0, "name": "NVIDIA A100"}]
 
 
 def steps(runtime: str = "cudaLaunchKernel", *, kernels: bool = True) -> list[dict[str, Any]]:
-    """Four steps, as kineto writes them: what the host did first, then the device's rows."""
+    """Return four steps in kineto's order: the host's events first, then the device's."""
     host, device = [], []
     for k in range(4):
         at = 10_000 * k
@@ -36,22 +36,22 @@ def steps(runtime: str = "cudaLaunchKernel", *, kernels: bool = True) -> list[di
 def refused(path: Path) -> str:
     with pytest.raises(ScaleproofError) as error:
         sorted_lanes(read(path))
-    assert main(["report", "timeline", str(path)]) == 4, "no figures, and no exit status 0"
+    assert main(["report", "timeline", str(path)]) == 4, "the command must end with an error"
     return str(error.value)
 
 
 @pytest.mark.parametrize(
     "runtime", ["cudaLaunchKernel", "cuLaunchKernelEx", "hipModuleLaunchKernel", "cudaGraphLaunch"]
 )
-def test_launches_without_kernels(tmp_path: Path, runtime: str) -> None:
+def test_launches_without_kernels_are_refused(tmp_path: Path, runtime: str) -> None:
     words = refused(write(tmp_path / "t.json", steps(runtime, kernels=False)))
     assert "4 kernel launches have no kernel" in words
     assert sorted_lanes(read(write(tmp_path / "whole.json", steps(runtime)))).device == "cuda"
 
 
 @pytest.mark.parametrize("share", [0.95, 0.6, 0.35])
-def test_a_cut_trace_of_a_device(tmp_path: Path, share: float) -> None:
-    """Kineto writes what the host did first, so a cut takes the device's rows."""
+def test_a_truncated_trace_of_a_device_is_refused(tmp_path: Path, share: float) -> None:
+    """Kineto writes the host's events first, so truncation removes the device's."""
     whole = write(tmp_path / "whole.json", steps())
     text = whole.read_text()
     document = json.loads(text)
@@ -63,27 +63,27 @@ def test_a_cut_trace_of_a_device(tmp_path: Path, share: float) -> None:
     assert "no kernel" in words or "no row is of NVIDIA A100" in words
 
 
-def test_operators_that_run_on_a_device_only(tmp_path: Path) -> None:
+def test_device_operators_without_kernels_are_refused(tmp_path: Path) -> None:
     events = [*steps(kernels=False), event("aten::cudnn_convolution", 5_000, 6_000)]
     events = [e for e in events if e["cat"] != "cuda_runtime"]
     assert "aten::cudnn_convolution ran on a device" in refused(write(tmp_path / "t.json", events))
 
 
-def test_rows_of_an_ascend_device(tmp_path: Path) -> None:
-    """They have no category, and a stream under another name."""
+def test_events_of_an_ascend_device_are_refused(tmp_path: Path) -> None:
+    """These events have no category, and name the stream differently."""
     events = [e for e in steps(kernels=False) if e["cat"] != "cuda_runtime"]
     npu = {"ph": "X", "name": "aclnnAdd", "pid": 800, "tid": 3, "ts": "2.5", "dur": 4.5,
            "args": {"Task Type": "AI_CORE", "Stream Id": 3}}  # fmt: skip
     assert "Ascend" in refused(write(tmp_path / "t.json", [*events, npu], layout="list"))
 
 
-def test_a_file_of_another_program(tmp_path: Path) -> None:
+def test_a_trace_of_another_program_is_refused(tmp_path: Path) -> None:
     calls = [event("cuMemAlloc_v2", 1_000 * k, 1_000 * k + 500, "") for k in range(20)]
     assert "no operator and no kernel" in refused(write(tmp_path / "t.json", calls))
 
 
-def test_a_training_on_cores_stays_one(tmp_path: Path) -> None:
-    """Also on a host with a device, which the header then names: that is said, and no refusal."""
+def test_a_cpu_trace_is_accepted_on_a_host_with_a_gpu(tmp_path: Path) -> None:
+    """If the header names a device, this becomes a caveat and not an error."""
     events = [e for e in steps(kernels=False) if e["cat"] != "cuda_runtime"]
     path = write(tmp_path / "t.json", events)
     assert sorted_lanes(read(path)).device == "cpu"

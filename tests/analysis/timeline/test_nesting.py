@@ -1,4 +1,4 @@
-"""Ranges of a thread against a program that walks every nanosecond of it."""
+"""Nested ranges of a thread, compared with a program that inspects every nanosecond."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Range = tuple[int, int]
 
 @st.composite
 def nested(draw: st.DrawFn, low: int = 0, high: int = 60, depth: int = 3) -> list[Range]:
-    """Ranges of one thread between two instants, each with what it called before it in time."""
+    """Draw ranges of one thread between two instants, each followed by the ranges inside it."""
     out: list[Range] = []
     at = low
     while at < high and draw(st.booleans()):
@@ -30,7 +30,7 @@ def nested(draw: st.DrawFn, low: int = 0, high: int = 60, depth: int = 3) -> lis
 
 
 def traced(*threads: list[Range]) -> Any:
-    """Rows as the reader gives them: ascending by start, the longer one first."""
+    """Return rows in the reader's order: by start, the longer one first."""
     rows = [(s, e, t) for t, ranges in enumerate(threads) for s, e in ranges]
     rows.sort(key=lambda row: (row[0], -row[1]))
     start, end, thread = np.array(rows, dtype=np.int64).reshape(-1, 3).T
@@ -38,7 +38,7 @@ def traced(*threads: list[Range]) -> Any:
 
 
 def open_at(trace: Any, thread: int, instant: int) -> list[int]:
-    """The rows that are open then, the innermost last."""
+    """Return the rows that are open at an instant, the innermost last."""
     rows = range(len(trace.start))
     return [
         i for i in rows if trace.thread[i] == thread and trace.start[i] <= instant < trace.end[i]
@@ -47,7 +47,7 @@ def open_at(trace: Any, thread: int, instant: int) -> list[int]:
 
 @given(nested(), nested())
 @settings(max_examples=40)
-def test_time_of_its_own_is_that_with_nothing_open_inside(a: list[Range], b: list[Range]) -> None:
+def test_self_time_is_the_time_without_an_inner_range(a: list[Range], b: list[Range]) -> None:
     trace = traced(a, b)
     counted = np.zeros(len(trace.start), dtype=np.int64)
     for thread in (0, 1):
@@ -59,7 +59,7 @@ def test_time_of_its_own_is_that_with_nothing_open_inside(a: list[Range], b: lis
 
 
 @given(nested(), st.lists(st.integers(-1, 61), max_size=8))
-def test_an_instant_falls_into_the_innermost_range(
+def test_an_instant_belongs_to_the_innermost_range(
     ranges: list[Range], instants: list[int]
 ) -> None:
     trace = traced(ranges)
@@ -70,7 +70,7 @@ def test_an_instant_falls_into_the_innermost_range(
 
 @given(nested())
 @settings(max_examples=40)
-def test_ranges_of_one_depth_are_disjoint_and_none_is_lost(ranges: list[Range]) -> None:
+def test_levels_contain_every_range_and_are_disjoint(ranges: list[Range]) -> None:
     trace = traced(ranges)
     by_depth = [rows.tolist() for rows in levels(trace, np.arange(len(trace.start)))]
     assert sorted(row for rows in by_depth for row in rows) == list(range(len(ranges)))

@@ -1,4 +1,4 @@
-"""What was not seen in a trace is never a share of 0 that passes a bound."""
+"""Data that is missing in a trace must not become a share of 0, which would pass a bound."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ def test_undivided_communication_has_no_share_of_waiting() -> None:
     assert budget.exposed_share > 0
 
 
-def test_without_compute_there_is_no_balance() -> None:
+def test_without_compute_there_is_no_stage_imbalance() -> None:
     idle = [replace(rank_of(r, 0), compute=rank_of(r, 0).launch) for r in (0, 1)]
     assert close(idle, {}, 0).budget.stage_imbalance is None
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> tuple[Path, list[RankRecord]]:
-    """A folder with the recorded traces of two ranks as a launch leaves them."""
+    """Return a folder with recorded traces of two ranks, as a launch leaves them, and the rank
+    records.
+    """
     folder = tmp_path / "launches" / "x"
     folder.mkdir(parents=True)
     for rank in (0, 1):
@@ -55,11 +57,11 @@ def rewrite(folder: Path, edit: Any) -> None:
     path.write_bytes(gzip.compress(json.dumps(doc, indent=1).encode()))
 
 
-def test_whole_traces_are_taken(launch: tuple[Path, list[RankRecord]]) -> None:
+def test_complete_traces_are_accepted(launch: tuple[Path, list[RankRecord]]) -> None:
     assert budget_of(launch[0], "x", launch[1], 3, True).steps == 3
 
 
-def test_traces_read_at_once_are_those_read_in_turn(
+def test_reading_traces_in_parallel_gives_the_same_budget(
     launch: tuple[Path, list[RankRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_turn = budget_of(launch[0], "x", launch[1], 3, True)
@@ -78,7 +80,7 @@ def test_traces_read_at_once_are_those_read_in_turn(
         (lambda e: [x for x in e if "ProfilerStep" not in x["name"]], "has 1 steps"),
     ],
 )
-def test_a_trace_that_lacks_what_ran_is_refused(
+def test_a_trace_without_communication_or_steps_is_refused(
     launch: tuple[Path, list[RankRecord]], edit: Any, says: str
 ) -> None:
     rewrite(launch[0], edit)

@@ -1,4 +1,4 @@
-"""The reader takes what profilers write, and says what it could not read."""
+"""The reader accepts what profilers write, and reports what it could not read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ EVENTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("layout", ["kineto", "older", "compact", "list"])
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_every_layout_gives_the_same_columns(tmp_path: Path, layout: str, suffix: str) -> None:
+def test_every_layout_is_read_into_the_same_columns(
+    tmp_path: Path, layout: str, suffix: str
+) -> None:
     trace = read(write(tmp_path / f"t{suffix}", EVENTS, rank=1, world_size=2, layout=layout))
     base = 0 if layout == "list" else BASE_NS
     assert [trace.names[i] for i in trace.name] == [
@@ -40,7 +42,9 @@ def test_every_layout_gives_the_same_columns(tmp_path: Path, layout: str, suffix
 
 
 def test_blocks_are_cut_between_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks smaller than an event, and events with lists of objects among their arguments."""
+    """Read with blocks smaller than an event, and events with lists of objects among their
+    arguments.
+    """
     many = [
         event(f"op{i}", 1_000 * i, 1_000 * i + 500, nested=[{"a": 1}, {"b": 2}], text='},\n  {"x')
         for i in range(200)
@@ -53,7 +57,7 @@ def test_blocks_are_cut_between_events(tmp_path: Path, monkeypatch: pytest.Monke
             assert cut.start.tolist() == whole.start.tolist() and cut.partial == ""
 
 
-def test_odd_ids_are_taken(tmp_path: Path) -> None:
+def test_unusual_ids_are_accepted(tmp_path: Path) -> None:
     odd = [
         event("a", 0, 10, tid="stream 7", pid="Spans"),
         event("k", 10, 20, "kernel", correlation=2**64 - 1, stream=7),
@@ -64,8 +68,8 @@ def test_odd_ids_are_taken(tmp_path: Path) -> None:
     assert trace.correlation.tolist() == [-1, 12, 2**63 - 1]
 
 
-def test_broken_text_costs_only_its_event(tmp_path: Path) -> None:
-    """Bad UTF-8 and unescaped quotes are put right; what cannot be is counted."""
+def test_malformed_text_loses_only_its_event(tmp_path: Path) -> None:
+    """Invalid UTF-8 and unescaped quotes are repaired; events that cannot be repaired are counted."""
     path = write(tmp_path / "t.json", EVENTS)
     raw = path.read_bytes()
     bad = raw.replace(b"aten::mm", b"aten::m\xff\xfe")
@@ -78,7 +82,7 @@ def test_broken_text_costs_only_its_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path, suffix: str) -> None:
+def test_a_truncated_file_is_read_up_to_its_end(tmp_path: Path, suffix: str) -> None:
     path = write(
         tmp_path / f"t{suffix}", [event(f"op{i}", i * 10, i * 10 + 5) for i in range(5000)]
     )
@@ -100,7 +104,9 @@ def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path, suffix: str)
         (gzip.compress(b'{"traceEvents": [{"ph"', mtime=0)[:-4], "no timed events"),
     ],
 )
-def test_what_is_no_trace_is_one_clear_error(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_file_that_is_not_a_trace_is_one_clear_error(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(content)
     with pytest.raises(ScaleproofError, match=says) as error:

@@ -29,7 +29,7 @@ def closed_of(traces: list[Trace]) -> ReconciledBudget:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_budget_closes_and_nothing_is_undetermined(family: str) -> None:
+def test_the_terms_add_up_and_all_communication_is_divided(family: str) -> None:
     closed = closed_of(traces_of(family))
     budget = closed.budget
     assert budget.steps == 3 and [r.rank for r in budget.ranks] == [0, 1]
@@ -38,12 +38,12 @@ def test_the_budget_closes_and_nothing_is_undetermined(family: str) -> None:
             assert sum(v[k] for v in rank.terms.values()) == whole
     assert not [u for u in budget.unsure if "divided" in u or "read" in u]
     assert budget.total_ns(Term.UNDIVIDED) == 0
-    # 20 ms of a step are waited for in operators; all else is the step's own overhead.
+    # 20 ms of each step are simulated compute inside operators; the rest is overhead of the step.
     assert 20e6 < budget.mean_ns(Term.COMPUTE) < budget.step_ns
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_family_shows_what_it_is(family: str) -> None:
+def test_each_family_has_its_characteristic_terms(family: str) -> None:
     traces = traces_of(family)
     budget = closed_of(traces).budget
     pipeline = family in ("gpipe", "1f1b")
@@ -57,22 +57,25 @@ def test_each_family_shows_what_it_is(family: str) -> None:
     assert operators(traces, ranks, budget.steps)[0].name in ("WaitBackward", "Wait")
 
 
-def test_micro_batches_are_spans_of_every_stage() -> None:
-    """1F1B itself says nothing of them."""
+def test_micro_batches_are_recorded_as_spans_on_every_stage() -> None:
+    """PyTorch's 1F1B schedule itself records no spans for them."""
     for family in ("gpipe", "1f1b"):
         counts = {r.name: r.count for r in ranges(traces_of(family))}
-        assert counts["forward"] == counts["backward"] == 2 * 3 * 4  # ranks, steps, micro-batches
+        # 2 ranks, 3 steps, and 4 micro-batches.
+        assert counts["forward"] == counts["backward"] == 2 * 3 * 4
 
 
-def test_fsdp_waits_in_annotations_and_issues_much() -> None:
-    """Synchronous collectives over gloo: an annotation taken for compute would hide all of it."""
+def test_fsdp_shows_exposed_communication_and_more_launches_than_ddp() -> None:
+    """FSDP over gloo waits inside annotations; counted as compute, they would hide all
+    communication.
+    """
     budget = closed_of(traces_of("fsdp")).budget
     assert budget.exposed_share > 0.1
     assert budget.mean_ns(Term.LAUNCH) > closed_of(traces_of("ddp")).budget.mean_ns(Term.LAUNCH)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_single_ranks_trace_is_told_apart_but_not_divided(family: str) -> None:
+def test_communication_of_a_single_trace_is_not_divided(family: str) -> None:
     budget = close([sorted_lanes(traces_of(family)[1])]).budget
     assert "only 1 of 2 traces were given" in budget.unsure[0]
     assert budget.total_ns(Term.UNDIVIDED) > 0 and Term.WAIT not in budget.ranks[0].terms
@@ -81,7 +84,7 @@ def test_a_single_ranks_trace_is_told_apart_but_not_divided(family: str) -> None
 def test_the_merged_trace_has_every_rank_and_the_budget_as_tracks(tmp_path: Path) -> None:
     traces = traces_of("gpipe")
     tracks = [sorted_lanes(t) for t in traces]
-    closed = close(tracks, {1: -5_000_000}, 0)  # rank 1's clock is taken to be 5 ms ahead
+    closed = close(tracks, {1: -5_000_000}, 0)  # Rank 1's clock is assumed to be 5 ms ahead.
     path = tmp_path / "merged.json.gz"
     reading = {"time_ns": int(traces[0].start[0]), "index": 0, "name": "H200", "power_w": 512.5}
     window = ShownBudget(traces=traces, lanes=tracks, closed=closed, readings=[reading])

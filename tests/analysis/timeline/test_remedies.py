@@ -1,4 +1,4 @@
-"""Remedies: each is a case that can run, and changes what its name says."""
+"""Every remedy is a case that can run and that changes what the remedy's name says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named(name: str, term: Term, **fields: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("term", list(Term))
-def test_every_remedy_is_another_case_that_can_be_named(name: str, term: Term) -> None:
+def test_every_remedy_is_a_valid_different_case(name: str, term: Term) -> None:
     case = KNOWN.normalise(CASES[name])
     stages = 2 if name == "pipeline" else 1
     settings_of_it = {"bubble": "pipeline.microbatches=16"} if stages > 1 else {}
@@ -35,11 +35,13 @@ def test_every_remedy_is_another_case_that_can_be_named(name: str, term: Term) -
         assert changed.world_size == case.world_size
 
 
-def test_a_term_gets_what_may_help_it() -> None:
+def test_each_term_gets_remedies_that_may_help() -> None:
     transfer = named("weak", Term.TRANSFER)
     assert transfer[:2] == ["ddp.bucket_cap_mb=6.25", "ddp.bucket_cap_mb=100"]
     assert "compressed:powersgd" in transfer and transfer[-1] == "micro_batch=32"
-    assert not any("masked" in name for name in transfer), "a codec that is wrong on purpose"
+    assert not any("masked" in name for name in transfer), (
+        "a compressor with an injected fault must not be suggested"
+    )
     assert named("codec", Term.DATA) == ["data=prefetched", "data=resident"]
     assert named("files", Term.DATA) == ["files.workers=2", "data=resident"]
     assert named("weak", Term.DATA) == []
@@ -51,7 +53,7 @@ def test_a_term_gets_what_may_help_it() -> None:
     assert named("weak", Term.COMPUTE) == []
 
 
-def test_what_trains_otherwise_is_marked() -> None:
+def test_remedies_that_change_the_training_are_marked() -> None:
     case = KNOWN.normalise(CASES["weak"])
     alike = {r.name: r.alike for r in remedies(Term.TRANSFER, case, expected(), KNOWN)}
     assert alike["ddp.bucket_cap_mb=100"] and not alike["compressed:int8"]

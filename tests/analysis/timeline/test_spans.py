@@ -1,4 +1,4 @@
-"""Spans are heard by an NVTX tool, seen in the profiler's trace, and kept in our own log."""
+"""Spans reach an NVTX tool, the profiler's trace, and the harness's log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with span("step", payload=4):
 
 @pytest.fixture(scope="module")
 def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled listener."""
+    """Return the compiled NVTX tool."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler here")
@@ -34,7 +34,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def test_a_tool_hears_domain_category_name_and_payload(tool: Path, tmp_path: Path) -> None:
+def test_an_nvtx_tool_receives_domain_category_name_and_payload(tool: Path, tmp_path: Path) -> None:
     heard = tmp_path / "heard.txt"
     env = {**os.environ, "NVTX_INJECTION64_PATH": str(tool), "NVTX_HEARD": str(heard)}
     subprocess.run([sys.executable, "-c", SPEAK], check=True, env=env)
@@ -48,8 +48,8 @@ def test_a_tool_hears_domain_category_name_and_payload(tool: Path, tmp_path: Pat
     ]
 
 
-def test_a_profiled_window_has_them_in_its_trace_and_in_its_log(tmp_path: Path) -> None:
-    """In a process of its own: a profiler leaves threads behind."""
+def test_spans_of_a_profiled_window_are_in_the_trace_and_in_the_log(tmp_path: Path) -> None:
+    """This runs in a separate process, because a profiler leaves threads behind."""
     script = f"""
 import json, torch
 from pathlib import Path
@@ -83,5 +83,6 @@ assert digest == hashlib.sha256((out / "rank0.trace.json.gz").read_bytes()).hexd
     trace = read(tmp_path / "rank0.trace.json.gz")
     rows = [i for i, n in enumerate(trace.name) if category_of(trace.names[n]) is Category.DATA]
     assert len(rows) == 2 and len(sorted_lanes(trace).edges) == 3
-    for row, logged in zip(rows, log, strict=True):  # one clock: the log brackets the trace's range
+    # Both use the same clock, so the log's span encloses the trace's range.
+    for row, logged in zip(rows, log, strict=True):
         assert logged["start_ns"] <= trace.end[row] and trace.start[row] <= logged["end_ns"]

@@ -1,4 +1,6 @@
-"""What a window consists of: kernels by term and launcher, causes of idleness, communications."""
+"""The parts of a profiled window: kernels by term and launcher, causes of idle time,
+communications.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def window(*paths: Path, step_name: str | None = None) -> ShownBudget:
 
 
 def launch(k: int, call: int, start: int, end: int, name: str = "gemm", **args: Any) -> list[Any]:
-    """A kernel from ``start`` to ``end`` us and the call that launched it, which takes 5 us."""
+    """Return a kernel from ``start`` to ``end`` us and the call that launched it, which takes 5 us."""
     return [
         event("cudaLaunchKernel", call * US, (call + 5) * US, "cuda_runtime", correlation=k),
         event(name, start * US, end * US, "kernel", 7, 0, correlation=k, stream=7, **args),
@@ -43,7 +45,9 @@ def launch(k: int, call: int, start: int, end: int, name: str = "gemm", **args: 
 
 
 def device_step(base: int, k: int, slow: int = 0) -> list[Any]:
-    """Steps of 1 ms on the device: 300 us of two kernels, 100 us waited for, the rest in Python."""
+    """Return a step of 1 ms on the device: 300 us in two kernels, 100 us of synchronization, the
+    rest in Python.
+    """
     return [
         step(k, base * US, (base + 1000) * US),
         event("aten::linear", (base + 10) * US, (base + 60) * US),
@@ -62,7 +66,7 @@ def traced(tmp_path: Path) -> ShownBudget:
     return window(write(tmp_path / "rank0.json", events, rank=0, world_size=1))
 
 
-def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
+def test_kernels_are_listed_by_term_with_the_operator_that_launched_them(
     traced: ShownBudget,
 ) -> None:
     by_name = {k.name: (k.term, k.by, k.ns, k.count) for k in kernels(traced)}
@@ -73,22 +77,23 @@ def test_kernels_stand_under_their_term_with_the_operator_that_launched_them(
     }
 
 
-def test_idleness_is_what_the_host_was_at(traced: ShownBudget) -> None:
-    """The sum is the budget's term: nothing that idles is without a cause."""
+def test_idle_time_is_attributed_to_the_activity_of_the_host(traced: ShownBudget) -> None:
+    """The causes add up to the budget's idle term, so no idle time lacks a cause."""
     counts: Counter[tuple[Term, str]] = Counter()
     for activity in idleness(traced, most=99):
         counts[activity.term, activity.cause] += activity.ns // US
     idle = sum(us for (term, _), us in counts.items() if term is Term.IDLE)
     assert idle == traced.closed.budget.mean_ns(Term.IDLE) / US
     assert counts[Term.IDLE, "waits for the device"] == 100
-    assert counts[Term.IDLE, "an operator works on the host"] == 50 + 12  # item; linear's head
+    # aten::item takes 50 us, and the start of aten::linear 12 us.
+    assert counts[Term.IDLE, "an operator works on the host"] == 50 + 12
     assert counts[Term.IDLE, PYTHON] == 20 + 400 + 10
     (sync,) = [i for i in idleness(traced) if i.cause == "waits for the device"]
     assert sync.where == "cudaStreamSynchronize"
 
 
 def ranks_of(folder: Path, delay: int) -> ShownBudget:
-    """Two ranks that reduce 1,000 floats a step; rank 1 comes ``delay`` us later."""
+    """Return two ranks that all-reduce 1,000 floats per step; rank 1 arrives ``delay`` us later."""
     paths = []
     for rank in (0, 1):
         late = delay * rank
@@ -107,7 +112,7 @@ def ranks_of(folder: Path, delay: int) -> ShownBudget:
     return window(*paths)
 
 
-def test_a_communication_has_its_late_rank_and_its_rate(tmp_path: Path) -> None:
+def test_a_communication_shows_its_late_rank_and_its_rate(tmp_path: Path) -> None:
     (exchange,) = communications(ranks_of(tmp_path, delay=200))
     assert (exchange.kind, exchange.ranks, exchange.bytes, exchange.count) == (
         "all_reduce",
@@ -118,11 +123,12 @@ def test_a_communication_has_its_late_rank_and_its_rate(tmp_path: Path) -> None:
     assert (exchange.late, exchange.late_share) == (1, 1.0)
     assert (
         exchange.shortest_ns == 50 * US and exchange.waited_ns == 100 * US
-    )  # rank 0 alone: 200 us
-    assert exchange.bus_bps == pytest.approx(4000 / 50e-6)  # 2 (n - 1) / n is 1 for two ranks
+    )  # Only rank 0 waits, for 200 us, so the mean is 100 us.
+    # The factor 2 (n - 1) / n is 1 for two ranks.
+    assert exchange.bus_bps == pytest.approx(4000 / 50e-6)
 
 
-def test_bytes_that_a_trace_does_not_state_have_no_rate(tmp_path: Path) -> None:
+def test_a_communication_without_known_bytes_has_no_rate(tmp_path: Path) -> None:
     paths = [
         write(
             tmp_path / f"rank{r}.json",
@@ -138,7 +144,7 @@ def test_bytes_that_a_trace_does_not_state_have_no_rate(tmp_path: Path) -> None:
     assert exchange.bytes == -1 and exchange.bus_bps is None
 
 
-def test_changes_of_terms_add_up_to_that_of_the_step(
+def test_changes_of_terms_add_up_to_the_change_of_the_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a = write(tmp_path / "a.json", [e for k in range(3) for e in device_step(1000 * k, k)])
@@ -154,15 +160,15 @@ def test_changes_of_terms_add_up_to_that_of_the_step(
     assert "+0.07" in capsys.readouterr().out
 
 
-def test_a_name_that_one_short_list_lacks_is_no_change() -> None:
-    """A record holds the longest eight of a window: the ninth is not 0."""
+def test_a_name_missing_in_a_truncated_list_is_not_a_change() -> None:
+    """A record stores the eight longest operators of a window, so a missing one is not 0."""
     was = [Operator(name="mm", self_ns=9, count=1), Operator(name="add", self_ns=5, count=1)]
     now = [Operator(name="mm", self_ns=7, count=1)]
     assert [c.name for c in names(was, now, whole=False)] == ["mm"]
     assert [c.name for c in names(was, now, whole=True)] == ["add", "mm"]
 
 
-def test_windows_without_a_common_title_are_one_clear_error(
+def test_runs_without_a_common_window_are_one_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sample = Path(__file__).parents[3] / "tests" / "golden" / "samples" / "ddp-nano"
@@ -172,7 +178,7 @@ def test_windows_without_a_common_title_are_one_clear_error(
 
 
 def test_steps_may_be_any_annotation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Inference and other loops make no ProfilerStep; what repeats is offered."""
+    """Inference and other loops have no ProfilerStep, so any annotation can be named as the step."""
     events = [e for k in range(3) for e in device_step(1000 * k, k)]
     for e in events:
         e["name"] = e["name"].replace("ProfilerStep#", "decode_")
@@ -183,7 +189,7 @@ def test_steps_may_be_any_annotation(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "no annotation is named 'step'" in capsys.readouterr().err
 
 
-def test_what_repeats_is_offered_as_a_step(tmp_path: Path) -> None:
+def test_a_repeated_annotation_is_suggested_as_the_step(tmp_path: Path) -> None:
     events = [
         event("decode", 1000 * k * US, 1000 * (k + 1) * US, "user_annotation") for k in (0, 1)
     ]

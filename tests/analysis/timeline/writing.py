@@ -1,4 +1,4 @@
-"""Writes small traces the way profilers do, for tests of the reader and of the budget."""
+"""Write small traces in the formats of profilers, for tests of the reader and of the budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def event(
     pid: int | str = 1,
     **args: Any,
 ) -> dict[str, Any]:
-    """One complete event from ``start`` to ``end`` ns."""
+    """Return one complete event from ``start`` to ``end`` ns."""
     mapping: dict[str, Any] = {
         "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid,
         "ts": start / 1000, "dur": (end - start) / 1000,
@@ -29,7 +29,7 @@ def event(
 
 
 def step(k: int, start: int, end: int, tid: int | str = 1) -> dict[str, Any]:
-    """A profiler's step."""
+    """Return a step of the profiler."""
     return event(f"ProfilerStep#{k}", start, end, "user_annotation", tid)
 
 
@@ -41,7 +41,7 @@ def write(
     world_size: int = -1,
     layout: str = "kineto",
 ) -> Path:
-    """A trace in one of the layouts that are about: kineto, older kineto, compact, a bare list."""
+    """Write a trace in one of the layouts in use: kineto, older kineto, compact, or a bare list."""
     head: dict[str, Any] = {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS}
     if rank >= 0:
         head["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": world_size}
@@ -49,7 +49,7 @@ def write(
         text = json.dumps(list(events))
     elif layout == "compact":
         text = json.dumps({**head, "traceEvents": list(events)}, separators=(",", ":"))
-    elif layout == "older":  # the header's fields come last, events have a line each
+    elif layout == "older":  # The header's fields come last, and each event has its own line.
         lines = ",\n".join("  " + json.dumps(e) for e in events)
         tail = json.dumps(head)[1:-1]
         text = '{\n"traceEvents": [\n' + lines + "\n],\n" + tail + "\n}"

@@ -1,4 +1,6 @@
-"""Contracts as files: what is wrong in one is told by its line, and no unit passes unmeasured."""
+"""Contracts as files: a mistake is reported with its line, and no unit passes without a
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -45,23 +47,23 @@ def written(folder: Path, text: str) -> Contract:
 
 
 def word(contract: Contract, run: RunRecord, folder: Path, accepted: Any = ()) -> Status | None:
-    """What comes of the contract's only clause."""
+    """Return the status of the contract's only clause."""
     (only,) = handover([(run, folder)], TODAY, contract, accepted).requirements
     return only.status
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_shipped_contract_says_who_asks_for_what(name: str) -> None:
+def test_every_shipped_contract_states_who_asks_for_what(name: str) -> None:
     contract = load_contract(shipped()[name])
     assert contract.terms.title
     assert all(c.says and c.asked_by and c.consequence for c in contract.clauses)
 
 
-def test_the_six_of_the_field_are_shipped() -> None:
+def test_the_six_usual_contracts_are_shipped() -> None:
     assert set(shipped()) == {"unit", "retained", "gate", "goodput", "fabric", "mfu"}
 
 
-def test_the_examples_are_answered_on_a_sample(
+def test_the_example_contracts_pass_on_the_sample(
     sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = sorted(map(str, EXAMPLES.glob("*.toml")))
@@ -73,7 +75,7 @@ def test_the_examples_are_answered_on_a_sample(
 
 
 @pytest.mark.parametrize("text", ["list", "show unit", "show goodput --toml"])
-def test_its_screens_fit(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contracts_are_listed_and_shown(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", "contract", *text.split()]) == 0
     assert "scale" in capsys.readouterr().out
 
@@ -94,14 +96,14 @@ def test_its_screens_fit(text: str, capsys: pytest.CaptureFixture[str]) -> None:
         (CLAUSE + "at_least = 0.5\nwords = 1\n[[claus]]", "unknown top-level key 'claus'"),
     ],
 )
-def test_a_mistake_is_told_by_its_line(text: str, complaint: str, tmp_path: Path) -> None:
+def test_mistakes_in_a_contract_are_reported(text: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ScaleproofError, match=".") as raised:
         written(tmp_path, text)
     assert complaint in str(raised.value)
 
 
 def on_hosts(run: RunRecord, hosts: tuple[str, ...]) -> RunRecord:
-    """The run as if its launches had taken turns on these nodes, pair by pair."""
+    """Return the run as if its timed launches had alternated between these nodes."""
     nodes = tuple(replace(run.machine, host=host) for host in hosts)
     launches = []
     for launch in run.launches:
@@ -113,13 +115,13 @@ def on_hosts(run: RunRecord, hosts: tuple[str, ...]) -> RunRecord:
 
 @pytest.fixture
 def unsealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that a test changed would not verify, and that is not what it asks."""
+    """Skip verification, because a run that a test has changed would not verify."""
     agrees = type("V", (), {"differences": ()})
     monkeypatch.setattr("harness.features.acceptance.handover.verify", lambda *a: agrees)
 
 
 @pytest.mark.usefixtures("unsealed")
-def test_every_node_is_judged_by_its_own_launches(
+def test_every_node_is_judged_by_launches_on_that_node(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     contract = written(tmp_path, CLAUSE + "at_least = 0.2\nper = 'node'")
@@ -127,12 +129,12 @@ def test_every_node_is_judged_by_its_own_launches(
     (only,) = handover([(run, sample)], TODAY, contract).requirements
     assert {e.unit: e.result.n for e in only.evidence} == {"n1": 2, "n2": 2}
     whole = clauses.judged(written(tmp_path, CLAUSE + "at_least = 0.2"), [run], [])["scales"]
-    assert [e.result.n for e in whole] == [4], "else this shows nothing"
-    assert only.status is Status.INCONCLUSIVE, "two pairs a node decide nothing"
+    assert [e.result.n for e in whole] == [4], "without units all four pairs must count"
+    assert only.status is Status.INCONCLUSIVE, "two pairs per node are too few"
 
 
 @pytest.mark.usefixtures("unsealed")
-def test_one_unit_that_nobody_measured_keeps_all_from_passing(
+def test_one_unmeasured_unit_prevents_a_pass(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     units = "".join(
@@ -151,7 +153,7 @@ def test_one_unit_that_nobody_measured_keeps_all_from_passing(
 
 
 @pytest.mark.usefixtures("unsealed")
-def test_nodes_that_the_system_has_and_no_run_names_are_told(
+def test_nodes_that_no_run_measured_are_reported(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     text = "[contract]\nnodes = 3\n" + CLAUSE + "at_least = 0.2\nper = 'node'"
@@ -161,7 +163,7 @@ def test_nodes_that_the_system_has_and_no_run_names_are_told(
 
 
 @pytest.mark.usefixtures("unsealed")
-def test_a_launch_on_two_units_is_evidence_of_neither(sample_run: RunRecord) -> None:
+def test_a_launch_on_two_units_counts_for_neither(sample_run: RunRecord) -> None:
     run = on_hosts(sample_run, ("n1",))
     launches = [
         replace(x, ranks=(x.ranks[0], *(replace(r, host="n2") for r in x.ranks[1:])))
@@ -177,7 +179,7 @@ def test_a_launch_on_two_units_is_evidence_of_neither(sample_run: RunRecord) -> 
 
 
 def faster(run: RunRecord, factor: float) -> RunRecord:
-    """The run on a machine that is faster by so much: every step takes less time."""
+    """Return the run with every step faster by this factor."""
     launches = []
     for launch in run.launches:
         ranks = tuple(replace(rank, window_s=rank.window_s / factor) for rank in launch.ranks)
@@ -186,7 +188,7 @@ def faster(run: RunRecord, factor: float) -> RunRecord:
 
 
 def steady(run: RunRecord, spread: float) -> RunRecord:
-    """The run with launches that differ by so much, in turn, and by nothing else."""
+    """Return the run with launches that alternate by this spread and differ in nothing else."""
     launches = []
     for launch in run.launches:
         odd = 1 + spread * (-1) ** launch.turn
@@ -211,7 +213,7 @@ THROUGHPUT = CLAUSE.replace('metric = "efficiency"\n', 'metric = "throughput"\n'
     ("factor", "status"),
     [(1.0, Status.PASS), (0.93, Status.INCONCLUSIVE), (0.9, Status.INCONCLUSIVE)],
 )
-def test_what_was_accepted_gives_the_bound(
+def test_the_accepted_record_gives_the_bound(
     factor: float, status: Status, sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     contract = written(tmp_path, THROUGHPUT + "of_accepted = 0.9")
@@ -221,10 +223,12 @@ def test_what_was_accepted_gives_the_bound(
 
 
 @pytest.mark.usefixtures("unsealed")
-def test_a_share_that_is_missed_is_no_pass_whatever_end_of_the_interval_is_asked(
+def test_a_missed_share_of_the_accepted_value_does_not_pass(
     sample_run: RunRecord, tmp_path: Path
 ) -> None:
-    """0.7 of what was accepted, against 0.9: unconfirmed, as no fresh set was measured."""
+    """The value is 0.7 of the accepted one, the bound 0.9; without a second set of launches the
+    FAIL is unconfirmed.
+    """
     contract = written(tmp_path, THROUGHPUT + "of_accepted = 0.9")
     then = steady(sample_run, 0.005)
     (evidence,) = clauses.judged(contract, [faster(then, 0.7)], [then])["scales"]
@@ -233,20 +237,20 @@ def test_a_share_that_is_missed_is_no_pass_whatever_end_of_the_interval_is_asked
 
 
 @pytest.mark.usefixtures("unsealed")
-def test_nothing_passes_by_a_record_that_is_missing_or_of_other_hardware(
+def test_a_missing_or_foreign_accepted_record_prevents_a_pass(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     contract = written(tmp_path, THROUGHPUT + "of_accepted = 0.9")
     run = steady(sample_run, 0.005)
     other = replace(run, machine=replace(run.machine, cpu="another one"))
     fewer = replace(run, plans=run.plans, launches=())
-    assert word(contract, run, sample, [(run, sample)]) is Status.PASS, "else this shows nothing"
+    assert word(contract, run, sample, [(run, sample)]) is Status.PASS, "the valid record must pass"
     for accepted in ([], [(other, sample)], [(fewer, sample)]):
         assert word(contract, run, sample, accepted) is not Status.PASS
 
 
 @pytest.mark.usefixtures("unsealed")
-def test_less_than_the_clause_asks_to_measure_decides_nothing(
+def test_fewer_pairs_or_hours_than_required_decide_nothing(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     for sampling, status in (("pairs = 4", Status.PASS), ("pairs = 5", Status.INCONCLUSIVE),
@@ -255,10 +259,12 @@ def test_less_than_the_clause_asks_to_measure_decides_nothing(
         assert word(contract, sample_run, sample) is status
 
 
-def test_a_training_that_waits_is_no_evidence_of_goodput(
+def test_simulated_training_is_no_evidence_of_goodput(
     sample_run: RunRecord, tmp_path: Path
 ) -> None:
-    """Nor one of more ranks than there are cores: neither is in the plans that others look at."""
+    """The same is true for more ranks than cores; these played trainings are in no plan that other
+    checks inspect.
+    """
     contract = load_contract(shipped()["goodput"])
     marks = tuple((Mark.STEP, n, n * 10**9) for n in range(1, 5))
     sitting = TrainingAttempt(began_ns=0, marks=((Mark.READY, 0, 1), *marks))
@@ -275,7 +281,7 @@ def test_a_training_that_waits_is_no_evidence_of_goodput(
         assert {e.apart for name in evidence for e in evidence[name]} == {apart}, case
 
 
-def test_a_nonce_that_holds_the_contract_shows_that_it_was_there(
+def test_a_nonce_with_the_contracts_mark_shows_that_it_existed_before(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
     contract = written(tmp_path, CLAUSE + "at_least = 0.2")
@@ -285,15 +291,15 @@ def test_a_nonce_that_holds_the_contract_shows_that_it_was_there(
         assert only.late is late
 
 
-def test_a_word_that_is_no_contract_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_contract_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accept", "contract", "show", "goodputt"]) == 4
     assert "goodput" in capsys.readouterr().err
     assert main(["accept", "contract", "check", "gate"]) == 4
     assert "1 contracts and 0 runs" in capsys.readouterr().err
 
 
-def test_p2p_off_is_asked_of_what_the_example_measures() -> None:
-    """The clause of ``fabric`` finds the ratio that examples/acceptance/p2p.py plans for GPUs."""
+def test_the_clause_on_p2p_matches_the_plan_of_its_example() -> None:
+    """The clause of ``fabric`` matches the ratio that examples/acceptance/p2p.py plans on GPUs."""
     path = EXAMPLES.parent / "acceptance" / "p2p.py"
     module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("p2p", path))
     module.__loader__.exec_module(module)
@@ -307,7 +313,7 @@ def test_p2p_off_is_asked_of_what_the_example_measures() -> None:
     assert "p2p.py" in clause.by
 
 
-def test_what_no_run_could_measure_is_skipped_with_its_reason(
+def test_a_clause_that_no_run_can_measure_is_skipped_with_its_reason(
     sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["accept", "contract", "check", "fabric", str(sample)]) == 10
@@ -317,10 +323,10 @@ def test_what_no_run_could_measure_is_skipped_with_its_reason(
 
 
 @pytest.mark.full
-def test_p2p_off_beside_on_is_judged_on_its_twin_of_two_cpus(
+def test_the_p2p_example_is_judged_on_two_cpu_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole path but for NCCL: the example on CPU ranks, with a variable that gloo ignores."""
+    """Run the complete example without NCCL: on CPU ranks, with a variable that gloo ignores."""
     text = (EXAMPLES.parent / "acceptance" / "p2p.py").read_text()
     text = text.replace("decoder-350m", "decoder-nano").replace("NCCL_P2P", "GLOO_P2P")
     (tmp_path / "test_p2p.py").write_text(text)
@@ -336,4 +342,4 @@ def test_p2p_off_beside_on_is_judged_on_its_twin_of_two_cpus(
     )
     (document,) = json.loads(capsys.readouterr().out)["contracts"]
     word = {r["clause"]["rule"]["name"]: r["status"] for r in document["requirements"]}
-    assert word["network_alone"] == "RECORDED", "provisional: it can pass nothing"
+    assert word["network_alone"] == "RECORDED", "a provisional bound is only recorded"

@@ -1,4 +1,4 @@
-"""The acceptance document: nothing that was not measured passes, nothing that was changed either."""
+"""The acceptance document: results that were not measured, or that were changed, do not pass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rule(**fields: Any) -> Threshold:
 
 
 def agreed(*rules: Threshold) -> Contract:
-    """Rules as clauses of the system."""
+    """Return a contract whose clauses are these rules."""
     clauses = tuple(Clause(rule=r, says="", asked_by="") for r in rules)
     return Contract(name="agreed", terms=Terms(), clauses=clauses, groups=(), sha256="0" * 64)
 
@@ -56,7 +56,7 @@ def agreed(*rules: Threshold) -> Contract:
         ([], Status.RECORDED, 0),
     ],
 )
-def test_one_word_for_all_requirements(
+def test_the_document_has_one_status_for_all_requirements(
     sample_run: RunRecord, sample: Path, rules: list[Threshold], status: Status, waived: int
 ) -> None:
     document = handover([(sample_run, sample)], TODAY, agreed(*rules))
@@ -65,12 +65,12 @@ def test_one_word_for_all_requirements(
 
 
 def failing(run: RunRecord) -> RunRecord:
-    """The run with a FAIL of its own rule."""
+    """Return the run with a FAIL of each rule."""
     verdicts = [replace(v, status=Status.FAIL) if v.rule else v for v in run.verdicts]
     return replace(run, verdicts=tuple(verdicts))
 
 
-def test_a_fail_fails_all_unless_it_is_waived_in_time(
+def test_a_fail_counts_unless_a_valid_waiver_covers_it(
     sample_run: RunRecord, sample: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = failing(sample_run)
@@ -98,7 +98,7 @@ def test_a_waiver_is_of_an_expected_fail_alone(
     status: Status,
     reason: Reason,
 ) -> None:
-    """Neither of a training that is wrong, nor of a bound that is met after all."""
+    """It covers neither an incorrect training run nor a bound that is met after all."""
     monkeypatch.setattr(
         "harness.features.acceptance.handover.verify", lambda *a: type("V", (), {"differences": ()})
     )
@@ -116,7 +116,7 @@ def test_a_waiver_is_of_an_expected_fail_alone(
     assert document.status is status and document.num_waived == 0
 
 
-def test_a_record_that_was_changed_is_no_acceptance(
+def test_a_changed_record_is_not_accepted(
     sample_run: RunRecord, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"
@@ -131,7 +131,7 @@ def test_a_record_that_was_changed_is_no_acceptance(
 
 @pytest.mark.parametrize("lacks", ["nothing", "chain", "signature"])
 def test_what_nobody_vouches_for_is_no_acceptance(sample: Path, tmp_path: Path, lacks: str) -> None:
-    """Without a chain the worst launches may have been left out; a signature of another run is none."""
+    """Without a chain, the worst launches may have been left out; a signature must be of this run."""
     copy = Path(shutil.copytree(sample, tmp_path / "copy"))
     if lacks == "chain":
         (copy / chain.FILE).unlink()
@@ -154,7 +154,7 @@ def test_one_run_is_not_handed_over_as_two(sample: Path, sample_run: RunRecord) 
 
 
 def test_the_noise_of_the_launches_is_told(sample: Path, tmp_path: Path) -> None:
-    """A host that was quiet before the run may have been busy while its launches ran."""
+    """A host that was idle before the run may have been busy during its launches."""
     copy = Path(shutil.copytree(sample, tmp_path / "copy"))
 
     def busy(doc: Any) -> None:
@@ -169,7 +169,7 @@ def test_the_noise_of_the_launches_is_told(sample: Path, tmp_path: Path) -> None
     assert re.search(r"load, during launches</dt>\s*<dd>others used 10%.*78% at most", page)
 
 
-def test_rules_of_a_contract_that_came_late_are_told(
+def test_contract_rules_from_after_the_measurement_are_marked(
     sample_run: RunRecord, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     contract = tmp_path / "contract.toml"
@@ -193,7 +193,9 @@ def test_rules_of_a_contract_that_came_late_are_told(
     assert not document.late
 
 
-def test_slow_nodes_are_excluded_and_unlike_ones_named(sample_run: RunRecord, sample: Path) -> None:
+def test_slow_nodes_are_excluded_and_differing_ones_are_named(
+    sample_run: RunRecord, sample: Path
+) -> None:
     pair = Paired(a="n1", b="n2", bps=1e9)
     nodes = tuple(replace(sample_run.machine, host=f"n{i}", kernel="6.1" if i == 2 else "6.8")
                   for i in range(4))  # fmt: skip
@@ -206,7 +208,7 @@ def test_slow_nodes_are_excluded_and_unlike_ones_named(sample_run: RunRecord, sa
     ]
 
 
-def test_what_most_nodes_have_is_usual_and_what_is_missing_counts() -> None:
+def test_nodes_that_lack_or_differ_in_a_fact_are_reported() -> None:
     facts = [{"a": "1", "hardware: host": str(i)} for i in range(4)] + [{"hardware: host": "x"}]
     nodes = [Examined(host=f"n{i}", facts=f, findings=()) for i, f in enumerate(facts)]
     (difference,) = drift(nodes)
@@ -214,7 +216,7 @@ def test_what_most_nodes_have_is_usual_and_what_is_missing_counts() -> None:
     assert list(drift(nodes[:4])) == []
 
 
-def test_the_folder_holds_what_its_document_says(
+def test_the_folder_contains_what_its_document_lists(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["accept", "report", str(sample), "--to", str(tmp_path), "--json"])
@@ -232,7 +234,9 @@ def test_the_folder_holds_what_its_document_says(
 
 @pytest.fixture
 def main_job(monkeypatch: pytest.MonkeyPatch) -> tuple[RunRecord, Path]:
-    """A record of ``pytest suites/`` with stand-ins and a control; its samples are not here."""
+    """Return a record of ``pytest suites/`` with simulated compute and a control, without its
+    samples.
+    """
     doc = json.loads(gzip.decompress((GOLDEN / "main-job.json.gz").read_bytes()))
     agrees = type("V", (), {"differences": ()})
     monkeypatch.setattr("harness.features.acceptance.handover.verify", lambda *a: agrees)
@@ -247,13 +251,13 @@ def test_stand_ins_and_controls_accept_no_system(main_job: tuple[RunRecord, Path
     assert not {r.rule for r in made.stand_ins} & {r.rule for r in made.requirements}
 
 
-def test_a_contract_that_only_a_stand_in_meets_is_not_measured(
+def test_a_contract_that_only_simulated_compute_passes_is_inconclusive(
     main_job: tuple[RunRecord, Path],
 ) -> None:
     run, _ = main_job
     paced = next(t for t in run.thresholds if t.name == "paced_ddp")
     seen = {v.status for v in run.verdicts if v.rule == "paced_ddp"}
-    assert seen == {Status.PASS}, "else this shows nothing"
+    assert seen == {Status.PASS}, "the rule must pass on simulated compute"
     made = handover([main_job], TODAY, agreed(paced))
     assert made.status is Status.INCONCLUSIVE
     assert [r.status for r in made.requirements] == [None]
@@ -261,7 +265,7 @@ def test_a_contract_that_only_a_stand_in_meets_is_not_measured(
 
 
 @pytest.mark.parametrize("setting", [{"engine": "emulated"}, {"shared_gpu": True}])
-def test_emulated_nodes_and_shared_gpus_accept_no_system(
+def test_emulated_nodes_and_shared_gpus_do_not_count_for_acceptance(
     sample_run: RunRecord, sample: Path, setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agrees = type("V", (), {"differences": ()})
@@ -270,7 +274,7 @@ def test_emulated_nodes_and_shared_gpus_accept_no_system(
     assert handover([(run, sample)], TODAY, agreed(rule())).status is Status.INCONCLUSIVE
 
 
-def test_a_training_that_broke_is_no_mere_record(
+def test_an_error_without_a_rule_fails_the_document(
     sample_run: RunRecord, sample: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agrees = type("V", (), {"differences": ()})
@@ -280,7 +284,7 @@ def test_a_training_that_broke_is_no_mere_record(
     assert handover([(run, sample)], TODAY).status is Status.ERROR
 
 
-def test_the_document_says_what_is_not_counted(
+def test_the_document_lists_what_does_not_count(
     main_job: tuple[RunRecord, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -312,7 +316,7 @@ def test_a_contract_without_rules_requires_nothing(
     ],
     ids=lambda words: words[0],
 )
-def test_where_nothing_can_be_written_one_error_says_so(
+def test_an_unwritable_target_is_one_clear_error(
     words: list[str], sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text("a file in the way")
@@ -325,7 +329,7 @@ def test_where_nothing_can_be_written_one_error_says_so(
 def test_the_contract_travels_and_the_printed_recipe_gives_the_same_word(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever gets the folder types what stands in it, and nothing else."""
+    """The recipient runs only the commands in the folder, and needs nothing else."""
     text = "[[rule]]\n" + "".join(
         f"{name} = {json.dumps(value)}\n"
         for name, value in {**RULE, "mode": "weak", "at_least": 0.5}.items()
@@ -346,7 +350,7 @@ def test_the_contract_travels_and_the_printed_recipe_gives_the_same_word(
 
 
 def test_evidence_is_sorted_by_its_distance_from_the_bound(sample_run: RunRecord) -> None:
-    """A flattering rung never stands for a ladder."""
+    """A good world size must not represent the whole scaling sweep."""
     verdict = next(v for v in sample_run.verdicts if v.rule and v.value)
     verdicts = [replace(verdict, value=value) for value in (0.9, 0.55, 0.7)]
     for bound, order in (
@@ -364,7 +368,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
 )  # fmt: skip
-#: What is to the right of the sheet, or hidden in a box that is too small, by the browser.
+#: A script for the browser that lists cells outside the page or cut off by a small box.
 CUT = """<script>addEventListener("load", () => {
   const main = document.querySelector("main").getBoundingClientRect().right + 1;
   const cut = [...document.querySelectorAll("td,th,pre,dd,figure,.wide")].filter(e =>
@@ -382,7 +386,7 @@ def browse(page: Path, *arguments: str) -> str:
 
 
 def cut_off(page: Path, document: str, width: int) -> list[str]:
-    """What of a page a reader does not see at this width, as it is printed."""
+    """Return the texts that a reader of the printed page does not see at this width."""
     page.write_text(document.replace("@media print", "@media all").replace("</body>", CUT))
     dom = browse(page, f"--window-size={width},2000", "--virtual-time-budget=5000", "--dump-dom")
     cells = re.search(r'data-cells="(\d+)"', dom)
@@ -394,10 +398,10 @@ def cut_off(page: Path, document: str, width: int) -> list[str]:
 
 @pytest.mark.full
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: bash scripts/system-packages.sh")
-def test_nothing_is_cut_off_on_a_screen_or_on_a4(
+def test_no_cell_is_cut_off_on_a_screen_or_on_a4(
     main_job: tuple[RunRecord, Path], tmp_path: Path
 ) -> None:
-    """Of a long record, at 180 mm, and printed: numbered sheets."""
+    """Check a long record at 180 mm, and its printed pages."""
     folder = tmp_path / "run"
     folder.mkdir()
     save(main_job[0], folder)
@@ -406,14 +410,16 @@ def test_nothing_is_cut_off_on_a_screen_or_on_a4(
     for width in (680, 1000):
         assert cut_off(tmp_path / "page.html", document, width) == []
     wide = document.replace("<td", "<td style='white-space:nowrap;min-width:300px'")
-    assert cut_off(tmp_path / "page.html", wide, 680), "else this shows nothing"
+    assert cut_off(tmp_path / "page.html", wide, 680), (
+        "the check must detect cells that are too wide"
+    )
     printed = tmp_path / "page.pdf"
     browse(tmp_path / "to" / "handover.html", "--no-pdf-header-footer", f"--print-to-pdf={printed}")
     sheets = len(re.findall(rb"/Type\s*/Page\b", printed.read_bytes()))
     assert 4 <= sheets <= 40
 
 
-def test_only_a_decided_word_has_lines_to_sign(sample: Path, tmp_path: Path) -> None:
+def test_only_a_decided_document_has_signature_lines(sample: Path, tmp_path: Path) -> None:
     pages = {}
     for bound, word in ((0.5, "PASS"), (0.99, "INCONCLUSIVE")):
         text = "[[rule]]\n" + "".join(

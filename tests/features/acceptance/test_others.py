@@ -1,4 +1,6 @@
-"""Results of other tools: each is told from the others, none is judged, none breaks the document."""
+"""Results of other tools are recognized by their format, printed without a verdict, and never break
+the document.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_result_is_read_by_its_own_reader(name: str) -> None:
+def test_each_result_is_read_by_the_reader_of_its_tool(name: str) -> None:
     tool, line = KNOWN[name]
     result = read(EXAMPLES / name)
     assert result.tool == tool
@@ -37,14 +39,14 @@ def test_every_reader_has_an_example() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", '"x"', "{", "1 failed", "\x00", '{"runs": 1}']
 )
-def test_what_no_tool_wrote_is_one_error(text: str, tmp_path: Path) -> None:
+def test_a_file_of_no_known_tool_is_one_clear_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "strange"
     path.write_text(text)
     with pytest.raises(SpecError, match="no tool that is known"):
         read(path)
 
 
-def test_they_stand_in_the_document_and_change_no_word(
+def test_results_of_other_tools_are_printed_and_change_no_status(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["accept", "report", str(sample), "--to", str(tmp_path / "to"), "--json"]

@@ -1,4 +1,4 @@
-"""docs/acceptance.md, played by two parties: what is agreed on, measured, handed over, disputed."""
+"""The chapter docs/acceptance.md, played by two parties: agreement, measurement, handover, dispute."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CONTRACT = ROOT / "examples" / "acceptance" / "contract.toml"
 
 
 def commands() -> list[str]:
-    """The nine of the chapter, without what is said of them."""
+    """Return the nine commands of the chapter without their comments."""
     (block,) = re.findall(r"```sh\n(.*?)```", CHAPTER, re.S)
     return [line.partition("#")[0].strip() for line in block.splitlines()]
 
 
 def play(command: str, folder: Path, words: dict[str, str]) -> tuple[int, str]:
-    """What a party types, in its own folder: status, and all that it sees."""
+    """Run a command in a party's folder and return its exit status and all its output."""
     for name, value in words.items():
         command = re.sub(rf"\b{name}\b", value, command)
     command, _, target = command.partition(" > ")
@@ -43,7 +43,7 @@ def play(command: str, folder: Path, words: dict[str, str]) -> tuple[int, str]:
 
 
 def statuses(text: str) -> dict[str, str]:
-    """The word of each clause, as a screen has them."""
+    """Return the status of each clause as printed on a screen."""
     return {name: word for word, name in re.findall(r"^ ([A-Z]+) +(\w+): ", text, re.M)}
 
 
@@ -61,7 +61,7 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
     words: dict[str, str] = {}
     lines = commands()
 
-    # 1 to 3: both read one file, and have one mark of it
+    # Commands 1 to 3: both parties read the same file and get the same mark.
     status, text = play(lines[0], supplier, words)
     assert status == 0 and "of_accepted" in (supplier / "contract.toml").read_text()
     for party in (supplier, buyer):
@@ -76,7 +76,7 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
     words["GIVEN"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     assert play(lines[2], supplier, words)[0] == 0
 
-    # 4 and 5: the supplier measures, and vouches for it
+    # Commands 4 and 5: the supplier measures and signs the run.
     keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "site_key"]
     subprocess.run(keygen, cwd=supplier, check=True)
     shutil.copy(supplier / "site_key.pub", buyer)
@@ -86,7 +86,7 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
     words["RUN"] = str(run)
     assert play(lines[4], supplier, words)[0] == 0
 
-    # 6: one clause holds, one fails, one is not decided
+    # Command 6: one clause passes, one fails, one is inconclusive.
     status, text = play(lines[5], supplier, words)
     expected = {"memory": "PASS", "memory_of_a_watch": "FAIL", "a_day": "INCONCLUSIVE"}
     assert status == 1 and statuses(text) == expected, text
@@ -94,7 +94,7 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
     assert "NOT SIGNED" not in page and "cannot prove that these were agreed" not in page
     assert "for the buyer, Example Institute" in page and "within 14 days" in page
 
-    # 7 to 9: the buyer has the folder, and nothing else of the supplier's
+    # Commands 7 to 9: the buyer has only the folder that the supplier handed over.
     shutil.copytree(supplier / "acceptance", buyer / "acceptance")
     assert play(lines[6], buyer, words)[0] == 0
     (checked,) = (buyer / "checked" / "runs").glob("*/*")
@@ -104,7 +104,7 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
     status, text = play(lines[8], buyer, words)
     assert status == 1 and statuses(text) == expected, text
 
-    # the dispute: a second archive, in which nothing fails
+    # The dispute: the supplier sends a second archive in which nothing fails.
     fake = tmp_path / "fake"
     shutil.copytree(run, fake)
     record = load(fake)
@@ -124,7 +124,7 @@ def test_two_parties_agree_measure_and_settle_a_dispute(tmp_path: Path) -> None:
     status, text = play(lines[8], buyer, words)
     assert status == 11 and "DOES NOT VERIFY" in text, text
 
-    # and one of whom nobody says that it was asked for: another nonce
+    # A run with another nonce was not asked for by the buyer.
     other = lines[7].replace("tender 17", "tender 18")
     words["CHECKED"] = str(checked.relative_to(buyer))
     status, text = play(other, buyer, words)

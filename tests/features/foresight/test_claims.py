@@ -1,4 +1,6 @@
-"""Claims: tables that were computed hold together, edited ones do not, and digits decide which."""
+"""Claims: computed tables are consistent, edited ones are not, and the printed digits set the
+tolerance.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from harness.features.foresight.claims import ClaimedColumn, ClaimStatus, audit,
 from harness.interface.cli.main import main
 
 ROOT = Path(__file__).parents[3]
-#: Epochs of 480, 245, 128 and 68 s, said to be 1.95, 3.8 and 7.6 times as fast.
+#: Epochs of 480, 245, 128 and 68 s with claimed speedups of 1.95, 3.8 and 7.6.
 USUAL = ROOT / "examples/audit/claims.md"
 
 
@@ -23,7 +25,7 @@ def table(rows: list[dict[ClaimedColumn, str]]) -> list[dict[ClaimedColumn, obje
     return [{c: figure(t, c) for c, t in row.items()} for row in rows]  # type: ignore[misc]
 
 
-def test_the_usual_claims_do_not_hold_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_claims_are_inconsistent(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "table", str(USUAL)]) == 1
     lines = capsys.readouterr().out
     assert "speedup 7.6x is +7.7% off: 480 / 68 gives 7 to 7.119" in " ".join(lines.split())
@@ -45,9 +47,7 @@ def test_the_usual_claims_do_not_hold_together(capsys: pytest.CaptureFixture[str
     digits=st.integers(0, 3),
     more=st.integers(0, 3),
 )
-def test_a_table_that_was_computed_is_never_called_wrong(
-    times: list[float], digits: int, more: int
-) -> None:
+def test_a_computed_table_is_never_inconsistent(times: list[float], digits: int, more: int) -> None:
     rows = []
     for ranks, time in zip((1, 2, 4, 8), times, strict=True):
         speedup = times[0] / time
@@ -62,7 +62,7 @@ def test_a_table_that_was_computed_is_never_called_wrong(
 
 
 @given(off=st.floats(0.03, 0.5), at=st.integers(1, 3), up=st.booleans())
-def test_a_speedup_that_is_off_is_found_in_its_row(off: float, at: int, up: bool) -> None:
+def test_a_wrong_speedup_is_reported_in_its_row(off: float, at: int, up: bool) -> None:
     rows = [
         {
             ClaimedColumn.RANKS: str(n),
@@ -90,7 +90,7 @@ def test_a_speedup_that_is_off_is_found_in_its_row(off: float, at: int, up: bool
         ("1.2e4", ClaimedColumn.THROUGHPUT, 11500, 12500),
     ],
 )
-def test_a_figure_is_as_exact_as_it_is_printed(
+def test_a_figure_has_the_precision_of_its_digits(
     text: str, of: ClaimedColumn, low: float, high: float
 ) -> None:
     seen = figure(text, of)
@@ -107,7 +107,7 @@ def test_a_figure_is_as_exact_as_it_is_printed(
         ("price", None), ("", None),
     ],
 )  # fmt: skip
-def test_headings_are_known_by_their_usual_names(heading: str, known: ClaimedColumn | None) -> None:
+def test_headings_are_recognized_by_common_names(heading: str, known: ClaimedColumn | None) -> None:
     assert column(heading) is known
 
 
@@ -124,7 +124,7 @@ def test_headings_are_known_by_their_usual_names(heading: str, known: ClaimedCol
         ("none.csv", None, 4),
     ],
 )  # fmt: skip
-def test_tables_of_every_kind(
+def test_the_exit_status_follows_the_table(
     name: str, content: str | None, exit_status: int, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -136,7 +136,7 @@ def test_tables_of_every_kind(
     assert "Traceback" not in screen.err and (exit_status != 4 or "try" in screen.err)
 
 
-def test_what_cannot_be_checked_says_what_is_missing() -> None:
+def test_an_uncheckable_row_states_what_is_missing() -> None:
     rows = [
         {ClaimedColumn.RANKS: "1", ClaimedColumn.TIME: "10"},
         {ClaimedColumn.RANKS: "8", ClaimedColumn.EFFICIENCY: "0.9"},
@@ -148,10 +148,12 @@ def test_what_cannot_be_checked_says_what_is_missing() -> None:
     )
 
 
-def test_the_press_beside_its_own_minutes(
+def test_a_press_release_is_compared_with_its_stated_minutes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """5.54 / 2.02 minutes on four times the GPUs: 0.686 by hand."""
+    """From 5.54 to 2.02 minutes on four times the GPUs is an efficiency of 0.686, calculated by
+    hand.
+    """
     page = tmp_path / "audit.html"
     words = [
         "verify",
@@ -161,7 +163,7 @@ def test_the_press_beside_its_own_minutes(
         str(page),
         "--json",
     ]
-    assert main(words) == 5, "nothing is stated that could be inconsistent"
+    assert main(words) == 5, "the table states nothing that could be inconsistent"
     rows = json.loads(capsys.readouterr().out)["rows"]
     low, high = rows[2]["efficiency"]
     assert low < 5.54 / 2.02 / 4 < high and high - low < 0.01
@@ -171,15 +173,15 @@ def test_the_press_beside_its_own_minutes(
     assert "0.69 by minutes to the target" in text and "0.85 as stated" in text
 
 
-def test_two_kinds_of_times_are_never_divided(tmp_path: Path) -> None:
-    """1.71 s a block and 1.31 s a step say nothing of each other."""
+def test_times_of_different_kinds_are_never_divided(tmp_path: Path) -> None:
+    """For example, 1.71 s per block and 1.31 s per step are not comparable."""
     rows = table([
         {ClaimedColumn.RANKS: "1", ClaimedColumn.TIME: "10"},
         {ClaimedColumn.RANKS: "2", ClaimedColumn.TIME: "5", ClaimedColumn.SPEEDUP: "3x"},
     ])  # fmt: skip
     assert audit(rows)[1].status is ClaimStatus.INCONSISTENT  # type: ignore[arg-type]
     apart = audit(rows, ["block", "step"])  # type: ignore[arg-type]
-    assert apart[1].status is ClaimStatus.UNCHECKABLE, "3x over what is not in the table"
+    assert apart[1].status is ClaimStatus.UNCHECKABLE, "the baseline of the 3x is not in the table"
     assert apart[1].speedup is None
     half = tmp_path / "half.csv"
     half.write_text("ranks,time,kind\n1,10,step\n2,5,\n")
@@ -191,7 +193,7 @@ def test_two_kinds_of_times_are_never_divided(tmp_path: Path) -> None:
     ["ranks,time\n-1,100\n", "ranks,time\n0,100\n", "ranks,time\n1,0\n", "ranks,time\n1,1e400\n2,3\n",
      "ranks,time\n1.5,3\n", "ranks,time,efficiency\n1,3,-5%\n"],
 )  # fmt: skip
-def test_nonsense_in_a_table_is_an_error(
+def test_impossible_values_in_a_table_are_an_error(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "table.csv"
@@ -201,10 +203,12 @@ def test_nonsense_in_a_table_is_an_error(
     assert "of no training" in error and "Traceback" not in error
 
 
-def test_what_three_launches_leave_open_of_a_ratio(
+def test_the_interval_of_a_ratio_follows_from_three_launches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two machines of one size: the mean of each, and Welch's interval of logarithms by hand."""
+    """Compare two machines of equal size: the mean of each, and Welch's interval of logarithms by
+    hand.
+    """
     page = tmp_path / "audit.html"
     words = [
         "verify",
@@ -229,7 +233,7 @@ def test_what_three_launches_leave_open_of_a_ratio(
     assert "1.58 times as fast (1.40 to 1.77 as launches differ) by minutes" in page.read_text()
 
 
-#: Headings under which people say which ladder a row belongs to.
+#: Headings that distinguish several scaling sweeps in one table.
 DIVIDING = (
     "Method", "Benchmark", "Cluster", "System", "Dataset", "Schedule", "Backend", "Compiler",
     "Technique", "Parallelism", "Batch", "Batch size / GPU", "Global batch", "Sequence length",
@@ -241,7 +245,7 @@ DIVIDING = (
 
 @pytest.mark.parametrize("heading", DIVIDING)
 @pytest.mark.parametrize("values", [("a", "b"), ("8", "16")])
-def test_two_honest_ladders_in_one_table_are_not_called_wrong(
+def test_two_correct_sweeps_in_one_table_are_not_inconsistent(
     tmp_path: Path, heading: str, values: tuple[str, str]
 ) -> None:
     path = tmp_path / "two.md"
@@ -252,7 +256,7 @@ def test_two_honest_ladders_in_one_table_are_not_called_wrong(
     assert main(["verify", "table", str(path)]) in (0, 5)
 
 
-def test_a_file_of_two_tables_is_two_tables(
+def test_two_tables_in_one_file_are_checked_separately(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "README.md"
@@ -263,11 +267,13 @@ def test_a_file_of_two_tables_is_two_tables(
     assert "4 consistent" in capsys.readouterr().out
     path.write_text(f"{text}{head}| 1 | 326 | 1.00 |\n| 4 | 1217 | 3.99 |\n")
     assert main(["verify", "table", str(path)]) == 1, (
-        "what is wrong within one ladder is still found"
+        "a wrong speedup within one table must still be found"
     )
 
 
-def test_a_doubtful_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unusable_table_states_its_reason_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "t.csv"
     path.write_text("gpus,img/s,speedup\n1,100,1\n4,380,3.8\n1,50,1\n4,100,3.8\n")
     assert main(["verify", "table", str(path)]) == 5
@@ -275,7 +281,8 @@ def test_a_doubtful_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert shown.count("their ranks neither only grow") == 1 and shown.count("as above") == 3
 
 
-#: Columns after the ranks, rows, and whether each table is honest in a usual meaning.
+#: The columns after the ranks, the rows, and whether the table is correct under a common meaning of
+#: its columns.
 MEANT = {
     "weak scaling": ("s/iter,speedup", [(1, 1.0, 1), (2, 1.02, 1.96), (8, 1.09, 7.34)], True),
     "per rank": ("throughput,speedup", [(1, 100, 1), (2, 97, 1.94), (4, 95, 3.8)], True),
@@ -291,7 +298,7 @@ MEANT = {
 
 
 @pytest.mark.parametrize(("columns", "rows", "honest"), MEANT.values(), ids=MEANT)
-def test_what_holds_in_a_usual_meaning_is_not_called_wrong(
+def test_a_table_correct_under_a_common_meaning_is_not_inconsistent(
     tmp_path: Path, columns: str, rows: list[tuple[object, ...]], honest: bool
 ) -> None:
     path = tmp_path / "meant.csv"
@@ -299,7 +306,7 @@ def test_what_holds_in_a_usual_meaning_is_not_called_wrong(
     assert (main(["verify", "table", str(path)]) == 1) is not honest
 
 
-def test_a_merged_cell_says_what_the_one_above_says(tmp_path: Path) -> None:
+def test_an_empty_cell_repeats_the_one_above(tmp_path: Path) -> None:
     path = tmp_path / "merged.md"
     rows = [("A", 1, "1.00", 1), ("", 2, 0.52, 1.92), ("B", 8, "2.00", 1), ("", 16, 1.05, "1.90")]
     lines = ["| Model | GPUs | s/step | Speedup |", "|---|---|---|---|"]

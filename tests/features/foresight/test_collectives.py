@@ -1,4 +1,6 @@
-"""Costs of collectives against sums of messages, and NCCL's model against what it must obey."""
+"""Costs of collectives, compared with sums of messages; NCCL's model, compared with bounds that it
+must obey.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ H100 = Fabric(per_node=8, intra_bytes_per_s=370e9, inter_bytes_per_s=50e9)
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1000])
-def test_a_ring_is_the_sum_of_its_messages(ranks: int) -> None:
+def test_a_ring_costs_the_sum_of_its_messages(ranks: int) -> None:
     n = 256 * 2**20
     message = c.point_to_point(LINK, n / ranks)
     assert c.ring_all_gather(LINK, n, ranks) == pytest.approx((ranks - 1) * message, rel=1e-9)
@@ -23,8 +25,8 @@ def test_a_ring_is_the_sum_of_its_messages(ranks: int) -> None:
     assert c.pairwise_all_to_all(LINK, n, ranks) == c.ring_all_gather(LINK, n, ranks)
 
 
-def test_logarithmic_algorithms_are_the_sum_of_their_rounds() -> None:
-    """Rabenseifner halves what is sent in each of log2 p rounds, then doubles it again."""
+def test_logarithmic_algorithms_cost_the_sum_of_their_rounds() -> None:
+    """Rabenseifner's algorithm halves the message in each of log2 p rounds, then doubles it again."""
     n, ranks = 2.0**20, 16
     halving = sum(c.point_to_point(LINK, n / 2**i) for i in range(1, 5))
     assert c.rabenseifner(LINK, n, ranks) == pytest.approx(2 * halving, rel=1e-9)
@@ -34,13 +36,13 @@ def test_logarithmic_algorithms_are_the_sum_of_their_rounds() -> None:
     assert c.tree_all_reduce(LINK, 0, ranks) == pytest.approx(8 * LINK.latency_s, rel=1e-9)
 
 
-def test_a_hierarchy_sends_a_share_of_the_bytes_between_nodes() -> None:
+def test_a_hierarchical_all_reduce_sends_a_share_of_the_bytes_between_nodes() -> None:
     n, free = 1e9, LinkRate(latency_s=0, bytes_per_s=1e30)
     cost_s = c.hierarchical_all_reduce(free, LINK, n, per_node=8, nodes=4)
     assert cost_s == pytest.approx(c.ring_all_reduce(LINK, n / 8, 4), rel=1e-9)
 
 
-def test_nccl_reaches_the_link_with_large_messages_and_no_more() -> None:
+def test_nccl_reaches_the_link_rate_with_large_messages() -> None:
     n = 2.0**33
     for ranks in (2, 8):
         sent = 2 * (ranks - 1) / ranks * n
@@ -49,7 +51,7 @@ def test_nccl_reaches_the_link_with_large_messages_and_no_more() -> None:
 
 
 def test_the_rings_of_a_node_share_its_network_cards() -> None:
-    """Eight ranks of a node have eight cards; one rank of each node has its own alone."""
+    """Eight ranks of a node use eight network cards; with one rank per node, it uses one card."""
     n = 2.0**33
     whole = nccl(CollectiveKind.ALL_GATHER, n, 64, 8, H100).transfer_s
     alone = nccl(CollectiveKind.ALL_GATHER, n, 64, 1, H100).transfer_s

@@ -1,4 +1,6 @@
-"""Sizes that runs lack: what strategies state of them, their memory, and what recipes ask for."""
+"""Predictions of world sizes that runs did not measure: the strategy's statements, memory, and
+targets of recipes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def rungs(run: RunRecord) -> list[MeasuredRung]:
 
 
 def at(run: RunRecord, ranks: int, **more: float) -> MeasuredRung:
-    """The ladder's case at another size, as if it had been described."""
+    """Return the sweep's case at another world size, as if an agent had described it."""
     largest = rungs(run)[-1]
     case = largest.case.at(ranks, (8,) * (ranks // 8))
     told = largest.described.expected
@@ -71,7 +73,7 @@ def at(run: RunRecord, ranks: int, **more: float) -> MeasuredRung:
 
 
 def stating(case: CaseSpec, ranks: int, **payload: float) -> tuple[CaseSpec, Described]:
-    """A case that issues this many bytes of each operation on every rank."""
+    """Return a case that issues these bytes of each operation on every rank."""
     expected = Expected(
         sent_bytes=(0.0,) * ranks, payload_bytes={k: (v,) * ranks for k, v in payload.items()},
         largest_message=max(payload.values()) / 4, module="", ideal_efficiency=1.0, memory_bytes=1,
@@ -80,8 +82,8 @@ def stating(case: CaseSpec, ranks: int, **payload: float) -> tuple[CaseSpec, Des
     return case.at(ranks), Described(expected=expected)
 
 
-def test_what_is_exchanged_is_constant_or_grows_with_the_ranks(run: RunRecord) -> None:
-    """Gathered parts of the whole shrink with the world, gathered messages of every rank do not."""
+def test_exchanged_bytes_are_constant_or_grow_with_the_ranks(run: RunRecord) -> None:
+    """Gathered shards shrink as the world grows; gathered messages of every rank do not."""
     case = rungs(run)[-1].case
 
     def told(*sizes: int, **payload: float) -> tuple[Sent, ...]:
@@ -97,7 +99,7 @@ def test_what_is_exchanged_is_constant_or_grows_with_the_ranks(run: RunRecord) -
     assert told(2, smoke_signal=1.0) == ()
 
 
-def test_worlds_in_one_node_belong_to_every_shaped_network(
+def test_worlds_on_one_node_belong_to_every_emulated_network(
     run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = rungs(run)
@@ -113,8 +115,10 @@ def test_worlds_in_one_node_belong_to_every_shaped_network(
     assert [[r.case.world_size for r in of] for of in by_name.values()] == [[1, 2], [1, 2]]
 
 
-def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
-    """A library may need three times as long for one kind, and twice the bytes for another."""
+def test_a_fabric_sweep_calibrates_each_kind_of_collective() -> None:
+    """A library may have three times the latency for one kind of collective, and half the bandwidth
+    for another.
+    """
     fabric = Fabric(per_node=1, intra_bytes_per_s=1e9, inter_bytes_per_s=1e9)
     rows = []
     for operation, latency, transfer in (
@@ -138,18 +142,18 @@ def test_a_sweep_tells_kinds_of_collectives_apart() -> None:
     assert _by_kind([replace(r, right=False) for r in rows], fabric) == ({}, {})
 
 
-def test_names_of_ladders_say_in_what_they_differ() -> None:
+def test_names_of_sweeps_omit_what_they_share() -> None:
     assert runs.shortened(["ddp+seed=1+x=2", "fsdp+seed=1", "ddp+seed=1"]) == [
         "ddp+x=2", "fsdp", "ddp",
     ]  # fmt: skip
     assert runs.shortened(["ddp+seed=1"]) == ["ddp+seed=1"]
 
 
-def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
+def test_a_world_size_is_predicted_with_its_memory(run: RunRecord) -> None:
     outlook = foresee("ddp", rungs(run), at(run, 64, memory_bytes=3 << 20), KNOWN)
     assert not isinstance(outlook, Refused)
     (foreseen,) = outlook
-    assert foreseen.predicted.shape.cores == 0, "8 nodes are 8 machines"
+    assert foreseen.predicted.shape.cores == 0, "ranks on separate machines share no cores"
     assert foreseen.memory_bytes == 3 << 20 and foreseen.fits and foreseen.device_hours > 0
     assert set(foreseen.measured) == {1, 2} and [p.shape.ranks for p in foreseen.path] == [
         4,
@@ -158,12 +162,12 @@ def test_a_size_is_foreseen_with_its_memory(run: RunRecord) -> None:
         32,
     ]
     assert foreseen.predicted.shape.sent, (
-        "what its strategy states, not what its kind usually sends"
+        "the prediction must use the bytes that the strategy states"
     )
 
 
-def test_an_interval_is_as_wide_as_what_it_follows_from(run: RunRecord) -> None:
-    """Launches that differ by a fifth say no more of a size that was measured than they do."""
+def test_the_interval_reflects_the_scatter_of_launches(run: RunRecord) -> None:
+    """If launches scatter by a fifth, the prediction at a measured size must be as uncertain."""
     quiet = [replace(rung, log_sd=0.0) for rung in rungs(run)]
     noisy = [replace(rung, log_sd=0.2) for rung in rungs(run)]
     widths = []
@@ -175,7 +179,7 @@ def test_an_interval_is_as_wide_as_what_it_follows_from(run: RunRecord) -> None:
     assert widths[0] < 0.2 < 2 * 1.28 * 0.2 < widths[1]
 
 
-def test_launches_say_how_far_their_mean_may_be_off(run: RunRecord) -> None:
+def test_the_uncertainty_of_a_mean_follows_from_its_launches(run: RunRecord) -> None:
     for rung in rungs(run):
         timed = [x for x in run.by_case[rung.case.hash] if x.purpose is Purpose.TIMED and x.usable]
         logs = [math.log(x.steps.mean_s) for x in timed if x.steps is not None]
@@ -198,11 +202,13 @@ def test_a_size_that_a_strategy_refuses_is_refused(run: RunRecord) -> None:
     assert isinstance(outlook, Refused) and "64 stages of 4 blocks" in outlook.why
     broken = replace(target, described=Described(error="mine.py:3: KeyError"))
     outlook = foresee("ddp", rungs(run), broken, KNOWN)
-    assert isinstance(outlook, Refused) and "mine.py:3" in outlook.why, "no figure by another way"
+    assert isinstance(outlook, Refused) and "mine.py:3" in outlook.why, (
+        "a failing description must not be replaced by an estimate"
+    )
 
 
-def test_shards_that_are_padded_are_told(run: RunRecord) -> None:
-    """A parameter of 400 rows has a row on each of 1,024 ranks, and nothing on most of them."""
+def test_padding_of_shards_is_detected(run: RunRecord) -> None:
+    """A parameter of 400 rows leaves most of 1,024 ranks with an empty, padded shard."""
     case = rungs(run)[-1].case
 
     def rung(ranks: int, gathered: float) -> MeasuredRung:
@@ -211,11 +217,11 @@ def test_shards_that_are_padded_are_told(run: RunRecord) -> None:
 
     assert padding({8: rung(8, 2e6).stated, 1024: rung(1024, 5.1e6).stated}) == pytest.approx(2.55)
     messages = {n: stated(stating(case, n, all_gather=1e5)[1]) for n in (8, 1024)}
-    assert padding(messages) == 1.0, "what every rank adds is no padding"
+    assert padding(messages) == 1.0, "messages that every rank adds are not padding"
 
 
 def asking(run: RunRecord, target: MeasuredRung) -> RunRecord:
-    """The run as if its recipe had asked for that size."""
+    """Return the run as if its recipe had asked for a prediction at that world size."""
     plan = next(p for p in run.plans if any(a.case.strategy == "ddp" for a in p.arms))
     return replace(
         run, plans=tuple(replace(p, target=target.case) if p is plan else p for p in run.plans),
@@ -223,7 +229,7 @@ def asking(run: RunRecord, target: MeasuredRung) -> RunRecord:
     )  # fmt: skip
 
 
-def test_what_a_recipe_asks_for_is_recorded_and_never_judged(run: RunRecord) -> None:
+def test_a_prediction_that_a_recipe_asks_for_is_recorded_and_not_judged(run: RunRecord) -> None:
     asked = asking(run, at(run, 64))
     ((target, outlook),) = planned(asked)
     assert target.case.world_size == 64 and isinstance(outlook[0], Outlook)
@@ -235,7 +241,7 @@ def test_what_a_recipe_asks_for_is_recorded_and_never_judged(run: RunRecord) -> 
     assert list(planned(run)) == [] and "Predicted, not measured" not in render(run)
 
 
-def test_small_worlds_get_the_batch_that_a_rank_has_in_the_large_one(run: RunRecord) -> None:
+def test_small_worlds_use_the_batch_per_rank_of_the_predicted_world(run: RunRecord) -> None:
     case = replace(rungs(run)[-1].case, mode=Mode.STRONG, global_batch=2048, micro_batch=None)
     plan = ladder(case, (1, 2), predict=(64, 8))
     assert plan.target is not None and plan.target.nodes == (8,) * 64
@@ -245,8 +251,10 @@ def test_small_worlds_get_the_batch_that_a_rank_has_in_the_large_one(run: RunRec
         ladder(replace(case, global_batch=1000), (1, 2), predict=(64, 8))
 
 
-def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
-    """Three worlds: the third is predicted from two, and told beside what was measured."""
+def test_held_out_world_sizes_are_compared_with_their_measurement(run: RunRecord) -> None:
+    """Predict the third of three world sizes from the other two and print it beside its
+    measurement.
+    """
     small, large = rungs(run)
     third = replace(at(run, 8), step_s=large.step_s)
     read_table = runs.table("ddp", [small, large, third], KNOWN, on=(1, 2))
@@ -260,7 +268,7 @@ def test_sizes_are_kept_back_and_compared(run: RunRecord) -> None:
     assert isinstance(refused, Refused) and "two world sizes are needed" in refused.why
 
 
-def test_the_verb_describes_the_size_and_draws_a_page(
+def test_the_command_describes_the_world_size_and_writes_a_page(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "foreseen.html"
@@ -271,7 +279,7 @@ def test_the_verb_describes_the_size_and_draws_a_page(
     assert "<svg" in page.read_text() and "32 ranks" in page.read_text()
 
 
-def test_runs_without_a_ladder_say_so(
+def test_runs_without_a_timed_launch_are_refused(
     run: RunRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verb, "load", lambda path: replace(run, launches=()))
@@ -288,17 +296,17 @@ def test_runs_without_a_ladder_say_so(
         (["--to", "8", "--only", "nothing"], "no such ladder"),
     ],
 )
-def test_bad_questions_get_one_answer(
+def test_invalid_options_are_one_clear_error(
     words: list[str], says: str, sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["predict", str(sample), *words]) == 4
     assert says in capsys.readouterr().err
 
 
-def test_without_an_agent_a_rank_keeps_what_it_had(
+def test_without_an_agent_memory_is_not_predicted(
     sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Records are read where torch is not installed."""
+    """Predictions also work on machines without torch."""
 
     def none(*_: object) -> None:
         raise LaunchError("0 of 1 agents are ready")
@@ -310,8 +318,8 @@ def test_without_an_agent_a_rank_keeps_what_it_had(
     assert "32 ranks" in shown and "memory n/a" in shown
 
 
-def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
-    """Nobody states what a user's own training sends; its last step's collectives were counted."""
+def test_a_script_is_predicted_from_its_observed_collectives(run: RunRecord) -> None:
+    """A user's script states no bytes, so the collectives of its last step were counted."""
     case = replace(
         rungs(run)[-1].case, strategy="script", model="train", script="train.py", knobs={}
     )
@@ -342,11 +350,11 @@ def test_a_script_is_foreseen_by_what_was_watched_of_it(run: RunRecord) -> None:
     assert isinstance(refused, Refused) and "was not watched" in refused.why
 
 
-def test_ranks_that_share_cores_wait_for_them_but_not_while_they_idle() -> None:
-    """Emulated nodes are one machine; a rank that waits for a slow link needs no core meanwhile."""
+def test_ranks_queue_for_shared_cores_only_while_they_compute() -> None:
+    """Emulated nodes share one machine; a rank that waits for a slow link needs no core."""
     shape = Shape(ranks=8, micro_batch=16.0, model=Model(params=1e6), cpu_s=0.01, cores=2)
     assert shape.queued_s == pytest.approx(0.03) and replace(shape, ranks=2).queued_s == 0.0
-    assert replace(shape, cores=0).queued_s == 0.0, "nodes of their own"
+    assert replace(shape, cores=0).queued_s == 0.0, "separate nodes share no cores"
     draws = np.log([[PRIORS[u].median for u in UNKNOWNS] + [1.0]])
 
     def fixed(rate: float, cores: int) -> float:
@@ -358,7 +366,7 @@ def test_ranks_that_share_cores_wait_for_them_but_not_while_they_idle() -> None:
     assert fixed(1e6, 2) == fixed(1e6, 0)
 
 
-def test_a_ladder_that_was_disturbed_foresees_nothing_plausible(run: RunRecord) -> None:
+def test_a_disturbed_sweep_gives_a_prediction_marked_implausible(run: RunRecord) -> None:
     small, large = rungs(run)
     slow = replace(small, step_s=2 * (large.step_s or 0.0))
     outlook = foresee("ddp", [slow, large], at(run, 64), KNOWN)

@@ -1,4 +1,6 @@
-"""Which rules a fabric allows: faster links never make a rule less possible, and none is invented."""
+"""The rules that a fabric can satisfy: faster links never make a rule harder, and no answer is
+invented.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def plan() -> Plan:
 
 
 def described(made: Plan, memory: int = 1) -> dict[str, Described]:
-    """As an agent would: gradients of 1.3e9 parameters in fp32, all-reduced."""
+    """Return what an agent would describe: all-reduced fp32 gradients of 1.3e9 parameters."""
     facts = ModelFacts(
         num_params=1_300_000_000, flops_per_sample=6 * 1.3e9 * 2048, tokens_per_sample=2048,
         activation_bytes_per_sample=1, input_shape=(2048,), input_dtype="int64",
@@ -72,8 +74,8 @@ def found(at_least: float, network: float, memory: int = 1, **more: Any) -> Poss
     return possibility
 
 
-def test_faster_links_only_help() -> None:
-    """What is asked for lies between: out of reach on slow links, open or possible on fast ones."""
+def test_faster_links_never_lower_the_predicted_efficiency() -> None:
+    """The bound is out of reach on slow links, and open or possible on fast ones."""
     seen = [found(0.9, rate) for rate in (1e8, 1e9, 1e10, 1e11)]
     middles = [row.middle for row in seen]
     assert middles == sorted(middles) and middles[-1] - middles[0] > 0.3
@@ -82,19 +84,19 @@ def test_faster_links_only_help() -> None:
     assert all(row.low <= row.middle <= row.high for row in seen)
 
 
-def test_what_the_links_would_have_to_be_is_enough_and_no_more() -> None:
+def test_the_required_link_rate_is_sufficient_and_necessary() -> None:
     slow = found(0.85, 1e9)
     assert slow.times is not None and slow.times > 1
     assert found(0.85, 1e9 * slow.times * 1.01).middle >= 0.85
     assert found(0.85, 1e9 * slow.times * 0.9).middle < 0.85
 
 
-def test_no_link_helps_beyond_what_everything_else_costs() -> None:
+def test_no_link_rate_compensates_for_other_costs() -> None:
     beyond = found(0.9999, 1e10)
     assert beyond.chance is Chance.NO and beyond.times is None
 
 
-def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
+def test_rules_that_do_not_match_or_bound_no_speed_are_left_out() -> None:
     made = plan()
     site = FabricSite(
         machine=devices.parse("8x8xh100").machine,
@@ -113,7 +115,7 @@ def test_rules_that_do_not_match_or_ask_for_no_speed_are_left_out() -> None:
     assert isinstance(silent, RuleLeftOut) and "upper bound" in silent.why
 
 
-def test_what_does_not_fit_is_not_possible_however_fast_its_links() -> None:
+def test_a_case_that_does_not_fit_in_memory_is_not_possible() -> None:
     fits, not_ = found(0.5, 1e11), found(0.5, 1e11, 90 << 30)
     assert fits.chance is Chance.YES and fits.fits
     assert not_.chance is Chance.NO and not not_.fits
@@ -124,15 +126,15 @@ def test_a_fabric_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no fabric is named" in capsys.readouterr().err
 
 
-def test_every_suite_collects_for_gpus() -> None:
-    """Recipes for hardware that is not here are code that no test on CPUs would run."""
+def test_every_suite_can_be_planned_for_gpus() -> None:
+    """No CPU test would otherwise run the recipes for GPUs."""
     for nodes in ((1,), (2,), (8,), (8,) * 4):
         site = Where(device=Device.CUDA, backend="nccl", nodes=nodes)
         assert len(plans_of("suites", site, KNOWN, {})) > 20
 
 
-def test_only_scaled_losses_are_asked_for_the_steps_that_they_leave_out() -> None:
-    """Else the suite of precisions could not pass anywhere."""
+def test_skipped_steps_are_measured_only_with_loss_scaling() -> None:
+    """Otherwise the suite of precisions could not pass on any machine."""
     for site in (GPUS, GPUS.cpu(2)):
         (made,) = plans_of("suites/knobs.py::precisions", site, KNOWN, {})
         asked = [c.subject for c in made.contrasts if c.metric == "skipped_steps"]
@@ -140,7 +142,9 @@ def test_only_scaled_losses_are_asked_for_the_steps_that_they_leave_out() -> Non
 
 
 @pytest.mark.full
-def test_claims_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shipped_claims_are_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [
         "predict",
         "thresholds",
@@ -155,8 +159,8 @@ def test_claims_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "claim_175m_b64_speedup_8" in shown and "limited by" in shown
 
 
-def test_what_is_not_said_is_listed_with_its_reason() -> None:
-    """A rule of another metric, an upper bound, and one that no plan is about."""
+def test_rules_without_an_answer_are_listed_with_their_reason() -> None:
+    """The rules are on another metric, an upper bound, and a case that no plan contains."""
     made = plan()
     memory = replace(rule(0.5), name="memory", metric="memory_saved")
     most = replace(rule(0.5), name="most", at_least=None, at_most=1.0)

@@ -1,4 +1,6 @@
-"""What is foreseen: of the published ladders within stated errors, and never of what is unlike."""
+"""Predictions: published scaling tables within stated errors, and refusals for other
+configurations.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ def found() -> Evaluation:
     )
 
 
-def test_families_are_foreseen_that_taught_nothing(found: Evaluation) -> None:
-    """The aims of docs/foresight.md, each family left out of what was learned."""
+def test_families_that_were_left_out_are_predicted_within_the_stated_errors(
+    found: Evaluation,
+) -> None:
+    """Check the aims of docs/foresight.md, with each family left out of the learned priors."""
     whole = found.whole
     assert whole is not None and whole.num >= 130
     assert whole.mean <= 0.030 and whole.p90 <= 0.080
@@ -44,20 +48,22 @@ def test_families_are_foreseen_that_taught_nothing(found: Evaluation) -> None:
     assert whole.revealed >= 30 and whole.named >= 0.9 * whole.revealed
 
 
-def test_what_is_refused_would_have_been_wrong(found: Evaluation) -> None:
-    """Refusals are no way around hard cases: they are worse than what is said."""
+def test_refused_predictions_would_have_been_wrong(found: Evaluation) -> None:
+    """Refusals must not hide good predictions: the refused ones have larger errors than the
+    published ones.
+    """
     unsaid = [r.unsaid for p in found.predictions for r in p.refused if r.unsaid is not None]
     off = [abs(o.miss) for o in unsaid if o.miss is not None]
     assert len(off) >= 10 and np.mean(off) > 0.05
 
 
-def test_schedules_follow_from_one_run_of_1f1b(found: Evaluation) -> None:
+def test_other_schedules_are_predicted_from_one_run_of_1f1b(found: Evaluation) -> None:
     (of,) = (p for p in found.predictions if p.table.id == "zero_bubble_tab4_5")
     off = [abs(o.step_s / o.measured_s - 1) for o in of.predicted if o.measured_s]
     assert len(off) == 44 and np.mean(off) < 0.03 and max(off) < 0.08
 
 
-def test_a_family_is_left_out_of_what_it_is_predicted_from(found: Evaluation) -> None:
+def test_a_family_is_not_predicted_from_its_own_data(found: Evaluation) -> None:
     for prediction in found.predictions:
         assert prediction.table.family not in prediction.taught_by
         assert len(prediction.taught_by) == 19
@@ -65,12 +71,12 @@ def test_a_family_is_left_out_of_what_it_is_predicted_from(found: Evaluation) ->
     assert family in learned().families and family not in learned(family).families
 
 
-def test_an_outlier_of_its_source_is_not_counted(found: Evaluation) -> None:
+def test_an_implausible_published_value_is_not_counted(found: Evaluation) -> None:
     wrong = [o for p in found.predictions for o in p.predicted if o.implausible]
     assert [(o.shape.model.name, o.shape.ranks) for o in wrong] == [("1b", 32)]
 
 
-def test_losses_sum_to_what_is_lost_and_shares_to_the_step(found: Evaluation) -> None:
+def test_losses_add_up_to_the_lost_efficiency_and_shares_to_one(found: Evaluation) -> None:
     for prediction in found.predictions:
         for predicted in prediction.predicted:
             assert sum(predicted.lost.values()) == pytest.approx(1 - predicted.efficiency, abs=1e-9)
@@ -83,7 +89,7 @@ def only(tmp_path: Path, **changed: Any) -> Predicted:
     return predicted
 
 
-def test_the_size_that_was_measured_has_the_efficiency_it_had(tmp_path: Path) -> None:
+def test_a_measured_size_is_predicted_with_its_measured_efficiency(tmp_path: Path) -> None:
     rows = [*LADDER["points"][:2], {"N": 8, "mbs": 4}]
     (predicted,) = predict(table(tmp_path, points=rows), learned()).predicted
     assert predicted.efficiency == pytest.approx(1, abs=0.01)
@@ -99,7 +105,7 @@ def _ladder(tmp_path: Path) -> tuple[Any, PublishedTable]:
     return calibrate(read_.fabric, shapes, steps, [shapes[0].model]), read_
 
 
-def test_units_do_not_matter(tmp_path: Path) -> None:
+def test_the_prediction_does_not_depend_on_units(tmp_path: Path) -> None:
     rows = deepcopy(LADDER["points"])
     for row in rows:
         row["tokens_per_s_per_gpu"] = 4 * 2048 / row.pop("step_s")
@@ -117,7 +123,7 @@ def test_units_do_not_matter(tmp_path: Path) -> None:
 
 @given(times=st.floats(1.0, 50.0))
 @settings(max_examples=15, deadline=None)
-def test_a_faster_network_is_never_foreseen_to_lose(times: float, tmp_path_factory: Any) -> None:
+def test_a_faster_network_never_lowers_the_prediction(times: float, tmp_path_factory: Any) -> None:
     known, read_ = _ladder(tmp_path_factory.mktemp("t"))
     target = replace(read_.points[-1].shape, ranks=1024)
     base = read_.points[0].shape
@@ -157,7 +163,7 @@ def test_other_software_and_models_are_refused(tmp_path: Path) -> None:
         ("optimizer", "adam", "adam8bit"), ("rocm", "6.2", "6.4"), ("nic", "cx7", "cx8"),
     ],
 )  # fmt: skip
-def test_what_differs_by_a_digit_is_another_configuration(
+def test_names_that_differ_in_a_digit_are_different_configurations(
     tmp_path: Path, field: str, value: object, other: object
 ) -> None:
     rows = [{**r, field: value} for r in LADDER["points"]]
@@ -173,7 +179,7 @@ def test_what_differs_by_a_digit_is_another_configuration(
     [("FSDP8 fp8", "FSDP16 fp8"), ("TP8 DP4", "tp8 dp16"), ("DDP", "ddp"), ("FSDP_8", "fsdp_64"),
      ("PP4 DP8 1F1B", "PP4 DP16 1F1B"), ("HSDP 8", "HSDP 32")],
 )  # fmt: skip
-def test_sizes_in_a_strategy_s_words_are_no_configuration(
+def test_world_sizes_in_a_strategys_name_do_not_change_the_configuration(
     tmp_path: Path, message: str, other: str
 ) -> None:
     rows = [{**r, "strategy": message} for r in LADDER["points"]]
@@ -189,7 +195,7 @@ def test_sizes_in_a_strategy_s_words_are_no_configuration(
         ("note", "first", "second"),
     ],
 )  # fmt: skip
-def test_what_is_written_another_way_is_no_other_configuration(
+def test_another_spelling_is_the_same_configuration(
     tmp_path: Path, field: str, value: object, other: object
 ) -> None:
     rows = [{**r, field: value} for r in LADDER["points"]]
@@ -197,15 +203,15 @@ def test_what_is_written_another_way_is_no_other_configuration(
     assert predict(table(tmp_path, points=rows), learned()).refused == ()
 
 
-def test_another_owner_is_named(tmp_path: Path) -> None:
+def test_several_submitters_in_one_table_are_reported(tmp_path: Path) -> None:
     rows = [{**r, "submitter": "A"} for r in LADDER["points"]]
     rows.append({"N": 64, "mbs": 4, "step_s": 2.2, "submitter": "B"})
     read_ = table(tmp_path, points=rows)
     assert any("more than one submitter (A, B)" in note for note in read_.notes)
 
 
-def test_a_limiter_that_nothing_measured_is_said_and_widens(tmp_path: Path) -> None:
-    """One node alone is calibrated: nothing speaks of a network of 1 GB/s."""
+def test_an_unmeasured_limiter_is_reported_and_widens_the_interval(tmp_path: Path) -> None:
+    """Only one node is calibrated, so no measurement covers a network of 1 GB/s."""
     slow = {**LADDER["hardware"], "inter_GBps_per_gpu": 1}
     rows = [{"N": n, "mbs": 4, "step_s": 2.0 + n / 1000} for n in (4, 8, 64)]
     unseen = only(tmp_path, hardware=slow, points=rows, calibrate_on=[4, 8])
@@ -215,7 +221,7 @@ def test_a_limiter_that_nothing_measured_is_said_and_widens(tmp_path: Path) -> N
     assert unseen.limiter in ("exchange bytes", "exchange latency")
 
 
-def test_what_would_hold_an_efficiency_does(tmp_path: Path) -> None:
+def test_the_required_batch_reaches_the_target_efficiency(tmp_path: Path) -> None:
     known, read_ = _ladder(tmp_path)
     base = read_.points[0].shape
     target = replace(base, ranks=1024, micro_batch=1.0)
@@ -230,7 +236,7 @@ def test_what_would_hold_an_efficiency_does(tmp_path: Path) -> None:
     assert out_of_reach.times is None and out_of_reach.best < 0.999
 
 
-def test_a_sharded_ladder_meets_the_latency_of_its_rings(tmp_path: Path) -> None:
+def test_a_sharded_sweep_becomes_limited_by_ring_latency(tmp_path: Path) -> None:
     known, read_ = _ladder(tmp_path)
     small = replace(read_.points[0].shape, micro_batch=1.0)
     found = knee(known, small)
@@ -246,7 +252,7 @@ def test_a_sharded_ladder_meets_the_latency_of_its_rings(tmp_path: Path) -> None
     assert most(found.ranks) == found.term != most(found.ranks // 2)
 
 
-def test_advice_is_affordable_and_better_than_doubling(tmp_path: Path) -> None:
+def test_the_advised_measurement_is_affordable_and_better_than_doubling(tmp_path: Path) -> None:
     known, read_ = _ladder(tmp_path)
     target = replace(read_.points[0].shape, ranks=1024)
     advice = advise(known, target)
@@ -254,7 +260,7 @@ def test_advice_is_affordable_and_better_than_doubling(tmp_path: Path) -> None:
     assert advice.shape.ranks < target.ranks and advice.cost_s <= 1.01 * 32 * 2.1
 
 
-def test_an_outlook_keeps_the_batch_that_the_ladder_keeps(tmp_path: Path) -> None:
+def test_a_prediction_keeps_the_batch_rule_of_its_sweep(tmp_path: Path) -> None:
     (weak,) = outlooks(table(tmp_path), 256, 0.9)
     assert weak.predicted.shape.micro_batch == 4
     rows = [{"N": n, "global_batch": 256, "mbs": 4, "step_s": 64 / n} for n in (8, 16, 32)]
@@ -265,8 +271,10 @@ def test_an_outlook_keeps_the_batch_that_the_ladder_keeps(tmp_path: Path) -> Non
         outlooks(table(tmp_path, points=rows), 100, 0.9)
 
 
-def test_a_model_with_adapters_is_not_taken_for_one_whose_parameters_train(tmp_path: Path) -> None:
-    """70B of which few train: their exchange would explain all of a step (Llama 2 LoRA)."""
+def test_a_model_with_adapters_needs_its_trainable_parameters(tmp_path: Path) -> None:
+    """Llama 2 70B with LoRA trains few parameters; an exchange of all gradients would explain the
+    whole step.
+    """
     seen = only(tmp_path, strategy="LoRA, distributed optimizer")
     assert seen.regime is Regime.UNSEEN and "params" in seen.caution
     model = {**LADDER["model"], "trainable_params": 4e7}
@@ -274,9 +282,9 @@ def test_a_model_with_adapters_is_not_taken_for_one_whose_parameters_train(tmp_p
     assert not seen.caution and seen.regime is not Regime.UNSEEN
 
 
-def test_parts_of_a_sequence_that_no_size_was_cut_into() -> None:
-    """70B with adapters, calibrated with whole sequences: 4 and 8 ranks to one cost what keys and
-    values take between them. Without that exchange it is 9 points off.
+def test_context_parallelism_is_predicted_without_a_calibration_point() -> None:
+    """A 70B model with adapters is calibrated on whole sequences; with context parallelism of 4 and
+    8, ranks exchange keys and values. Without this exchange the relative error is 9 points.
     """
     family = "Llama2 70B LoRA, B200 and GB200"
     known = learned(leaving_out=family)
@@ -286,8 +294,8 @@ def test_parts_of_a_sequence_that_no_size_was_cut_into() -> None:
     assert len(errors) >= 5 and max(errors) < 0.04
 
 
-def test_sizes_of_adapters_follow_from_the_files_that_the_tables_name() -> None:
-    """Llama 2 70B with rank 16 on ``qkv_proj`` and ``o_proj``, counted from the sizes in MLCommons'
+def test_adapter_sizes_follow_from_the_published_configuration() -> None:
+    """Compute Llama 2 70B with rank 16 on ``qkv_proj`` and ``o_proj`` from the sizes in MLCommons'
     config.json and run_llama_70B_scrolls_r16.sh.
     """
     hidden, layers, inner, words, rank = 8192, 80, 28672, 32000, 16
@@ -306,8 +314,8 @@ def test_sizes_of_adapters_follow_from_the_files_that_the_tables_name() -> None:
         assert "run_llama_70B_scrolls_r16.sh" in table_of_adapters["source"]
 
 
-def test_what_links_cannot_have_carried_is_asked_about(tmp_path: Path) -> None:
-    """A step of 20 ms, in which 7B gradients would have to cross links of 1 GB/s."""
+def test_bytes_that_the_links_cannot_carry_are_questioned(tmp_path: Path) -> None:
+    """The step takes 20 ms, too short for 7B gradients over links of 1 GB/s."""
     slow = {**LADDER["hardware"], "inter_GBps_per_gpu": 1}
     rows = [{**row, "step_s": row["step_s"] / 100} for row in LADDER["points"]]
     made = predict(table(tmp_path, hardware=slow, points=rows), learned())

@@ -1,4 +1,4 @@
-"""Ladders of runs become tables, and lead to sizes that were not measured, or are refused."""
+"""Scaling sweeps of runs become tables that predict other world sizes, or they are refused."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ def run(sample: Path) -> RunRecord:
     return load(sample)
 
 
-def test_a_ladder_is_a_table_of_its_worlds(run: RunRecord) -> None:
+def test_a_sweep_becomes_a_table_of_its_world_sizes(run: RunRecord) -> None:
     (table,) = tables([run], Catalogue())
     assert isinstance(table, PublishedTable) and all(p.calibrates for p in table.points)
     shapes = {p.shape.ranks: p.shape for p in table.points}
     assert set(shapes) == {1, 2}
-    assert {s.micro_batch for s in shapes.values()} == {shapes[1].samples}, "weak: alike a rank"
+    assert {s.micro_batch for s in shapes.values()} == {shapes[1].samples}, (
+        "in weak mode the batch per rank is constant"
+    )
     assert shapes[2].kept is KeptStates.WHOLE and (shapes[2].model.params or 0) > 1e5
     steps = {p.shape.ranks: p.step_s or 0.0 for p in table.points}
     assert steps[2] > steps[1] > 0
 
 
-def test_a_larger_size_is_foreseen_with_an_interval(run: RunRecord) -> None:
+def test_a_larger_world_is_predicted_with_an_interval(run: RunRecord) -> None:
     (table,) = tables([run, run], Catalogue())
     assert isinstance(table, PublishedTable)
     (outlook,) = outlooks(table, 64, 0.9)
@@ -48,7 +50,7 @@ def test_a_larger_size_is_foreseen_with_an_interval(run: RunRecord) -> None:
     assert outlook.advice.shape.ranks > 2
 
 
-def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
+def test_different_machines_and_single_world_sizes_are_refused(run: RunRecord) -> None:
     other = replace(run, software={**run.software, "torch": "2.11.0"})
     (refused,) = tables([run, other], Catalogue())
     assert isinstance(refused, Refused) and "different machines or software" in refused.why
@@ -68,8 +70,8 @@ def test_unlike_machines_and_single_sizes_are_refused(run: RunRecord) -> None:
     assert isinstance(refused, Refused) and "1 ranks only" in refused.why
 
 
-def test_a_training_that_is_an_error_foresees_nothing(run: RunRecord) -> None:
-    """Wrong training may be fast."""
+def test_an_incorrect_training_run_is_not_used_for_predictions(run: RunRecord) -> None:
+    """An incorrect training run may be fast."""
     subject = max((a.case for p in run.plans for a in p.arms), key=lambda c: c.world_size)
     judged = next(v for v in run.verdicts if v.case_hash == subject.hash)
     error = replace(judged, status=Status.ERROR, detail="its losses are not the reference's")
@@ -77,7 +79,7 @@ def test_a_training_that_is_an_error_foresees_nothing(run: RunRecord) -> None:
     assert isinstance(refused, Refused) and "its losses are not the reference's" in refused.why
 
 
-def test_the_verb_takes_runs(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_accepts_runs(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(sample), "--to", "4x8", "--json"]) == 0
     (document,) = json.loads(capsys.readouterr().out)["outlooks"]
     assert document["predicted"]["shape"]["ranks"] == 32
@@ -92,7 +94,7 @@ def test_the_verb_takes_runs(sample: Path, capsys: pytest.CaptureFixture[str]) -
         (["RUN", "--to", "8", "--table", "x.json"], "runs and a table"),
     ],
 )
-def test_bad_questions_get_one_answer(
+def test_invalid_options_are_one_clear_error(
     words: list[str], says: str, sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [str(sample) if word == "RUN" else word for word in words]

@@ -1,4 +1,4 @@
-"""Steps that are played against closed forms, exactly; published bubbles within a point."""
+"""Simulated steps equal closed forms exactly, and published bubbles within 1.5 points."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_hops_the_bubble_is_the_closed_form(
     stages=st.integers(1, 8), micros=st.integers(8, 40), f=times, b=times, w=times,
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_it_holds_for_any_durations(
+def test_the_closed_form_holds_for_any_durations(
     schedule: PipelineSchedule, stages: int, micros: int, f: float, b: float, w: float
 ) -> None:
     took = Durations(f, b, w)
@@ -54,27 +54,28 @@ def test_it_holds_for_any_durations(
     hop=st.floats(0, 0.05),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_a_hop_never_helps_and_no_step_is_shorter_than_its_work(
+def test_communication_never_shortens_a_step_below_its_work(
     schedule: PipelineSchedule, stages: int, micros: int, hop: float
 ) -> None:
     chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
     free = simulate.units(schedule, stages, micros, Durations(0.33, 0.35, 0.32), chunks)
     slow = simulate.units(schedule, stages, micros, Durations(0.33, 0.35, 0.32, hop), chunks)
     assert free >= micros * (1 - 1e-9)
-    if not schedule.splits:  # a stage that chooses may choose better by chance
+    # A stage that chooses its work order may by chance choose a better one.
+    if not schedule.splits:
         assert slow >= free - 1e-9
 
 
 @pytest.mark.parametrize("schedule", list(PipelineSchedule))
-def test_long_steps_are_extended_without_playing_them(schedule: PipelineSchedule) -> None:
+def test_long_steps_are_extrapolated_correctly(schedule: PipelineSchedule) -> None:
     took = Durations(0.33, 0.34, 0.33, 0.01)
     chunks = 2 if schedule is PipelineSchedule.INTERLEAVED else 1
     whole = simulate.pipeline_s(schedule, 4, 64, took, chunks) / took.total
     assert simulate.units(schedule, 4, 64, took, chunks) == pytest.approx(whole, rel=2e-3)
 
 
-def test_published_bubbles_are_played_within_a_point_and_a_half() -> None:
-    """Profiled on A100s by the authors of zero bubbles; a hop of 1 % is all that is assumed."""
+def test_simulated_bubbles_equal_published_ones_within_1_5_points() -> None:
+    """The authors of zero-bubble schedules profiled on A100s; the only assumption is a hop of 1 %."""
     tables = json.loads(PUBLISHED.read_text())["tables"]
     (table,) = (t for t in tables if t["id"] == "zero_bubble_tab4_5")
     misses = []
@@ -95,19 +96,19 @@ def test_published_bubbles_are_played_within_a_point_and_a_half() -> None:
     assert np.quantile(misses, 0.9) < 0.015
 
 
-def test_buckets_go_out_one_after_the_other() -> None:
+def test_buckets_are_sent_in_sequence() -> None:
     ready, cost = [1.0, 2.0, 3.0], [0.5, 2.0, 1.0]
     played = simulate.buckets_s(
         [np.asarray(r) for r in ready], [np.asarray(x) for x in cost], np.asarray(3.0)
     )
-    assert float(played) == 5.0  # 1.5, then 2 + 2, then 4 + 1
+    assert float(played) == 5.0  # The ends are 1.5, then 2 + 2, then 4 + 1.
     alone_s = simulate.buckets_s([np.asarray(3.0)], [np.asarray(2.0)], np.asarray(3.0))
     assert float(alone_s) == 5.0
 
 
 @given(f=times, b=times, gather=times, scatter=times, layers=st.integers(3, 12))
 @settings(max_examples=80, deadline=None)
-def test_layers_that_are_gathered_ahead_follow_the_closed_form(
+def test_prefetched_all_gathers_follow_the_closed_form(
     f: float, b: float, gather: float, scatter: float, layers: int
 ) -> None:
     played = simulate.gathered_s(*(np.asarray(x) for x in (f, b, gather, scatter)), layers)
@@ -135,7 +136,7 @@ def test_layers_that_are_gathered_ahead_follow_the_closed_form(
         ("FSDP", None),
     ],
 )
-def test_schedules_are_known_by_their_usual_names(
+def test_schedules_are_recognized_by_common_names(
     words: str, schedule: PipelineSchedule | None
 ) -> None:
     assert schedule_of(words) is schedule

@@ -1,4 +1,4 @@
-"""Tables are read whatever their units and names are, and what is wrong with one is said."""
+"""Published tables are read with any units and names, and mistakes in them are reported."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_the_published_tables_are_read() -> None:
     assert large.shape.kept is KeptStates.OPTIMIZER_CUT and not large.calibrates
 
 
-def test_every_kind_of_figure_tells_the_same_seconds(tmp_path: Path) -> None:
-    """A step of 2 s on 8 GPUs: 32 samples, 65,536 tokens, and so on."""
+def test_every_kind_of_figure_gives_the_same_step_time(tmp_path: Path) -> None:
+    """A step of 2 s on 8 GPUs with 32 samples and 65,536 tokens, stated as various rates."""
     per_token = 6 * 7e9 + 12 * 32 * 4096 * 2048
     flops = per_token * 65536 / 2
     figures = {
@@ -82,7 +82,7 @@ def test_every_kind_of_figure_tells_the_same_seconds(tmp_path: Path) -> None:
         assert read_table.points[0].step_s == pytest.approx(2.0, rel=1e-9), name
 
 
-def test_a_rate_is_of_a_gpu_where_the_metric_says_so(tmp_path: Path) -> None:
+def test_a_rate_is_per_gpu_if_the_metric_says_so(tmp_path: Path) -> None:
     row = [{"N": 8, "mbs": 4, "tokens_per_s": 4096}]
     read_table = table(tmp_path, metric="tokens/s/GPU", **points(row))
     assert read_table.points[0].step_s == pytest.approx(2.0)
@@ -98,7 +98,7 @@ def test_a_rate_is_of_a_gpu_where_the_metric_says_so(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_links_are_read_in_any_unit_and_assumed_where_missing(
+def test_link_rates_are_read_in_any_unit_and_assumed_if_missing(
     tmp_path: Path, link: dict[str, Any]
 ) -> None:
     read_table = table(tmp_path, hardware={"gpu": "A100-80GB", "gpus_per_node": 8, **link})
@@ -107,7 +107,7 @@ def test_links_are_read_in_any_unit_and_assumed_where_missing(
     assert assumed is (link == {})
 
 
-def test_batches_follow_from_whatever_is_stated(tmp_path: Path) -> None:
+def test_batches_are_derived_from_the_stated_fields(tmp_path: Path) -> None:
     for row, micros, micro_batch in (
         ({"mbs": 4, "grad_accum": 3}, 3, 4),
         ({"global_batch": 96, "mbs": 4}, 3, 4),
@@ -120,7 +120,7 @@ def test_batches_follow_from_whatever_is_stated(tmp_path: Path) -> None:
         assert (shape.micros, shape.micro_batch) == (micros, micro_batch), row
 
 
-def test_what_is_calibrated_on_may_be_sizes_fields_words_or_unsaid(tmp_path: Path) -> None:
+def test_calibration_points_may_be_sizes_fields_text_or_defaults(tmp_path: Path) -> None:
     def sizes(**changed: Any) -> list[int]:
         return [p.shape.ranks for p in table(tmp_path, **changed).points if p.calibrates]
 
@@ -152,19 +152,19 @@ def test_what_is_calibrated_on_may_be_sizes_fields_words_or_unsaid(tmp_path: Pat
         ({"role": "context", "calibrate_on": None}, "role is not development"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said(
+def test_mistakes_in_a_table_are_reported(
     tmp_path: Path, changed: dict[str, Any], why: str
 ) -> None:
     assert why in told(tmp_path, **changed)
 
 
-def test_one_bad_table_leaves_the_others(tmp_path: Path) -> None:
+def test_one_bad_table_does_not_affect_the_others(tmp_path: Path) -> None:
     read_table = written(tmp_path, "no table", LADDER)
     assert isinstance(read_table[0], Refused) and isinstance(read_table[1], PublishedTable)
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"tables": []}', '{"schema": "x/9", "tables": [1]}'])
-def test_what_is_no_file_of_tables_is_an_error_with_a_command(tmp_path: Path, body: str) -> None:
+def test_a_file_without_tables_is_an_error_with_a_fix(tmp_path: Path, body: str) -> None:
     path = tmp_path / "tables.json"
     path.write_text(body)
     with pytest.raises(SpecError) as error:
@@ -182,13 +182,13 @@ def test_ranks_may_be_stated_as_nodes_or_as_a_product(tmp_path: Path) -> None:
         assert read_table.points[0].shape.ranks == ranks
 
 
-def test_fields_that_are_passed_over_are_told(tmp_path: Path) -> None:
+def test_unused_fields_are_reported(tmp_path: Path) -> None:
     row = {"N": 8, "mbs": 4, "step_s": 1, "colour": "blue"}
     assert "not used: colour" in table(tmp_path, **points([row])).notes
 
 
-def test_a_copied_row_is_no_second_measurement(tmp_path: Path) -> None:
-    """Intervals would get narrower by copying what is known."""
+def test_a_copied_row_does_not_count_twice(tmp_path: Path) -> None:
+    """Otherwise copying rows would narrow the intervals."""
     rows = LADDER["points"]
     once, twice = table(tmp_path), table(tmp_path, points=[*rows, rows[0], rows[1]])
     assert len(twice.points) == len(once.points)

@@ -1,4 +1,4 @@
-"""Physics of the terms: what must hold whatever the unknowns are."""
+"""Properties of the cost terms that must be true for all values of the unknowns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ unknowns = st.lists(
 
 
 def draw(at: list[float]) -> np.ndarray:
-    """Unknowns so many spreads from their medians."""
+    """Return unknowns at these numbers of spreads from their medians."""
     mean, spread = priors.vectors(PRIORS, 1, True)
     row: np.ndarray = mean + np.array(at) * np.minimum(spread, 1.0)
     return row[None, :]
@@ -41,7 +41,7 @@ def step(shape: Shape, fabric: Fabric, row: np.ndarray) -> float:
 
 
 @given(shape=shapes, at=unknowns, faster=st.floats(1, 64))
-@example(  # a faster network, for which NCCL chooses an algorithm that sends more
+@example(  # On this faster network, NCCL chooses an algorithm that sends more.
     shape=Shape(
         ranks=512, tensor=1, stages=1, micros=1, micro_batch=1.0, kept=KeptStates.ALL_CUT,
         model=MODEL,
@@ -50,11 +50,11 @@ def step(shape: Shape, fabric: Fabric, row: np.ndarray) -> float:
     faster=2.0,
 )  # fmt: skip
 @settings(max_examples=80, deadline=None)
-def test_bandwidth_never_hurts_and_latency_never_helps(
+def test_more_bandwidth_never_slows_and_more_latency_never_speeds_a_step(
     shape: Shape, at: list[float], faster: float
 ) -> None:
-    """As long as NCCL chooses the same algorithm: it does so by a table of its own, which knows
-    nothing of the network that these unknowns describe, and may choose a worse one then.
+    """This holds while NCCL chooses the same algorithm. It chooses by a fixed table that ignores
+    the network that these unknowns describe, so it may choose a worse one.
     """
     row = draw(at)
     quick = replace(
@@ -76,14 +76,14 @@ def test_bandwidth_never_hurts_and_latency_never_helps(
 
 @given(shape=shapes, at=unknowns)
 @settings(max_examples=40, deadline=None)
-def test_terms_are_no_less_than_nothing_and_sum_to_the_step(shape: Shape, at: list[float]) -> None:
+def test_terms_are_not_negative_and_add_up_to_the_step(shape: Shape, at: list[float]) -> None:
     given_ = terms.facts([shape], [0], FABRIC, 8)
     parts = terms.seconds(given_, draw(at))
     assert all(value[0, 0] >= 0 for value in parts.values())
     assert sum(v[0, 0] for v in parts.values()) == pytest.approx(step(shape, FABRIC, draw(at)))
 
 
-def test_one_rank_exchanges_waits_and_grows_nothing() -> None:
+def test_one_rank_has_no_communication_terms() -> None:
     given_ = terms.facts([Shape(ranks=1, model=MODEL)], [0], FABRIC, 1)
     parts = terms.seconds(given_, draw([0.0] * (len(UNKNOWNS) + 1)))
     for term in (
@@ -97,7 +97,7 @@ def test_one_rank_exchanges_waits_and_grows_nothing() -> None:
         assert parts[term][0, 0] == pytest.approx(0, abs=1e-12), term
 
 
-def test_a_sharded_step_costs_a_latency_that_grows_with_the_ranks() -> None:
+def test_the_latency_of_a_sharded_step_grows_with_the_ranks() -> None:
     sharded = [Shape(ranks=n, model=MODEL, kept=KeptStates.ALL_CUT) for n in (64, 4096)]
     in_nodes = [replace(s, kept=KeptStates.NODE_CUT) for s in sharded]
     small, large = (terms.data_exchange(s, FABRIC).latency_s for s in sharded)
@@ -105,15 +105,17 @@ def test_a_sharded_step_costs_a_latency_that_grows_with_the_ranks() -> None:
     assert terms.data_exchange(in_nodes[1], FABRIC).latency_s < large / 10
 
 
-def test_the_slowest_of_n_is_as_tabulated() -> None:
-    """Harter, Biometrika 1961, for 2, 8, 64; the others by integration elsewhere."""
+def test_the_expected_maximum_of_n_equals_tabulated_values() -> None:
+    """Harter, Biometrika 1961, gives the values for 2, 8 and 64; the others were integrated
+    numerically elsewhere.
+    """
     known = {1: 0.0, 2: 0.5642, 8: 1.4236, 64: 2.3437, 1024: 3.2480, 10752: 3.870}
     for ranks, expected in known.items():
         assert slowest_normal(ranks) == pytest.approx(expected, abs=2e-3)
     assert slowest_exponential(4) == pytest.approx(25 / 12, rel=1e-9)
 
 
-def test_laws_find_their_own_coefficients_again() -> None:
+def test_fitted_laws_recover_their_coefficients() -> None:
     n = np.array([1.0, 2, 4, 8])
     for law, form, coefficients in (
         (Law.AMDAHL, amdahl, [0.03]), (Law.USL, usl, [0.02, 0.001]), (Law.POWER, power, [0.9]),
@@ -122,11 +124,13 @@ def test_laws_find_their_own_coefficients_again() -> None:
         (law_found,) = extrapolate(law, [1, 2, 4, 8], list(measured), [64])
         assert law_found == pytest.approx(100 * form(np.array([64.0]), *coefficients)[0], rel=1e-3)
     assert extrapolate(Law.CONSTANT, [4, 8], [40.0, 72.0], [16])[0] == 144.0
-    assert extrapolate(Law.USL, [8], [72.0], [16])[0] == 144.0, "one size holds no shape"
+    assert extrapolate(Law.USL, [8], [72.0], [16])[0] == 144.0, (
+        "one size does not determine a curve"
+    )
 
 
-def test_only_what_trains_is_exchanged_as_gradients() -> None:
-    """A thousandth of the parameters: a thousandth of the bytes, and no gradients of the rest."""
+def test_only_trainable_parameters_are_exchanged_as_gradients() -> None:
+    """If a thousandth of the parameters train, a thousandth of the gradient bytes are sent."""
     whole = Shape(ranks=64, micro_batch=4.0, model=MODEL)
     adapters = replace(whole, model=replace(MODEL, trains=1e6))
     sent, few = (terms.data_exchange(shape, FABRIC).transfer_s for shape in (whole, adapters))
@@ -140,11 +144,13 @@ def test_only_what_trains_is_exchanged_as_gradients() -> None:
         0.5
         < gathered / terms.data_exchange(replace(whole, kept=KeptStates.ALL_CUT), FABRIC).transfer_s
         < 0.75
-    ), "frozen parameters are gathered all the same: two of three parts"
+    ), "frozen parameters are still gathered: two thirds of the bytes"
 
 
-def test_parts_of_a_sequence_exchange_keys_and_values() -> None:
-    """Gathered in both passes, their gradients scattered: 3 (c-1)/c of 4 b s w bytes a layer."""
+def test_context_parallel_ranks_exchange_keys_and_values() -> None:
+    """Keys and values are gathered in both passes and their gradients scattered: 3 (c-1)/c of 4 b s
+    w bytes per layer.
+    """
     shape = Shape(
         ranks=8, context=8, micro_batch=2.0, seq=8192, model=replace(MODEL, hidden=8192, keys=1024)
     )

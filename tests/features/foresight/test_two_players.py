@@ -1,5 +1,5 @@
-"""Two programs play pipelines, and neither is made of the other: torch's own order of work, played
-by the ranks' side, and the schedules as papers write them, played for predictions. They agree.
+"""Two independent simulations of pipelines agree: torch's order of work, which the ranks use, and
+the schedules of papers, which predictions use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from harness.features.foresight.physics import simulate
 from harness.features.foresight.physics.schedules import Durations, PipelineSchedule
 from harness.training.parallel.schedule import Schedule
 
-#: As long as the other player's: a forward of 1, and a backward of 2.
+#: The same durations as in the other simulation: 1 for a forward, 2 for a backward pass.
 EQUAL = Durations(1.0, 1.0, 1.0)
 
 
@@ -23,7 +23,7 @@ EQUAL = Durations(1.0, 1.0, 1.0)
     ],
 )
 @pytest.mark.parametrize(("ranks", "micro"), [(2, 4), (4, 8), (4, 16), (8, 32)])
-def test_both_lose_as_much_to_the_bubble(
+def test_both_simulations_have_the_same_bubble(
     name: str, schedule: PipelineSchedule, chunks: int, ranks: int, micro: int
 ) -> None:
     played = Schedule.of(dict(schedule=name, microbatches=micro, stages_per_rank=chunks), ranks)

@@ -1,4 +1,4 @@
-"""``history``, ``ingest`` and asv on the same results, as their users call them."""
+"""``history``, ``ingest`` and asv used on the same results, as users call them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ CHROMIUM = shutil.which("chromium")
 
 @pytest.fixture
 def slowed(tmp_path: Path) -> Path:
-    """Thirty nights, 5 % slower from the 21st on, when torch changed."""
+    """Return results of thirty nightly runs that are 5 % slower from the 21st on, when torch
+    changed.
+    """
     levels = [0.1] * 20 + [0.105] * 10
     for i, figure in enumerate(noisy(levels)):
         torch = "2.14.0" if i >= 20 else "2.13.0"
@@ -40,7 +42,7 @@ def slowed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("columns", [80, 140])
-def test_the_terminal_says_what_when_and_why(
+def test_the_terminal_shows_what_changed_when_and_why(
     columns: int, slowed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -49,12 +51,14 @@ def test_the_terminal_says_what_when_and_why(
     assert max(map(len, out.splitlines())) <= columns
     assert "1 figure has become worse, last on 2026-01-21" in out
     assert re.search(r"\+5\.\d% \[\+4\.\d, \+5\.\d\] since 2026-01-21:\s+torch 2\.13\.0", out)
-    assert "fsdp" not in out, "what is stable is only counted"
+    assert "fsdp" not in out, "stable figures are only counted"
     assert main(["history", "fsdp", "--results", str(slowed)]) == 0
     assert "stable" in capsys.readouterr().out
 
 
-def test_it_is_a_gate_and_a_document(slowed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_can_fail_a_pipeline_and_print_json(
+    slowed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["history", "--results", str(slowed), "--fail-on", "regressed", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     series = {(s["case"], s["figure"]): s for s in document["series"]}
@@ -72,7 +76,7 @@ def test_it_is_a_gate_and_a_document(slowed: Path, capsys: pytest.CaptureFixture
         (["history", "--figure", "speed"], "step_time, step_time_to_control"),
     ],
 )
-def test_mistakes_say_what_to_do(
+def test_mistakes_are_reported_with_a_fix(
     words: list[str], message: str, slowed: Path, tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -95,7 +99,7 @@ def test_the_page_opens_without_a_network(slowed: Path) -> None:
     assert "http" not in re.sub(r"http://www.w3.org/\S*", "", page.read_text())
 
 
-def test_asvs_page_has_our_changes_and_links(slowed: Path) -> None:
+def test_asvs_page_contains_the_detected_changes_and_links(slowed: Path) -> None:
     listed = trends(nights(slowed))
     html = publish(slowed, listed, asv_results.write(slowed, nights(slowed)))
     (row,) = json.loads((html / "regressions.json").read_text())["regressions"]
@@ -105,11 +109,13 @@ def test_asvs_page_has_our_changes_and_links(slowed: Path) -> None:
     assert index["show_commit_url"] == "history.html#"
     assert {*index["tags"]} >= {"torch-2.13.0", "torch-2.14.0"}
     assert main(["history", "--results", str(slowed), "--html", str(html / "history.html")]) == 0
-    assert f'id="{commit[:8]}"' in (html / "history.html").read_text(), "where a point links to"
+    assert f'id="{commit[:8]}"' in (html / "history.html").read_text(), (
+        "points of asv's page link to this anchor"
+    )
     assert (html / THEIRS).is_file()
 
 
-def test_what_asv_itself_says_stands_beside(
+def test_the_result_of_asvs_detector_is_printed(
     slowed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(slowed, trends(nights(slowed)), asv_results.write(slowed, nights(slowed)))
@@ -123,7 +129,9 @@ def test_what_asv_itself_says_stands_beside(
 
 @pytest.fixture
 def asv_call(tmp_path: Path) -> Callable[..., str]:
-    """Runs a module in a copy of what asv needs of this repository, with two nights' samples."""
+    """Return a function that runs a module in a copy of the parts of this repository that asv
+    needs, with the samples of two nightly runs.
+    """
     for name in ("asv.conf.json", "benchmarks", "harness", "results/samples"):
         source, target = ROOT / name, tmp_path / name
         if source.is_dir():
@@ -159,7 +167,9 @@ def test_asv_reads_what_ingest_wrote(asv_call: Callable[..., str], tmp_path: Pat
     assert "records.track_step_time('ddp/decoder-nano/weak@2cpu')" in compared
     assert "records.track_scaling_loss" in compared and "n/a" not in compared
     (loss,) = (line for line in compared.splitlines() if "track_scaling_loss" in line)
-    assert "±" in loss and loss.split("|")[1].strip() == "", "undecided is no change"
+    assert "±" in loss and loss.split("|")[1].strip() == "", (
+        "an undecided change must not be marked"
+    )
     assert "ddp/decoder-nano/weak@2cpu" in asv_call("asv", "show", "main", "--machine", machine)
 
 
@@ -176,7 +186,9 @@ def test_asv_measures_the_core_and_the_records(
     asv_call("asv", "machine", "--yes", "--machine", machine)
     asv_call("asv", "run", "--machine", machine, "--bench", "records.track_scaling_loss", "ALL")
     again = asv_call("asv", "compare", "main~1", "main", "--machine", machine)
-    assert again.count("records.track_step_time(") == 3, "one environment, no line twice"
-    assert "n/a" not in again, "each commit is measured on its own night"
+    assert again.count("records.track_step_time(") == 3, (
+        "one environment must not print a line twice"
+    )
+    assert "n/a" not in again, "each commit must have its measurement"
     root = asv_call("asv", "show", "main~2", "--machine", "laptop")
-    assert "core.Core.time_judge" in root, "what was measured before the first night is still there"
+    assert "core.Core.time_judge" in root, "earlier measurements must be kept"

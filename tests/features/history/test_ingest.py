@@ -1,4 +1,6 @@
-"""Into the history: what is refused, any order, two at once, killed anywhere, broken on disk."""
+"""Adding runs to the history: refusals, any order, concurrent calls, kills at any point, damaged
+files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SAMPLES = [ROOT / "tests/golden/samples" / name for name in ("ddp-nano", "ddp-na
 
 
 def contents(results: Path) -> dict[str, str]:
-    """Every file of nights and asv's results."""
+    """Return the contents of every file of nightly runs and of asv's results."""
     paths = [*(results / "nights").glob("*"), *(results / "asv").rglob("*.json")]
     return {str(p.relative_to(results)): p.read_text() for p in sorted(paths)}
 
@@ -39,13 +41,13 @@ def commits(results: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both samples, ingested in peace."""
+    """Return results with both samples added without any disturbance."""
     results = tmp_path_factory.mktemp("whole")
     ingest(SAMPLES, results)
     return results
 
 
-def test_a_run_is_kept_once(tmp_path: Path, whole: Path) -> None:
+def test_a_run_is_added_once(tmp_path: Path, whole: Path) -> None:
     first = ingest(SAMPLES[:1], tmp_path)
     assert [x.new for x in first] == [True] and first[0].num_values > 5
     assert [x.new for x in ingest(SAMPLES, tmp_path)] == [False, True]
@@ -68,7 +70,7 @@ def test_every_figure_of_the_sample_has_a_unit_and_a_value(whole: Path) -> None:
         (dict(software={"torch": "2", "suite": "abc-dirty"}), "uncommitted changes"),
     ],
 )
-def test_what_no_history_takes_is_refused(
+def test_incomplete_or_uncommitted_runs_are_refused(
     edit: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     run = dataclasses.replace(load(SAMPLES[0]), **edit)  # type: ignore[arg-type]
@@ -76,14 +78,14 @@ def test_what_no_history_takes_is_refused(
         night_of(run, tmp_path)
 
 
-def test_profiles_alone_are_no_night(tmp_path: Path) -> None:
+def test_a_run_with_only_profiles_is_refused(tmp_path: Path) -> None:
     run = load(SAMPLES[0])
     kept = tuple(x for x in run.launches if x.purpose is not Purpose.TIMED)
     with pytest.raises(RecordError, match="only profiles"):
         night_of(dataclasses.replace(run, launches=kept), tmp_path)
 
 
-def test_of_several_runs_those_that_can_be_kept_are(
+def test_valid_runs_are_added_if_others_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -98,11 +100,11 @@ def test_of_several_runs_those_that_can_be_kept_are(
     out = capsys.readouterr().out
     assert f"not kept: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
     assert main(["history", "add", str(tmp_path), "--results", str(tmp_path)]) == 4, (
-        "alone it is an error"
+        "a refused run without a valid one is an error"
     )
 
 
-def test_a_comparison_of_environments_is_no_night(tmp_path: Path) -> None:
+def test_a_comparison_of_environments_is_refused(tmp_path: Path) -> None:
     run = load(SAMPLES[0])
     plans = [
         dataclasses.replace(
@@ -118,7 +120,7 @@ def test_a_comparison_of_environments_is_no_night(tmp_path: Path) -> None:
         night_of(dataclasses.replace(run, plans=tuple(plans)), tmp_path)
 
 
-def test_a_node_swapped_for_an_equal_one_goes_on_with_the_series(tmp_path: Path) -> None:
+def test_replacing_a_node_by_an_equal_one_continues_the_series(tmp_path: Path) -> None:
     run = load(SAMPLES[0])
     other = dataclasses.replace(run.machine, host="spare-17", kernel="9.9.9")
     swapped = dataclasses.replace(run, machine=other)
@@ -147,7 +149,7 @@ def test_the_order_of_ingestion_does_not_matter(
     assert contents(apart) == contents(together)
 
 
-def test_what_asv_run_stored_follows_its_night(tmp_path: Path) -> None:
+def test_results_of_asv_run_move_with_their_nightly_run(tmp_path: Path) -> None:
     keep(night(3, {CASE: 0.1}), tmp_path)
     (old,) = asv_results.write(tmp_path, nights(tmp_path)).values()
     path = tmp_path / f"asv/8x-h100/{old[:8]}-scaleproof.json"
@@ -161,7 +163,7 @@ def test_what_asv_run_stored_follows_its_night(tmp_path: Path) -> None:
     assert moved["results"]["core.time_list"][0] == [0.07] and moved["commit_hash"] == new
 
 
-def test_a_ledger_has_the_subject_and_a_tag_for_each_new_one(tmp_path: Path) -> None:
+def test_the_ledger_tags_each_new_version(tmp_path: Path) -> None:
     for i in range(4):
         keep(night(i, {CASE: 0.1}, subject={**SUBJECT, "torch": f"2.{13 + i // 2}.0"}), tmp_path)
     asv_results.write(tmp_path, nights(tmp_path))
@@ -203,7 +205,7 @@ ingest.ingest([Path(p) for p in sys.argv[4:]], Path(sys.argv[3]))
 @pytest.mark.few(3)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("where", KILLED_AT)
-def test_killed_anywhere_the_next_call_repairs(
+def test_the_next_call_repairs_after_a_kill_at_any_point(
     where: str, when: str, tmp_path: Path, whole: Path
 ) -> None:
     ingest(SAMPLES[:1], tmp_path)
@@ -214,7 +216,7 @@ def test_killed_anywhere_the_next_call_repairs(
     assert contents(tmp_path) == contents(whole) and commits(tmp_path) == commits(whole)
 
 
-def test_two_at_once_lose_nothing(tmp_path: Path, whole: Path) -> None:
+def test_concurrent_calls_lose_no_run(tmp_path: Path, whole: Path) -> None:
     code = "import sys; from pathlib import Path; from harness.features.history.ingest import *;"
     code += " ingest([Path(sys.argv[2])], Path(sys.argv[1]))"
     running = [
@@ -238,7 +240,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_made_anew(what: str, tmp_path: Path, whole: Path) -> None:
+def test_damaged_derived_files_are_rebuilt(what: str, tmp_path: Path, whole: Path) -> None:
     ingest(SAMPLES, tmp_path)
     subprocess.run(BROKEN[what], shell=True, cwd=tmp_path, check=True)
     ingest(SAMPLES[:1], tmp_path)
@@ -246,7 +248,7 @@ def test_what_is_broken_is_made_anew(what: str, tmp_path: Path, whole: Path) -> 
     assert commits(tmp_path) == commits(whole), what
 
 
-def test_a_night_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_nightly_run_is_reported(tmp_path: Path) -> None:
     ingest(SAMPLES, tmp_path)
     path = next((tmp_path / "nights").iterdir())
     path.write_text("{")
@@ -256,7 +258,7 @@ def test_a_night_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_full_disk_loses_no_night(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_nightly_run(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     call = f"{sys.executable} -m harness ingest --results {disk}"

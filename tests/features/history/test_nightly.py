@@ -1,4 +1,6 @@
-"""Nights as cron starts them: measured, kept, told, cut off anywhere, twice at once, and pruned."""
+"""Nightly runs as cron starts them: measuring, storing, notifying, interrupts, concurrent starts,
+pruning.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def suites(tmp_path: Path) -> Path:
-    """A repository with one suite, a model that has versions, and a configuration."""
+    """Return a repository with one suite, a model that has versions, and a configuration."""
     (tmp_path / "mine").mkdir()
     shutil.copy(ROOT / "tests/plants/versioned.py", tmp_path / "mine")
     (tmp_path / "test_mine.py").write_text(textwrap.dedent(SUITE))
@@ -95,29 +97,29 @@ def state(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.full
-def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
+def test_a_nightly_run_is_measured_once_and_resumes_after_a_kill(suites: Path) -> None:
     first = call(suites)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "too few nightly runs to judge" in first.stdout
     again = call(suites)
     assert again.returncode == 0 and "the last nightly run ended" in again.stderr
-    assert len(nights(suites / "results")) == 1, "not doubled"
+    assert len(nights(suites / "results")) == 1, "the second call must not add a nightly run"
     (kept,) = nights(suites / "results")
     assert kept.subject["suite"] == git(suites, "rev-parse", "--short=12", "HEAD")
 
-    # Killed in the middle of a measurement: the next call goes on with the same run.
+    # A killed measurement is continued by the next call, with the same run.
     running = subprocess.Popen(
         command("--again"), cwd=suites, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     runs = suites / "results/runs"
     new = until(lambda: [p for p in runs.glob("*/*/record.json") if p.parent.name != kept.run])
-    assert new, "the second night has begun"
+    assert new, "the second nightly run must have started"
     second = call(suites)
     assert second.returncode == 5 and "another nightly run is in progress here" in second.stderr
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
-    assert not load(new[0].parent).complete, "killed too late: the night was over"
+    assert not load(new[0].parent).complete, "the kill came too late, after the run had completed"
     resumed = call(suites)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "continuing nightly run" in resumed.stderr and "resuming" in resumed.stderr
@@ -127,8 +129,8 @@ def test_a_night_is_measured_once_and_cut_off_it_goes_on(suites: Path) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("stage", ["keep", "again", "publish", "tell", "prune"])
-def test_cut_off_before_any_stage_nothing_is_measured_again(stage: str, suites: Path) -> None:
-    """From a night whose run is a shipped sample, so that it takes no measurement."""
+def test_an_interrupt_before_any_stage_repeats_no_measurement(stage: str, suites: Path) -> None:
+    """The nightly run uses a shipped sample as its run, so it measures nothing."""
     results = suites / "results"
     sample = ROOT / "tests/golden/samples/ddp-nano"
     run = load(sample)
@@ -147,12 +149,14 @@ def test_cut_off_before_any_stage_nothing_is_measured_again(stage: str, suites: 
     done = call(suites)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(nights(results)) == 1 and state(suites)["stage"] == "done"
-    assert not folder.exists(), "older than 30 days"
+    assert not folder.exists(), "runs older than 30 days must be pruned"
 
 
 @pytest.mark.full
-def test_a_measurement_that_is_killed_alone_is_gone_on_with(suites: Path) -> None:
-    """As by the kernel where memory is short: the night itself lives on."""
+def test_a_killed_measurement_is_resumed_by_the_next_call(suites: Path) -> None:
+    """The kernel does this if memory is short: only the measurement is killed, not the nightly
+    program.
+    """
     running = subprocess.Popen(
         command(), cwd=suites, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -182,24 +186,26 @@ def test_uncommitted_suites_are_refused_before_anything_is_measured(suites: Path
         ('notify_when = "sometimes"', "one of news, always"),
     ],
 )
-def test_mistakes_in_the_configuration_are_told(text: str, message: str, suites: Path) -> None:
+def test_mistakes_in_the_configuration_are_reported(text: str, message: str, suites: Path) -> None:
     (suites / "nightly.toml").write_text(text)
     done = call(suites)
     assert done.returncode == 4 and message in done.stderr, done.stderr
 
 
 @pytest.mark.full
-def test_a_suite_that_breaks_ends_the_night_with_an_error(suites: Path) -> None:
+def test_a_failing_suite_ends_the_nightly_run_with_an_error(suites: Path) -> None:
     (suites / "test_mine.py").write_text("import nothing_like_that\n")
     commit(suites)
     done = call(suites)
     assert done.returncode == 11 and "left no run" in done.stderr
     (suites / "test_mine.py").write_text(textwrap.dedent(SUITE))
     commit(suites)
-    assert call(suites).returncode == 0, "nothing was measured, so tonight is not done"
+    assert call(suites).returncode == 0, (
+        "the failed nightly run measured nothing, so it must be repeated"
+    )
 
 
-def test_news_are_told_once(tmp_path: Path) -> None:
+def test_a_change_is_reported_once(tmp_path: Path) -> None:
     def found(days: int) -> list[stages.NewChange]:
         for i in range(days):
             slow = 0.11 if i >= 20 else 0.1
@@ -213,7 +219,7 @@ def test_news_are_told_once(tmp_path: Path) -> None:
     assert found(20) == []
     (change,) = found(28)
     assert change.status is TrendStatus.REGRESSED and "torch 2 -> 3" in change.line
-    assert found(28) == [] and found(29) == [], "an old change is no news"
+    assert found(28) == [] and found(29) == [], "an old change must not be reported again"
 
 
 @pytest.mark.parametrize(
@@ -229,13 +235,13 @@ def test_news_are_told_once(tmp_path: Path) -> None:
 def test_a_case_without_a_figure_is_an_error_every_night(
     error: str, steps: dict[str, float], suites: int, ended: Exit, tmp_path: Path
 ) -> None:
-    """It was one in the first of them only: from then on cron's mail was green."""
+    """A case that fails in several nightly runs must not become a success after the first one."""
     rounds = NightlyRun(Config(results=str(tmp_path)), print)
     tonight = NightState(nonce="night-x", begun_at="2026-01-31T02:00:00+00:00", suites=suites)
     assert rounds._exit(tonight, [], night(3, steps, error=error)) is ended
 
 
-def test_a_command_that_fails_is_said_and_told_again(suites: Path) -> None:
+def test_a_failing_notify_command_is_reported_and_repeated(suites: Path) -> None:
     results = suites / "results"
     for i in range(30):
         keep(night(i, {"case": (0.12 if i >= 20 else 0.1) + (i % 3) * 1e-4}), results)
@@ -248,13 +254,13 @@ def test_a_command_that_fails_is_said_and_told_again(suites: Path) -> None:
     assert done.returncode == 11 and "notify failed, exit status 3" in done.stderr
     (suites / "nightly.toml").write_text(config)
     done = call(suites)
-    assert done.returncode == 1, "a figure became worse"
+    assert done.returncode == 1, "a regression must set the exit status"
     (document,) = told(suites)
     assert [n["case"] for n in document["news"]] == ["case"] and document["exit"] == 1  # type: ignore[attr-defined, index]
 
 
 @pytest.mark.full
-def test_twenty_real_nights_find_date_and_blame_a_planted_slow_down(suites: Path) -> None:
+def test_twenty_real_nightly_runs_find_an_injected_slowdown(suites: Path) -> None:
     model = suites / "mine/versioned.py"
     commits = []
     for number in range(20):
@@ -266,7 +272,9 @@ def test_twenty_real_nights_find_date_and_blame_a_planted_slow_down(suites: Path
     kept = nights(suites / "results")
     today = next(t for t in trends(kept) if t.series.quantity == "step_time")
     assert today.status is TrendStatus.UNCONFIRMED and "on another day" in today.why
-    assert not [n for d in told(suites) for n in d["news"]], "nobody is woken"  # type: ignore[attr-defined]
+    assert not [n for d in told(suites) for n in d["news"]], (
+        "an unconfirmed change must not be notified"
+    )  # type: ignore[attr-defined]
     by_day = [
         replace(night, started_at=f"2026-01-{number + 1:02}T02:00:00+00:00")
         for number, night in enumerate(kept)

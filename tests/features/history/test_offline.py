@@ -1,4 +1,4 @@
-"""asv's page loads nothing from elsewhere, where npm has installed what it wants."""
+"""asv's page loads nothing from the network if npm has installed the packages that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.features.history import asv_results
 
 @pytest.fixture
 def html(tmp_path: Path) -> Path:
-    """asv's own template, as ``asv publish`` copies it."""
+    """Return asv's page template, as ``asv publish`` copies it."""
     shutil.copytree(Path(asv_results.__file__).parent / "www", tmp_path / "html")
     return tmp_path / "html"
 
@@ -26,13 +26,13 @@ def installed(results: Path) -> None:
 
 
 def loaded(html: Path) -> list[str]:
-    """Scripts and styles of the page, as a browser asks for them."""
+    """Return the scripts and styles of the page that a browser would load."""
     text = (html / "index.html").read_text()
     scripts = re.findall(r'<script[^>]*src="([^"]+)"', text)
     return scripts + re.findall(r'<link[^>]*href="([^"]+\.css)"', text)
 
 
-def test_all_that_asv_loads_lies_beside_its_page(html: Path, tmp_path: Path) -> None:
+def test_installed_packages_are_copied_beside_the_page(html: Path, tmp_path: Path) -> None:
     installed(tmp_path)
     before = loaded(html)
     assert any(address.startswith("https:") for address in before)
@@ -40,11 +40,15 @@ def test_all_that_asv_loads_lies_beside_its_page(html: Path, tmp_path: Path) -> 
     after = loaded(html)
     assert len(after) == len(before)
     assert all((html / address).is_file() for address in after), after
-    assert "integrity" not in (html / "index.html").read_text(), "copies are other files"
-    assert asv_results.beside(html, tmp_path) == [], "twice is once"
+    assert "integrity" not in (html / "index.html").read_text(), (
+        "integrity hashes do not apply to the copies"
+    )
+    assert asv_results.beside(html, tmp_path) == [], "a second call must change nothing"
 
 
-def test_what_is_not_installed_is_told_and_stays(html: Path, tmp_path: Path) -> None:
+def test_missing_packages_are_reported_and_the_page_is_unchanged(
+    html: Path, tmp_path: Path
+) -> None:
     before = loaded(html)
     missing = asv_results.beside(html, tmp_path)
     assert set(missing) == set(asv_results.PACKAGES)

@@ -1,4 +1,4 @@
-"""The rank scan: what it finds, when it says nothing, and the algebra of both."""
+"""The rank scan for level shifts: what it finds, when it finds nothing, and the algebra of both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ VALUES = st.lists(st.floats(-5, 5), min_size=12, max_size=40)
 
 
 @pytest.mark.parametrize(("kind", "found_at_least"), [("none", 0.0), ("step", 0.86)])
-def test_what_it_finds_in_independent_nights(kind: str, found_at_least: float) -> None:
+def test_the_scan_finds_steps_and_few_false_changes_in_independent_noise(
+    kind: str, found_at_least: float
+) -> None:
     random = np.random.default_rng(5)
     nights = random.normal(0, 0.02, (500, 60))
     nights[:, 40:] += math.log(1.03) * (kind == "step")
@@ -28,16 +30,17 @@ def test_what_it_finds_in_independent_nights(kind: str, found_at_least: float) -
     near = [c for c in named if any(abs(x.at - 40) <= 2 and x.size.by > 0 for x in c)]
     assert len(near) >= 0.78 * len(named)
     held = [c[0].size.low <= math.log(1.03) <= c[0].size.high for c in near if len(c) == 1]
-    assert 0.75 <= np.mean(held) <= 0.99  # chosen for their size, so a little less than 0.95
+    # Changes are selected for their size, so coverage is a little below 0.95.
+    assert 0.75 <= np.mean(held) <= 0.99
 
 
-def test_where_nothing_changes_both_directions_are_as_likely() -> None:
+def test_false_changes_are_equally_likely_in_both_directions() -> None:
     nights = np.random.default_rng(8).normal(0, 0.02, (700, 40))
     upwards = [c.size.by > 0 for x in nights for c in scan.changes(x, 0.01, alpha=0.1)]
     assert len(upwards) > 30 and 0.35 <= np.mean(upwards) <= 0.65
 
 
-def test_wild_nights_do_not_hide_a_step_nor_make_one() -> None:
+def test_outliers_neither_hide_nor_create_a_step() -> None:
     random = np.random.default_rng(6)
     nights = random.normal(0, 0.005, (200, 60))
     nights += np.where(random.random(nights.shape) < 0.05, 0.15, 0.0)
@@ -46,7 +49,7 @@ def test_wild_nights_do_not_hide_a_step_nor_make_one() -> None:
     assert sum(bool(scan.changes(x, 0.01)) for x in nights) >= 190
 
 
-def test_every_level_is_found_and_dated() -> None:
+def test_every_level_shift_is_found_and_dated() -> None:
     random = np.random.default_rng(7)
     levels = np.repeat([0.0, 0.05, 0.0, -0.03], [20, 15, 15, 20])
     changes = scan.changes(levels + random.normal(0, 0.004, 70), 0.01)
@@ -54,37 +57,39 @@ def test_every_level_is_found_and_dated() -> None:
     assert [round(c.size.by, 2) for c in changes] == [0.05, -0.05, -0.03]
 
 
-def test_a_figure_without_noise_changes_in_one_night() -> None:
+def test_a_shift_of_a_figure_without_noise_is_found_exactly() -> None:
     (change,) = scan.changes([100.0] * 20 + [101.0] * 3, 0.001)
     assert (change.at, change.p, change.size.by) == (20, 0.0, 1.0)
     assert not scan.changes([100.0] * 30, 0.001)
 
 
-def test_a_change_below_the_floor_is_none() -> None:
+def test_a_change_below_the_minimum_size_is_ignored() -> None:
     values = [0.0, 0.001] * 10 + [0.02, 0.021] * 10
     assert scan.changes(values, 0.01) and not scan.changes(values, 0.03)
 
 
 @given(VALUES)
-def test_only_the_order_of_values_counts(values: list[float]) -> None:
+def test_the_score_depends_only_on_the_order_of_values(values: list[float]) -> None:
     x = np.array(values)
-    assert scan.best(x) == pytest.approx(scan.best(2 * x))  # exact: a power of two
+    assert scan.best(x) == pytest.approx(scan.best(2 * x))  # Scaling by a power of two is exact.
 
 
 @given(VALUES, st.floats(-3, 3))
-def test_a_size_moves_with_the_level(values: list[float], by: float) -> None:
+def test_the_size_of_a_shift_follows_the_level(values: list[float], by: float) -> None:
     before, after = np.array(values[:6]), np.array(values[6:])
     size, moved = scan.shift(before, after), scan.shift(before, after + by)
     assert moved.by == pytest.approx(size.by + by, abs=1e-9)
     assert size.low <= size.by <= size.high
 
 
-def test_the_table_says_how_often_nothing_scores_as_high() -> None:
+def test_p_values_equal_the_simulated_null_distribution() -> None:
     scores = scan.highest(30, 20_000, np.random.default_rng(3))
     for p in (0.1, 0.01):
         share = np.mean([scan.p_value(float(s), 30) <= p for s in scores])
         assert share == pytest.approx(p, rel=0.25)
-    assert scan.p_value(9.0, 60) < 1e-8 < scan.p_value(4.5, 60) < 1e-4, "the tail goes on"
+    assert scan.p_value(9.0, 60) < 1e-8 < scan.p_value(4.5, 60) < 1e-4, (
+        "p-values must keep falling beyond the table"
+    )
     assert [scan.p_value(s, 17) for s in (1.5, 2.5, 3.0)] == sorted(
         [scan.p_value(s, 17) for s in (1.5, 2.5, 3.0)], reverse=True
     )
@@ -93,14 +98,18 @@ def test_the_table_says_how_often_nothing_scores_as_high() -> None:
 @pytest.mark.parametrize(
     ("last", "leapt"), [(0.0, False), (0.05, False), (0.2, True), (-0.2, True)]
 )
-def test_one_night_far_off_asks_for_another(last: float, leapt: bool) -> None:
+def test_an_outlier_asks_for_another_nightly_run(last: float, leapt: bool) -> None:
     usual = [0.001 * (-1) ** i for i in range(14)]
     assert scan.leap([*usual, last], 0.1) is leapt
-    assert not scan.leap([0.1 * (-1) ** i for i in range(14)] + [last], 0.1), "as noisy as ever"
+    assert not scan.leap([0.1 * (-1) ** i for i in range(14)] + [last], 0.1), (
+        "the value is within the usual noise"
+    )
 
 
-def test_nights_that_depend_on_each_other_tell_of_less() -> None:
-    """AR(1) 0.6 of 1 %: false in a quarter of the series where nights are taken for independent."""
+def test_dependence_between_nightly_runs_is_accounted_for() -> None:
+    """For AR(1) noise with 0.6 and 1 %, a test that assumes independence is wrong in a quarter of
+    the series.
+    """
     random = np.random.default_rng(11)
     false = detected = 0
     for _ in range(60):
@@ -113,7 +122,7 @@ def test_nights_that_depend_on_each_other_tell_of_less() -> None:
     assert false <= 3 and detected >= 32, (false, detected)
 
 
-def test_a_drift_has_no_night() -> None:
+def test_a_drift_has_no_date() -> None:
     random = np.random.default_rng(12)
     series = [np.linspace(0, 0.05, 60) + random.normal(0, 0.01, 60) for _ in range(20)]
     assert not any(c.certain for x in series for c in scan.changes(x, 0.01)[-1:])
@@ -123,7 +132,7 @@ def test_a_drift_has_no_night() -> None:
     assert scan.drift(np.repeat([0.0, 0.05], 30) + random.normal(0, 0.01, 60), 0.01) is None
 
 
-def test_a_level_that_came_and_went_is_kept() -> None:
+def test_a_temporary_level_is_found_with_both_ends() -> None:
     random = np.random.default_rng(13)
     kept = 0
     for _ in range(20):
@@ -134,7 +143,7 @@ def test_a_level_that_came_and_went_is_kept() -> None:
     assert kept >= 14
 
 
-def test_what_a_node_is_slower_by_is_no_change() -> None:
+def test_differences_between_nodes_are_not_changes() -> None:
     random = np.random.default_rng(14)
     nodes = ["a"] * 14 + ["b"] * 12 + ["a"] * 10 + ["c"] * 12 + ["b"] * 12
     slower = {"a": -0.01, "b": 0.0, "c": 0.015}
@@ -145,8 +154,8 @@ def test_what_a_node_is_slower_by_is_no_change() -> None:
     assert abs(change.at - 30) <= 2 and change.size.by == pytest.approx(0.03, abs=0.006)
 
 
-def test_levels_follow_each_other() -> None:
-    """Walks have steps that are drawn to each other's nights."""
+def test_levels_are_separated_by_a_minimum_number_of_runs() -> None:
+    """In random walks, detected steps tend to be close together."""
     random = np.random.default_rng(15)
     for _ in range(20):
         x = np.cumsum(random.normal(0, 0.006, 60)) + random.normal(0, 0.002, 60)

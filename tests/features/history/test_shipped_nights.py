@@ -1,4 +1,4 @@
-"""The shipped ways to start a night, each as its own program would start it, from a fresh clone."""
+"""The shipped ways to start a nightly run, each as its scheduler starts it, from a fresh clone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.nights import CASE, night
 
 ROOT = Path(__file__).parents[3]
 NIGHTLY = ROOT / "examples/nightly"
-#: Stands where the command would be, and notes what it was asked and where.
+#: A stub in place of the command, which records its arguments and its folder.
 STUB = '#!/bin/sh\necho "$(basename "$0") $* in $PWD" >> "$HOME/called"\nmkdir -p results\n'
 ASKED = "scaleproof history nightly --config examples/nightly/nightly.toml in {clone}"
 
@@ -33,7 +33,7 @@ def sh(command: str, folder: Path, **env: str) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with a clone, its virtual environment a stub."""
+    """Return a home folder with a clone whose virtual environment is a stub."""
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "examples/nightly"],
         cwd=ROOT, capture_output=True, text=True, check=True,
@@ -60,7 +60,7 @@ def called(home: Path) -> list[str]:
     return (home / "called").read_text().splitlines()
 
 
-def test_cron(home: Path) -> None:
+def test_the_crontab_starts_the_nightly_run(home: Path) -> None:
     (line,) = (x for x in (NIGHTLY / "crontab").read_text().splitlines() if x[0] != "#")
     fields = line.split(maxsplit=5)
     assert all(re.fullmatch(r"[\d*]+", field) for field in fields[:5])
@@ -68,7 +68,7 @@ def test_cron(home: Path) -> None:
     assert called(home) == [ASKED.format(clone=home / "scaleproof")]
 
 
-def test_systemd(home: Path) -> None:
+def test_the_systemd_unit_starts_the_nightly_run(home: Path) -> None:
     unit = (NIGHTLY / "scaleproof-nightly.service").read_text().replace("%h", str(home))
     settings = dict(re.findall(r"^(\w+)=(.*)$", unit, re.M))
     subprocess.run(
@@ -92,12 +92,12 @@ def test_slurm(home: Path) -> None:
     assert night_ == ASKED.format(clone=clone)
 
 
-def test_a_workflow_keeps_its_nights_on_a_branch(home: Path) -> None:
+def test_the_github_workflow_stores_nightly_runs_on_a_branch(home: Path) -> None:
     clone = home / "scaleproof"
     job = yaml.safe_load((NIGHTLY / "github.yml").read_text())["jobs"]["nightly"]
     steps = [s["run"] for s in job["steps"] if "run" in s and "pip install" not in s["run"]]
     assert len(steps) == 3
-    for number in range(2):  # two nights on runners that forget their disk
+    for number in range(2):  # These are two nightly runs on runners without a persistent disk.
         for step in steps:
             sh(step, clone, HOME=str(home))
             if "nightly.toml" in step:
@@ -108,7 +108,7 @@ def test_a_workflow_keeps_its_nights_on_a_branch(home: Path) -> None:
     assert [n.run for n in nights(clone / "results")] == [night(i, {}).run for i in range(2)]
 
 
-def test_two_runners_that_save_at_once_both_keep_their_night(home: Path) -> None:
+def test_two_runners_that_save_at_once_lose_no_nightly_run(home: Path) -> None:
     runners = []
     for number in range(2):
         runner = home / f"runner{number}"
@@ -123,7 +123,7 @@ def test_two_runners_that_save_at_once_both_keep_their_night(home: Path) -> None
     assert len(nights(runners[0] / "results")) == 2
 
 
-def test_the_command_that_is_told_reads_the_document(home: Path) -> None:
+def test_the_notify_command_reads_the_document(home: Path) -> None:
     document = '{"night": "n", "headline": "h", "news": [{"status": "regressed", "case": "c",'
     document += ' "figure": "step time", "change": "+5%", "why": "torch"}]}'
     clone = home / "scaleproof"

@@ -1,4 +1,4 @@
-"""Trends: the status of every series, and what is blamed for a change."""
+"""Trends: the status of every series, and the suspected cause of a change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def step(series: list[Trend], case: str = CASE) -> Trend:
 
 
 def on_nodes(nights: list[Night], names: Sequence[str]) -> list[Night]:
-    """The nights as measured on these nodes in turn."""
+    """Return the nightly runs as if they had been measured on these nodes in turn."""
     out = []
     for i, one in enumerate(nights):
         kept = dataclasses.replace(one.cases[CASE], nodes=names[i % len(names)])
@@ -27,7 +27,7 @@ def on_nodes(nights: list[Night], names: Sequence[str]) -> list[Night]:
     return out
 
 
-def test_a_slow_down_is_found_dated_sized_and_blamed() -> None:
+def test_a_slowdown_is_found_with_date_size_and_cause() -> None:
     nights = noisy([0.1] * 20 + [0.105] * 10)
     newer = {**SUBJECT, "torch": "2.14.0"}
     nights = [dataclasses.replace(n, subject=newer) if i >= 20 else n for i, n in enumerate(nights)]
@@ -39,7 +39,7 @@ def test_a_slow_down_is_found_dated_sized_and_blamed() -> None:
     )
 
 
-def test_the_other_way_is_an_improvement() -> None:
+def test_a_speedup_is_an_improvement() -> None:
     assert step(trends(noisy([0.1] * 20 + [0.095] * 10))).status is TrendStatus.IMPROVED
 
 
@@ -47,41 +47,41 @@ def test_without_a_change_of_the_subject_the_environment_is_suspected() -> None:
     assert "suspect the environment" in step(trends(noisy([0.1] * 20 + [0.105] * 10))).why
 
 
-def test_a_cause_a_night_away_is_named_as_such() -> None:
+def test_a_cause_one_run_away_is_reported_with_that_distance() -> None:
     nights = noisy([0.1] * 20 + [0.105] * 10)
     newer = {**SUBJECT, "driver": "590"}
     nights = [dataclasses.replace(n, subject=newer) if i >= 21 else n for i, n in enumerate(nights)]
     assert step(trends(nights)).why == "within 2 nights: driver 580.1 -> 590"
 
 
-def test_a_bump_that_recovered_is_no_regression() -> None:
+def test_a_recovered_slowdown_is_not_a_regression() -> None:
     trend = step(trends(noisy([0.1] * 20 + [0.11] * 10 + [0.1] * 10)))
     assert trend.status is TrendStatus.STABLE and trend.why.startswith("back to its earlier level")
     assert [t.back for t in trend.turns] == [False, True]
 
 
-def test_a_half_recovered_bump_is_still_told() -> None:
+def test_a_partly_recovered_slowdown_is_reported() -> None:
     nights = on_nodes(noisy([0.1] * 20 + [0.11] * 10 + [0.104] * 10), "ab")
     trend = step(trends(nights))
     assert trend.status is TrendStatus.IMPROVED and not trend.turns[-1].back
 
 
-def test_an_old_change_is_what_is_usual_now() -> None:
+def test_an_old_change_is_the_new_normal_level() -> None:
     trend = step(trends(noisy([0.1] * 20 + [0.105] * 70)))
     assert trend.status is TrendStatus.STABLE and "unchanged since" in trend.why
 
 
-def test_one_wild_night_is_suspicious_and_nothing_more() -> None:
+def test_one_outlier_is_only_suspicious() -> None:
     assert step(trends(noisy([0.1] * 20 + [0.13]))).status is TrendStatus.SUSPICIOUS
     assert step(trends(noisy([0.1] * 20 + [0.13, 0.1]))).status is TrendStatus.STABLE
 
 
-def test_few_nights_say_so() -> None:
+def test_too_few_nightly_runs_are_reported() -> None:
     trend = step(trends(noisy([0.1] * 11)))
     assert (trend.status, trend.why) == (TrendStatus.INSUFFICIENT, "11 of 12 nights")
 
 
-def test_nights_under_other_settings_are_not_compared() -> None:
+def test_nightly_runs_with_other_settings_are_not_compared() -> None:
     before = noisy([0.1] * 20)
     after = [night(20 + i, {CASE: 0.13}, settings={"NCCL_ALGO": "Tree"}) for i in range(5)]
     trend = step(trends([*before, *after]))
@@ -89,17 +89,17 @@ def test_nights_under_other_settings_are_not_compared() -> None:
     assert "NCCL_ALGO: - | Tree" in trend.why and "20 earlier nights differ" in trend.why
     again = [night(25 + i, {CASE: 0.1 + i * 1e-5}) for i in range(3)]
     assert step(trends([*before, *after, *again])).status is TrendStatus.STABLE, (
-        "as before: compared"
+        "runs with the earlier settings are comparable again"
     )
 
 
-def test_another_definition_of_a_case_begins_a_series() -> None:
+def test_another_definition_of_a_case_starts_a_new_series() -> None:
     changed = [night(20 + i, {CASE: 0.13}, hash="other") for i in range(4)]
     trend = step(trends([*noisy([0.1] * 20), *changed]))
     assert trend.status is TrendStatus.NOT_COMPARABLE and "definition of the case" in trend.why
 
 
-def test_a_case_that_broke_is_errored_and_its_series_goes_on() -> None:
+def test_a_failed_case_is_an_error_and_its_series_continues() -> None:
     broken = night(20, {CASE: 0.1}, error="rank 1: ValueError")
     trend = step(trends([*noisy([0.1] * 20), broken]))
     assert (trend.status, trend.why) == (TrendStatus.ERRORED, "rank 1: ValueError")
@@ -107,7 +107,7 @@ def test_a_case_that_broke_is_errored_and_its_series_goes_on() -> None:
     assert step(trends(later)).status is TrendStatus.STABLE
 
 
-def test_stand_ins_are_another_machine() -> None:
+def test_simulated_compute_counts_as_another_machine() -> None:
     nights = [night(i, {CASE: 0.1}, stand_in=i % 2 == 0) for i in range(30)]
     assert {t.series.machine for t in trends(nights)} == {"8x-h100", "paced-8x-h100"}
 
@@ -116,7 +116,7 @@ def test_stand_ins_are_another_machine() -> None:
     ("ratio", "message"),
     [(1.0, "the machine, not the software"), (1.05, "the software: suite aaaa -> bbbb")],
 )
-def test_a_control_tells_the_machine_from_the_software(ratio: float, message: str) -> None:
+def test_a_control_distinguishes_machine_from_software(ratio: float, message: str) -> None:
     draw = random.Random(2)
     nights = []
     for i in range(30):
@@ -129,22 +129,22 @@ def test_a_control_tells_the_machine_from_the_software(ratio: float, message: st
     assert trend.status is TrendStatus.REGRESSED and message in trend.why
 
 
-def test_alarms_are_controlled_over_all_series_of_a_night() -> None:
+def test_false_alarms_are_controlled_over_all_series_of_a_run() -> None:
     draw = random.Random(4)
     names = [f"case{i}" for i in range(400)]
     alarms = {TrendStatus.REGRESSED, TrendStatus.IMPROVED}
     listed = []
-    for _ in range(3):  # A/A
+    for _ in range(3):  # Nothing differs between these runs (A/A).
         nights = [night(i, {n: math.exp(draw.gauss(0, 0.02)) for n in names}) for i in range(40)]
         listed += [t for t in trends(nights) if t.status in alarms]
-    assert len(listed) <= 1, "each alone at 0.002 would tell of two or three"
+    assert len(listed) <= 1, "at 0.002 per series, two or three would be reported"
     for n in range(30, 40):
         nights[n] = night(n, {c: v.values["step_time"].value * (1.1 if c == "case7" else 1)
                               for c, v in nights[n].cases.items()})  # fmt: skip
     assert [t.series.case for t in trends(nights) if t.status is TrendStatus.REGRESSED] == ["case7"]
 
 
-def test_a_drift_is_told_without_a_night_or_a_commit() -> None:
+def test_a_drift_is_reported_without_a_date_or_commit() -> None:
     nights = noisy([0.1 * 1.001**i for i in range(60)])
     newer = {**SUBJECT, "torch": "2.14.0"}
     nights = [dataclasses.replace(n, subject=newer) if i >= 30 else n for i, n in enumerate(nights)]
@@ -153,15 +153,15 @@ def test_a_drift_is_told_without_a_night_or_a_commit() -> None:
     assert not trend.turns and "torch" not in trend.why
 
 
-def test_a_level_is_confirmed_elsewhere_before_anyone_is_woken() -> None:
-    """Nights that depend on each other, and a step: one node alone, and beside a pinned control."""
+def test_a_level_shift_needs_confirmation_on_other_nodes_or_by_a_control() -> None:
+    """Nightly runs with dependent noise and a step: on a single node, and beside a pinned control."""
     draw = random.Random(6)
     noise = [0.0]
     for _ in range(59):
         noise.append(0.6 * noise[-1] + 0.8 * draw.gauss(0, 0.004))
     levels = [0.1 * math.exp(x + (0.011 if i >= 30 else 0)) for i, x in enumerate(noise)]
     alone = step(trends(noisy(levels, sd=0.0)))
-    assert alone.dependence > 0, "else this shows nothing"
+    assert alone.dependence > 0, "the noise must be dependent"
     assert alone.status is TrendStatus.UNCONFIRMED and "other nodes" in alone.why
     ratios = [1.0 if i < 30 else 1.011 for i in range(60)]
     beside = [
@@ -171,7 +171,7 @@ def test_a_level_is_confirmed_elsewhere_before_anyone_is_woken() -> None:
     assert step(trends(beside)).status is TrendStatus.REGRESSED
 
 
-def test_one_day_confirms_nothing_however_often_it_measured() -> None:
+def test_repeated_runs_on_one_day_do_not_confirm_a_change() -> None:
     nights = noisy([0.1] * 20 + [0.11] * 6)
     day = nights[20].started_at[:10]
     same = [
@@ -182,20 +182,20 @@ def test_one_day_confirms_nothing_however_often_it_measured() -> None:
     assert trend.status is TrendStatus.UNCONFIRMED and "another day" in trend.why
 
 
-def test_where_nobody_noted_the_node_another_node_may_be_all() -> None:
+def test_without_recorded_nodes_a_change_is_unconfirmed() -> None:
     nights = on_nodes(noisy([0.1] * 20 + [0.105] * 10), [""])
     trend = step(trends(nights))
     assert trend.status is TrendStatus.UNCONFIRMED and "nodes were not recorded" in trend.why
 
 
-def test_a_node_that_is_slower_and_stays_is_no_regression() -> None:
+def test_a_move_to_a_slower_node_is_not_a_regression() -> None:
     levels = [0.1] * 20 + [0.105] * 10
     assert step(trends(on_nodes(noisy(levels), "a"))).status is TrendStatus.REGRESSED
     moved = on_nodes(noisy(levels), ["a"] * 20 + ["b"] * 10)
     assert step(trends(moved)).status is not TrendStatus.REGRESSED
 
 
-def test_a_figure_whose_level_changes_all_the_time_wanders() -> None:
+def test_a_figure_with_frequent_level_changes_is_unstable() -> None:
     levels = [0.1, 0.105, 0.102, 0.108]
     trend = step(trends(noisy([x for x in levels for _ in range(12)], sd=0.001)))
     assert trend.status is TrendStatus.UNCONFIRMED and "unstable" in trend.why

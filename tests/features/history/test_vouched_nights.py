@@ -1,4 +1,4 @@
-"""``history`` gives no success where a night does not follow from the chain of its run."""
+"""``history`` fails if a nightly run does not follow from the chain of its run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLE = Path(__file__).parents[2] / "golden" / "samples" / "ddp-nano"
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A night whose run lies below the results."""
+    """Return results that contain a nightly run and its run."""
     page = shutil.ignore_patterns("*report*")
     run = shutil.copytree(SAMPLE, tmp_path / "results" / "runs" / "ddp-nano", ignore=page)
     ingest([run], tmp_path / "results")
@@ -44,7 +44,7 @@ def faster_night(results: Path) -> None:
 
 
 @pytest.mark.parametrize("forge", [unchained, edited_chain, faster_night])
-def test_a_night_that_nobody_vouches_for_is_no_success(
+def test_a_forged_nightly_run_fails(
     results: Path, forge: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["history", "--results", str(results)]) == Exit.PASSED
@@ -54,7 +54,7 @@ def test_a_night_that_nobody_vouches_for_is_no_success(
     assert "NOT VERIFIED" in capsys.readouterr().out
 
 
-def test_nights_whose_runs_are_gone_are_counted(
+def test_nightly_runs_without_their_run_are_counted(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(results / "runs")

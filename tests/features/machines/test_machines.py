@@ -1,4 +1,4 @@
-"""Machines side by side: what is compared, what is left out, what is only shown."""
+"""Comparing machines: which cases are compared, which are left out, and which are only shown."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def of(comparison: HardwareComparison, side: str, world: str, strategy: str = "d
     )  # fmt: skip
 
 
-def test_three_machines_are_held_against_the_first(sample_run: RunRecord) -> None:
+def test_machines_are_compared_with_the_first(sample_run: RunRecord) -> None:
     runs = [edited(sample_run, quiet, faster(f)) for f in (1.0, 1.0, 1.3)]
     comparison = compare_hardware(runs, "throughput")
     assert [s.name for s in comparison.sides] == ["A", "B", "C"]
@@ -72,8 +72,8 @@ def test_three_machines_are_held_against_the_first(sample_run: RunRecord) -> Non
     assert words and all("no difference" in line for line in words)
 
 
-def test_the_mean_is_over_what_all_ran(sample_run: RunRecord) -> None:
-    """C is 2x faster in the case that B lacks: that is in no mean, and said."""
+def test_the_mean_covers_only_cases_of_all_machines(sample_run: RunRecord) -> None:
+    """C is 2x faster in the case that B lacks; this case is not in the mean, which is reported."""
     b = edited(sample_run, quiet, without("@2"))
     c = edited(sample_run, quiet, faster(2.0))
     comparison = compare_hardware([edited(sample_run, quiet), b, c], "throughput")
@@ -82,7 +82,7 @@ def test_the_mean_is_over_what_all_ran(sample_run: RunRecord) -> None:
     assert any("not in the mean" in text for text in hardware.notes(comparison))
 
 
-def test_unequal_machines_are_held_against_the_sum_of_their_devices(
+def test_machines_are_compared_with_the_sum_of_their_devices(
     sample_run: RunRecord,
 ) -> None:
     comparison = compare_hardware([edited(sample_run, quiet), edited(sample_run, quiet, faster(2))],
@@ -94,7 +94,7 @@ def test_unequal_machines_are_held_against_the_sum_of_their_devices(
     assert b.ratio == pytest.approx(2.0) and b.ratio_alone == pytest.approx(2.0)
 
 
-def test_what_devices_reach_energy_prices_and_epochs(sample_run: RunRecord) -> None:
+def test_attained_flops_energy_prices_and_epochs_are_computed(sample_run: RunRecord) -> None:
     reached = to_doc(Ceiling(dtype="float32", matmul_flops=50e9, copy_bps=10e9))
 
     def told(doc: Any) -> None:
@@ -124,7 +124,7 @@ def test_what_devices_reach_energy_prices_and_epochs(sample_run: RunRecord) -> N
     assert entry.price == pytest.approx(7.2 / 3600 * row * 1e6)
     assert of(comparison, "A", "1cpu").price == pytest.approx(
         3.6 / 3600 / of(comparison, "A", "1cpu").throughput * 1e6
-    ), "one device of two costs half"
+    ), "one of two devices must cost half"
     assert of(comparison, "B", "2cpu").price is None
     assert entry.epoch_s == pytest.approx(10_000 * row)
     facts = run.described[entry.case.hash].facts
@@ -143,7 +143,7 @@ def test_what_devices_reach_energy_prices_and_epochs(sample_run: RunRecord) -> N
     assert "price/M tokens" in screen and "epoch" in screen and "50 GFLOP/s" in screen
 
 
-def test_stand_ins_of_one_side_are_listed(sample_run: RunRecord) -> None:
+def test_simulated_cases_of_one_side_are_listed(sample_run: RunRecord) -> None:
     def crowded(doc: Any) -> None:
         doc["machine"]["num_cores"] = 1
 
@@ -157,14 +157,16 @@ def test_stand_ins_of_one_side_are_listed(sample_run: RunRecord) -> None:
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=3))
-def test_a_ratio_is_the_ratio(sample: Path, factors: list[float]) -> None:
+def test_the_mean_ratio_equals_the_factor_of_speed(sample: Path, factors: list[float]) -> None:
     run = load(sample)
     runs = [edited(run, quiet, faster(f)) for f in (1.0, *factors)]
     comparison = compare_hardware(runs, "throughput")
     assert [m.mean for m in comparison.means] == pytest.approx(factors, rel=1e-6)
 
 
-def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_output_formats_agree(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["compare", "machines", str(sample), str(sample.with_name("ddp-nano-again"))]
     main([*words, "--csv"])
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
@@ -188,7 +190,7 @@ def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         (["--price", "A=0"], "what an hour costs"),
     ],
 )
-def test_what_cannot_be_compared_is_told(
+def test_an_invalid_comparison_is_reported(
     sample: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [str(sample)] * (1 if not words else 2)
@@ -196,7 +198,7 @@ def test_what_cannot_be_compared_is_told(
     assert message in capsys.readouterr().err
 
 
-def test_a_run_and_its_copy_are_told_from_two_runs(sample_run: RunRecord) -> None:
+def test_two_copies_of_one_run_are_reported(sample_run: RunRecord) -> None:
     other = edited(sample_run, lambda doc: doc.update(run="another"))
     copied = hardware.lines(compare_hardware([sample_run, other, sample_run], "throughput"), 100)
     assert " A and C are one and the same run" in copied
@@ -204,7 +206,7 @@ def test_a_run_and_its_copy_are_told_from_two_runs(sample_run: RunRecord) -> Non
     assert not any("same run" in line for line in apart)
 
 
-def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> None:
+def test_simulated_cases_are_not_in_a_hardware_comparison(sample_run: RunRecord) -> None:
     doc = to_doc(sample_run)
     for arm in doc["plans"][0]["arms"]:
         arm["case"]["stand_in"] = ["paced"]
@@ -213,10 +215,12 @@ def test_stand_ins_never_enter_a_hardware_comparison(sample_run: RunRecord) -> N
         compare_hardware([other, other], "throughput")
 
 
-def test_a_purchase_is_told_for_the_same_devices_and_money_with_its_doubt(
+def test_a_purchase_is_compared_per_device_and_per_price(
     sample: Path, sample_run: RunRecord
 ) -> None:
-    """Twice as fast for three times the money is two thirds of the work: by hand."""
+    """Twice the speed for three times the price is two thirds of the work per price, calculated by
+    hand.
+    """
     other = edited(sample_run, quiet, faster(2.0))
     comparison = compare_hardware([edited(sample_run, quiet), other], "throughput", [1.0, 3.0])
     (mean,) = comparison.means
@@ -228,11 +232,13 @@ def test_a_purchase_is_told_for_the_same_devices_and_money_with_its_doubt(
     assert "undecided" in hardware.headline(undecided) or "no difference" in hardware.headline(
         undecided
     )
-    assert "(A)" in hardware.headline(undecided), "two machines of one name keep their letters"
+    assert "(A)" in hardware.headline(undecided), (
+        "two machines of the same name must keep their letters"
+    )
 
 
-def test_what_the_same_energy_gives_has_an_interval(sample_run: RunRecord) -> None:
-    """Twice the joules a sample is half the samples a joule: by hand."""
+def test_the_work_per_energy_has_an_interval(sample_run: RunRecord) -> None:
+    """Twice the joules per sample is half the samples per joule, calculated by hand."""
 
     def taking(joules: float) -> Any:
         def edit(doc: Any) -> None:

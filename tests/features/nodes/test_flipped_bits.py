@@ -1,4 +1,4 @@
-"""A planted flip of one bit is found, and its rank named; clean ranks are never accused."""
+"""An injected flip of one bit is found and its rank named; correct ranks are never accused."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def case() -> CaseSpec:
 
 
 @pytest.mark.full
-def test_equal_ranks_are_not_accused(session: Session, case: CaseSpec) -> None:
+def test_ranks_with_equal_bits_are_not_accused(session: Session, case: CaseSpec) -> None:
     launch = check_bits(session, case, steps=20)
     assert launch.usable and launch.compared > 1000
 
 
 @pytest.mark.parametrize("place", list(Place))
 def test_the_rank_of_a_flipped_bit_is_named(session: Session, case: CaseSpec, place: Place) -> None:
-    """The lowest bit of a gradient, of what is sent, received or stored; a high one elsewhere."""
+    """Flip the lowest bit of gradients and of sent, received or stored data, and a high bit of
+    weights and activations.
+    """
     inside = place in (Place.WEIGHT, Place.ACTIVATION)
     flip = InjectedBitFlip(place=place, rank=1, bit=22 if inside else 0, step=4, times=3)
     launch = check_bits(session, case, steps=10, flip=flip)

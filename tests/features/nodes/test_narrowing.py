@@ -1,4 +1,4 @@
-"""The fewest nodes that break are found: by simulated launches with flakes, and by real ones."""
+"""The smallest set of nodes that reproduces a failure is found, in simulated and in real launches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from harness.measure.session import Session
 def narrowing(
     num_nodes: int, planted: set[int], seed: int = 0, often: float = 1.0, flakes: float = 0.0
 ) -> Narrowing:
-    """Launches that break ``often`` where all planted nodes are among theirs, and by flakes."""
+    """Return a search over launches that fail with probability ``often`` if they include all
+    injected nodes, and otherwise with probability ``flakes``.
+    """
     draw = random.Random(seed)
 
     def launch(nodes: Sequence[int]) -> bool:
@@ -39,7 +41,7 @@ def narrowing(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.data())
-def test_what_is_planted_is_named_exactly(num_nodes: int, data: st.DataObject) -> None:
+def test_the_injected_nodes_are_found_exactly(num_nodes: int, data: st.DataObject) -> None:
     planted = data.draw(st.sets(st.integers(0, num_nodes - 1), min_size=1, max_size=5))
     search = narrowing(num_nodes, planted)
     needed = search.needed()
@@ -50,15 +52,17 @@ def test_what_is_planted_is_named_exactly(num_nodes: int, data: st.DataObject) -
     assert len(search.tried) <= sets
 
 
-def test_nothing_breaks_nothing_is_named() -> None:
+def test_without_failures_no_node_is_named() -> None:
     search = narrowing(8, {9})
     assert search.needed() == () and len(search.tried) == 1
     assert search.tried[0].launches == 20 and search.tried[0].broke == 0
 
 
 @pytest.mark.parametrize(("often", "flakes"), [(1.0, 0.01), (0.5, 0.0), (0.5, 0.01)])
-def test_flakes_and_hangs_that_come_and_go(often: float, flakes: float) -> None:
-    """A launch in a hundred breaks on any nodes, a hang comes every second time: 3 of 16 nodes."""
+def test_random_failures_and_intermittent_hangs_are_tolerated(often: float, flakes: float) -> None:
+    """One launch in a hundred fails on any nodes, and the hang of 3 of 16 nodes may occur only
+    every second time.
+    """
     right = 0
     for seed in range(200):
         planted = {*random.Random(seed).sample(range(16), 3)}
@@ -66,8 +70,8 @@ def test_flakes_and_hangs_that_come_and_go(often: float, flakes: float) -> None:
     assert right >= 180
 
 
-def test_two_causes_are_told() -> None:
-    """Any three of the nodes hang: three are named, and that the others do so, too."""
+def test_several_possible_causes_are_reported() -> None:
+    """Any three of the nodes hang: three are named, and the others are reported to hang as well."""
     search = Narrowing(range(8), lambda nodes: len(nodes) >= 3)
     needed = search.needed()
     assert len(needed) == 3 and search.others(needed) is True
@@ -77,7 +81,9 @@ def test_two_causes_are_told() -> None:
 def test_a_real_hang_that_needs_three_of_eight_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real agents and ranks, a node each; the hang is found by silence, on no fewer nodes."""
+    """Use real agents and ranks, one node each; the hang is found by a time-out, and needs all
+    three nodes.
+    """
     if not (here := emulated.build().probe()).available:
         pytest.skip(here.reason)
     quick = Deadlines(first_step_s=60.0, step_s=4.0, collective_s=4.0, meet_s=20.0)
@@ -103,7 +109,7 @@ def test_a_real_hang_that_needs_three_of_eight_nodes(
     [(1.0, Exit.FAILED, "NEEDED  n1, n2"), (0.0, Exit.PASSED, "0 of 20"),
      (0.05, Exit.INCONCLUSIVE, "too seldom to bisect")],
 )  # fmt: skip
-def test_the_verb_says_what_breaks_and_exits_by_it(
+def test_isolate_prints_the_failing_nodes_and_sets_the_exit_status(
     often: float, exit_: Exit, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

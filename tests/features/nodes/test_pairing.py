@@ -1,4 +1,4 @@
-"""A pair that broke, or whose ranks got wrong results, was not timed; its nodes are not seen."""
+"""A pair that failed or computed wrong results was not timed, so its nodes may remain unmeasured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def row(*, right: bool = True) -> Row:
 
 
 def pairer(answer: Any) -> Pairer:
-    """One whose bench answers for every pair what ``answer`` says of its nodes."""
+    """Return a pairer whose bench returns ``answer(pair)`` for every pair of nodes."""
     notes: list[str] = []
     run = SimpleNamespace(
         nodes=[SimpleNamespace(host=f"n{i}") for i in range(4)], notes=notes, folder=None,
@@ -44,7 +44,7 @@ def pairer(answer: Any) -> Pairer:
     return Pairer(session, SITE, 3)
 
 
-def test_wrong_results_are_no_time() -> None:
+def test_a_pair_with_wrong_results_is_not_timed() -> None:
     pairs = pairer(lambda pair: [row(right=2 not in pair)])
     slow = pairs.reduce({})
     assert pairing.unseen(slow) == ("n2",)
@@ -53,24 +53,26 @@ def test_wrong_results_are_no_time() -> None:
     assert any("a rank got a wrong result" in note for note in pairs._session.run.notes)
 
 
-def test_a_launch_that_broke_is_no_time() -> None:
+def test_a_failed_launch_is_not_timed() -> None:
     pairs = pairer(lambda pair: LaunchError("node 1 is lost") if 1 in pair else [row()])
     assert pairing.unseen(pairs.reduce({})) == ("n1",)
     assert any(note.endswith("node 1 is lost") for note in pairs._session.run.notes)
 
 
 @pytest.mark.parametrize("broken", [True, False])
-def test_every_node_is_seen_where_all_is_well(broken: bool) -> None:
+def test_every_node_is_measured_despite_one_failure(broken: bool) -> None:
     once = {0: broken}
 
     def answer(pair: tuple[int, int]) -> Any:
         first, once[0] = once[0], False
         return LaunchError("once") if first else [row()]
 
-    assert pairing.unseen(pairer(answer).reduce({})) == (), "other rounds have other pairs"
+    assert pairing.unseen(pairer(answer).reduce({})) == (), (
+        "later rounds measure the node in other pairs"
+    )
 
 
-def test_a_node_that_nobody_saw_is_an_error_whatever_else_is_named(
+def test_an_unmeasured_node_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def asked(answer: Any) -> int:

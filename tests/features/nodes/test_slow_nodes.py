@@ -1,4 +1,6 @@
-"""Rounds of pairs name planted nodes and links, nothing where there is none, and replay."""
+"""Rounds of pairs find injected slow nodes and links, find nothing without any, and can be
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from harness.features.nodes.report import lines
 from harness.features.nodes.rounds import LEAST_SLOWER, MOST_ROUNDS, WANTED, Board, TimedPair
 from harness.record.fabric import Paired, Suspects
 
-#: Of the world's clusters: three quarters of them are steadier.
+#: Standard deviation of log times; three quarters of the world's clusters are steadier.
 SD = 0.0035
 
 
@@ -25,10 +27,10 @@ def play(
     num_nodes: int, slow: Mapping[tuple[int, ...], float], seed: int, most: int = MOST_ROUNDS,
     sd: float = SD,
 ) -> list[TimedPair]:  # fmt: skip
-    """Rounds of a world in which these nodes and links are slow."""
+    """Return the rounds of a world in which these nodes and links are slow."""
     draw, seen = random.Random(seed), list[TimedPair]()
     for number in range(most):
-        drift = draw.gauss(1, 0.05)  # what a round does to all of its pairs
+        drift = draw.gauss(1, 0.05)  # Every pair of a round shares this drift.
         for a, b in rounds.pairs(seen, num_nodes, seed):
             keys = ((a,), (b,), (min(a, b), max(a, b)))
             slower = 1 + max(slow.get(k, 0.0) for k in keys)
@@ -48,7 +50,7 @@ def named(seen: list[TimedPair], num_nodes: int) -> set[tuple[int, ...]]:
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.integers(24, 70))
 def test_slow_nodes_are_named_and_no_others(data: st.DataObject, num_nodes: int) -> None:
-    """Up to one of 24, without a word against the others."""
+    """Up to one node in 24 is slow, and no other node may be named."""
     most = num_nodes // 24
     nodes = st.lists(st.integers(0, num_nodes - 1), min_size=0, max_size=most, unique=True)
     slow = {(n,): 0.025 for n in data.draw(nodes)}
@@ -57,20 +59,20 @@ def test_slow_nodes_are_named_and_no_others(data: st.DataObject, num_nodes: int)
 
 
 def test_a_thousand_nodes_and_one_that_is_5_percent_slow() -> None:
-    """In three rounds; after the first two, only suspects are measured."""
+    """Three rounds suffice; after the first two, only suspected nodes are measured."""
     seen = play(1024, {(700,): 0.05}, seed=3, most=3)
     assert named(seen, 1024) == {(700,)}
     assert len([s for s in seen if s.round == 2]) < 300
 
 
 @pytest.mark.parametrize("num_nodes", [3, 4, 5, 9])
-def test_few_nodes(num_nodes: int) -> None:
+def test_a_slow_node_of_few_is_named(num_nodes: int) -> None:
     assert named(play(num_nodes, {(1,): 0.3}, 1), num_nodes) == {(1,)}
     assert named(play(num_nodes, {}, 1), num_nodes) == set()
 
 
 def test_a_slow_link_is_not_blamed_on_its_nodes() -> None:
-    """A link that the first round drew; it is measured again, and named."""
+    """The slow link is one that the first round measured; it is measured again and named."""
     (link, *_) = (tuple(sorted(pair)) for pair in rounds.pairs([], 32, 5))
     seen = play(32, {link: 0.1}, seed=5)
     assert named(seen, 32) == {link}
@@ -87,8 +89,8 @@ def test_a_slow_node_does_not_blame_its_partners() -> None:
     assert named(seen, 16) == {(2,), (9,)}
 
 
-def test_one_slow_launch_names_nobody() -> None:
-    """Every twentieth launch is 5 % slower, whoever runs it: the others' scatter says so."""
+def test_random_slow_launches_name_no_node() -> None:
+    """Every twentieth launch is 5 % slower on any node, which the scatter of all launches shows."""
     wrong = 0
     for seed in range(40):
         draw, seen = random.Random(seed), list[TimedPair]()
@@ -100,14 +102,14 @@ def test_one_slow_launch_names_nobody() -> None:
     assert wrong <= 1
 
 
-def test_nothing_is_left_to_find() -> None:
-    """Where nothing is slow, most worlds end after the two full rounds."""
+def test_without_slow_nodes_the_search_ends_early() -> None:
+    """If nothing is slow, most searches end after the two full rounds."""
     seen = play(64, {}, seed=1, sd=0.001)
     assert {s.round for s in seen} == {0, 1} and len(seen) == 64
 
 
-def test_evidence_is_an_e_value() -> None:
-    """Its mean over launches like the others' is at most 1, up to what the model misses."""
+def test_the_evidence_is_an_e_value() -> None:
+    """Its mean is at most 1 for nodes that are not slow, up to the error of the model."""
     rng = np.random.default_rng(1)
     told_ = []
     for _ in range(400):
@@ -124,14 +126,14 @@ def _suspects() -> Suspects:
     return pairing.suspects_of(pairs, hosts, "ddp/decoder-nano", MOST_ROUNDS)
 
 
-def test_suspects_replay() -> None:
+def test_the_search_can_be_replayed() -> None:
     suspects = _suspects()
     assert suspects.nodes == ("n4",) and "n4 is 9.9% slower" in pairing.words(suspects.slow[0])
     assert list(pairing.replayed(suspects, MOST_ROUNDS)) == []
 
 
-def test_a_doctored_search_is_found() -> None:
-    """A name that is left out, a pair that was made fast, a round that had other pairs."""
+def test_a_manipulated_search_is_found() -> None:
+    """The manipulations are an omitted node, a pair made faster, and a round with other pairs."""
     suspects = _suspects()
     assert list(pairing.replayed(replace(suspects, nodes=()), MOST_ROUNDS))
     fast = [replace(p, time_s=1.0) if "n4" in (p.a, p.b) else p for p in suspects.pairs]
@@ -139,8 +141,8 @@ def test_a_doctored_search_is_found() -> None:
     assert list(pairing.replayed(replace(suspects, pairs=suspects.pairs[:-1]), MOST_ROUNDS))
 
 
-def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
-    """Its launches broke: ``pairs`` says so, and does not pass."""
+def test_a_node_that_was_never_measured_is_reported() -> None:
+    """Its launches failed; ``pairs`` reports this and does not pass."""
     suspects = _suspects()
     assert pairing.unseen(suspects) == ()
     broken = [replace(p, time_s=None) if "n7" in (p.a, p.b) else p for p in suspects.pairs]
@@ -150,8 +152,8 @@ def test_a_node_that_was_never_measured_is_not_taken_for_a_fast_one() -> None:
     assert pairing.unseen(replace(suspects, pairs=())) == suspects.hosts
 
 
-def test_nothing_slow_says_what_might_have_hidden() -> None:
-    """Planted at that size in other worlds of the same noise, hardly a node is missed."""
+def test_the_smallest_detectable_slowdown_is_reported() -> None:
+    """A node with this slowdown, injected into other worlds with the same noise, is rarely missed."""
     quiet, wide = (
         board(play(64, {}, seed=1, sd=sd), 64).smallest(MOST_ROUNDS) for sd in (0.001, 0.01)
     )
@@ -162,15 +164,20 @@ def test_nothing_slow_says_what_might_have_hidden() -> None:
     assert sum(missed) <= 1
 
 
-def test_hardly_a_slow_node_is_missed_where_launches_scatter_by_half_of_that() -> None:
-    """At 1 % of scatter, a node that is 2 % slower: it is named in 99 % of worlds, and no other."""
+def test_a_slowdown_of_twice_the_scatter_is_rarely_missed() -> None:
+    """With a scatter of 1 %, a node that is 2 % slower is named in 99 % of worlds, and no other
+    node is.
+    """
     worlds = [named(play(32, {(5,): 0.02}, seed, sd=0.01), 32) for seed in range(30)]
-    assert sum((5,) in nodes for nodes in worlds) >= 28  # of 99 %, fewer come in 0.3 % of cases
+    # If the rate is 99 %, fewer occur with a probability of 0.3 %.
+    assert sum((5,) in nodes for nodes in worlds) >= 28
     assert sum(bool(nodes - {(5,)}) for nodes in worlds) <= 1
 
 
-def test_the_noise_says_how_often_a_node_is_measured() -> None:
-    """Quiet launches end after two rounds; noisy ones go on, and ever fewer nodes are open."""
+def test_the_number_of_rounds_depends_on_the_noise() -> None:
+    """With little noise the search ends after two rounds; with more it continues for the undecided
+    nodes.
+    """
     quiet, noisy = (play(128, {}, seed=3, sd=sd) for sd in (0.002, 0.01))
     assert max(pair.round for pair in quiet) == 1
     per_round = np.bincount([pair.round for pair in noisy])
@@ -180,9 +187,9 @@ def test_the_noise_says_how_often_a_node_is_measured() -> None:
     )
 
 
-def test_a_node_that_may_be_slow_when_rounds_end_is_said() -> None:
-    """After two of them nothing is named; the same nodes are told as open, and a search that says
-    less does not verify.
+def test_nodes_that_are_undecided_after_the_last_round_are_reported() -> None:
+    """Two rounds are too few to name the node, so it is reported as undecided; a record that omits
+    it does not verify.
     """
     seen = play(16, {(4,): 0.02}, seed=pairing.SEED, most=2, sd=0.01)
     pairs = [Paired(a=f"n{s.a}", b=f"n{s.b}", round=s.round, time_s=s.time_s) for s in seen]

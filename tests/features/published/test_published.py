@@ -1,4 +1,4 @@
-"""Published figures: each has a source, and a measured one is put among those of its fabric."""
+"""Published figures: each has a source, and a measured value is ranked among those of its fabric."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.record import RunRecord
 
 
 @pytest.mark.parametrize("figure", figures(), ids=lambda figure: figure.name)
-def test_every_figure_says_who_when_and_where(figure: PublishedFigure) -> None:
+def test_every_figure_has_author_date_and_source(figure: PublishedFigure) -> None:
     metrics.metric(figure.metric)
     assert figure.by and figure.date and figure.link.startswith("https://")
     assert set(figure.fabric) <= set(NAMES) and figure.fabric and figure.n >= 1
@@ -33,20 +33,20 @@ def test_every_figure_says_who_when_and_where(figure: PublishedFigure) -> None:
         (1.05, "at or above the 75th percentile of"),
     ],
 )
-def test_where_a_value_stands(value: float, place: str) -> None:
+def test_a_value_is_placed_among_the_quantiles(value: float, place: str) -> None:
     (figure,) = (figure for figure in figures() if figure.name == "a100-weak-8")
     assert figure.place(value) == place
 
 
 def on_gpus(run: RunRecord, gpu: str, link: LinkClass) -> RunRecord:
-    """The sample as if its two ranks had been GPUs."""
+    """Return the sample as if its two ranks had been GPUs."""
     machine = replace(run.machine, gpu=gpu, num_gpus=2, fabric=MachineFabric(link=link))
     return replace(run, machine=machine, settings=replace(run.settings, device=Device.CUDA))
 
 
 @pytest.fixture
 def sample_run(sample_run: RunRecord) -> RunRecord:
-    """The sample as if its model had been one that fills a card."""
+    """Return the sample as if its model were large enough to fill a GPU."""
     change = dict(size="1b3", device=Device.CUDA, precision=Precision.AUTOCAST)
     plans = tuple(
         replace(
@@ -64,8 +64,8 @@ def sample_run(sample_run: RunRecord) -> RunRecord:
     return replace(sample_run, plans=plans, verdicts=verdicts)
 
 
-def test_only_figures_of_the_same_fabric_and_device(sample_run: RunRecord) -> None:
-    """And none for cores."""
+def test_only_figures_of_the_same_fabric_and_device_are_compared(sample_run: RunRecord) -> None:
+    """CPU runs are compared with no figure."""
     assert standings(sample_run) == []
     a100 = on_gpus(sample_run, "NVIDIA A100-SXM4-80GB", LinkClass.NVSWITCH)
     names = {place.figure.name for place in standings(a100)}
@@ -94,7 +94,7 @@ def test_only_figures_of_the_same_fabric_and_device(sample_run: RunRecord) -> No
         ({"device": Device.CPU}, "cores beside GPUs"),
     ],
 )
-def test_only_cases_of_the_same_kind(
+def test_only_cases_of_the_same_kind_are_compared(
     sample_run: RunRecord, change: dict[str, Any], why: str
 ) -> None:
     run = on_gpus(sample_run, "NVIDIA A100-SXM4-80GB", LinkClass.NVSWITCH)
@@ -104,4 +104,4 @@ def test_only_cases_of_the_same_kind(
     case = cases[verdict.case]
     assert figure.of(case, verdict.against)
     assert not figure.of(replace(case, **change), verdict.against), why
-    assert not figure.of(case, "wrapped"), "another baseline"
+    assert not figure.of(case, "wrapped"), "a figure must not apply to another baseline"

@@ -1,4 +1,6 @@
-"""Terms add up to the wall clock to the ns; plays by costs agree with Daly's closed form."""
+"""The terms of goodput add up to the wall-clock time in ns; simulations agree with Daly's closed
+form.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ NS = st.integers(1, 10**10)
 
 @st.composite
 def played(draw: st.DrawFn) -> FaultedTraining:
-    """A training of 12 steps with up to three faults, of any times."""
+    """Draw a training of 12 steps with up to three faults at any times."""
     now, done, saved, sittings = draw(NS), 0, 0, list[TrainingAttempt]()
     for number in range(draw(st.integers(0, 3)) + 1):
         began, marks = now, list[tuple[Mark, int, int]]()
@@ -44,7 +46,8 @@ def played(draw: st.DrawFn) -> FaultedTraining:
         if last:
             sittings.append(TrainingAttempt(began_ns=began, marks=tuple(marks)))
             break
-        struck = now + draw(st.integers(-1, 10**9))  # rank 0 may come to a mark a little later
+        # Rank 0 may reach a mark slightly after the fault.
+        struck = now + draw(st.integers(-1, 10**9))
         noticed = struck + draw(NS)
         now = noticed + draw(NS)
         sittings.append(
@@ -70,8 +73,8 @@ def test_terms_add_up_to_the_wall_clock(one: FaultedTraining) -> None:
     assert 0 < goodput.goodput(one) <= 1
 
 
-def test_what_was_done_twice_counts_once() -> None:
-    """Steps 5 and 6 are lost, and what came of step 7."""
+def test_repeated_steps_count_once() -> None:
+    """Steps 5 and 6 are lost, and the part of step 7 before the fault."""
     first = [(Mark.READY, 0, 100), (Mark.LOADED, 0, 100)]
     first += [(Mark.STEP, s, 100 + 10 * s) for s in range(1, 5)]
     first += [(Mark.SAVED, 4, 145), (Mark.STEP, 5, 155), (Mark.STEP, 6, 165)]
@@ -89,7 +92,7 @@ def test_what_was_done_twice_counts_once() -> None:
     )
 
 
-def test_costs_are_those_of_one() -> None:
+def test_costs_are_derived_from_one_training() -> None:
     first = [(Mark.READY, 0, 100), (Mark.LOADED, 0, 100), (Mark.STEP, 1, 110)]
     one = FaultedTraining(
         case="c", world_size=2, steps=1, every=4, mtbf_s=None, seed=0,
@@ -104,8 +107,8 @@ def test_costs_are_those_of_one() -> None:
 
 @pytest.mark.parametrize("mtbf_s", [30.0, 120.0, 1000.0])
 @pytest.mark.parametrize("every", [10, 50, 200])
-def test_plays_agree_with_the_closed_form(mtbf_s: float, every: int) -> None:
-    """Within two points: faults are drawn, and wait for the step that is under way."""
+def test_simulations_agree_with_the_closed_form(mtbf_s: float, every: int) -> None:
+    """The tolerance is two points, because faults are random and wait for the current step."""
     many = [
         goodput.play(COSTS, 10_000, every, goodput.schedule(mtbf_s, seed, 2)) for seed in range(40)
     ]
@@ -115,7 +118,7 @@ def test_plays_agree_with_the_closed_form(mtbf_s: float, every: int) -> None:
 
 @settings(max_examples=50)
 @given(st.floats(1.0, 1e4), st.integers(0, 100), st.integers(1, 300))
-def test_played_terms_are_whole(mtbf_s: float, seed: int, every: int) -> None:
+def test_simulated_terms_are_complete(mtbf_s: float, seed: int, every: int) -> None:
     faults = itertools.islice(goodput.schedule(mtbf_s, seed, 4), 5)
     terms = goodput.play(COSTS, 500, every, itertools.chain(faults, [(math.inf, 0)]))
     assert set(terms) == set(TERMS) and terms["train"] == pytest.approx(50.0)
@@ -123,7 +126,7 @@ def test_played_terms_are_whole(mtbf_s: float, seed: int, every: int) -> None:
 
 @settings(max_examples=30)
 @given(st.floats(60.0, 1e5))
-def test_no_interval_beats_the_best(mtbf_s: float) -> None:
+def test_no_checkpoint_interval_is_better_than_the_best(mtbf_s: float) -> None:
     best = goodput.best_every(COSTS, mtbf_s)
     top = goodput.expected(COSTS, best, mtbf_s)
     for factor in (0.3, 0.7, 1.5, 3):
@@ -131,15 +134,17 @@ def test_no_interval_beats_the_best(mtbf_s: float) -> None:
         assert goodput.expected(COSTS, other, mtbf_s) <= top * 1.005
 
 
-def test_a_schedule_has_its_mean() -> None:
+def test_a_fault_schedule_has_its_mean_time() -> None:
     times = [at for at, _ in itertools.islice(goodput.schedule(10.0, 1, 4), 4000)]
     gaps = [b - a for a, b in itertools.pairwise([0.0, *times])]
     assert fmean(gaps) == pytest.approx(10.0, rel=0.05)
 
 
 def simulated(costs: Costs, steps: int, every: int, faults: list[float]) -> float:
-    """The wall clock of a training, event by event: the next of a list of faults against the end
-    of what goes on, which is a whole start, a whole interval or a whole checkpoint.
+    """Return the wall-clock time of a training from a simulation of events.
+
+    The next fault is compared with the end of the current activity: a whole start, a whole interval
+    or a whole checkpoint.
     """
     now = 0.0
     saved = 0
@@ -164,8 +169,10 @@ def simulated(costs: Costs, steps: int, every: int, faults: list[float]) -> floa
 
 
 @pytest.mark.parametrize("world", range(20))
-def test_plays_agree_with_a_simulation_of_events(world: int) -> None:
-    """Faults come after one and a half to twelve recoveries; they agree far within a point."""
+def test_simulations_agree_with_a_simulation_of_events(world: int) -> None:
+    """The mean time between faults is 1.5 to 12 recoveries; the results differ by less than a
+    point.
+    """
     draw = random.Random(world)
     costs = Costs(
         step_s=draw.choice([1.0, 7.0]),
@@ -187,7 +194,7 @@ def test_plays_agree_with_a_simulation_of_events(world: int) -> None:
     )
 
 
-def test_a_training_that_faults_never_let_save_is_given_up() -> None:
-    """Recovery takes 50 times as long as faults are apart: e^50 starts would be needed."""
+def test_a_training_that_can_never_save_is_given_up() -> None:
+    """Recovery takes 50 times the mean time between faults, so e^50 starts would be needed."""
     terms = goodput.play(COSTS, 100, 10, goodput.schedule(COSTS.again_s / 50, 1, 2))
     assert terms["train"] == 0

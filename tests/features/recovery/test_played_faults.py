@@ -1,4 +1,4 @@
-"""A training is killed as a schedule says, goes on from its checkpoints, and its time adds up."""
+"""A training is killed on a schedule, resumes from its checkpoints, and its time adds up."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 
 
 @pytest.mark.full
-def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
-    """Three faults, each after the restart of the one before; every step is trained in the end."""
+def test_the_costs_of_faults_add_up_to_the_wall_clock(tmp_path: Path) -> None:
+    """Three faults occur, each after the restart of the previous one; every step is trained in the
+    end.
+    """
     case = Catalogue().normalise(SITE.case("ddp/mlp-nano"))
     session = Session(Catalogue(), Settings(nodes=(2,), fabric=False), tmp_path, (), Progress())
     with session:
@@ -43,7 +45,7 @@ def test_faults_cost_what_their_marks_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_verb_foretells_and_measures(tmp_path: Path, capsys: object) -> None:
+def test_the_goodput_command_predicts_and_measures(tmp_path: Path, capsys: object) -> None:
     words = ["faults", "goodput", "ddp/mlp-nano", "--cpus", "2", "--mtbf", "2s", "--steps", "300"]
     assert main([*words, "--results", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)  # type: ignore[attr-defined]

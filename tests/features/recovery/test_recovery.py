@@ -1,4 +1,4 @@
-"""A rank dies, training goes on from its checkpoint, and nothing was lost on the way."""
+"""A rank dies, training resumes from its checkpoint, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ def one(launcher: Bench, folder: Path, course: FaultScenario) -> Trial:
     return trial
 
 
-def test_a_large_checkpoint_is_no_hang() -> None:
-    """350M parameters with gradients' moments take 20 s to write, in which no rank says anything."""
+def test_writing_a_large_checkpoint_is_not_a_hang() -> None:
+    """350M parameters with gradient moments take 20 s to write, during which no rank reports
+    progress.
+    """
     small, large = deadlines(100_000), deadlines(350_000_000)
     assert small.step_s < 11 and large.step_s > 28 and large.collective_s > 26
 
@@ -72,7 +74,7 @@ def test_a_large_checkpoint_is_no_hang() -> None:
         pytest.param(True, "fsdp", marks=pytest.mark.full, id="async-fsdp"),
     ],
 )
-def test_what_goes_on_is_what_was_never_broken_to_the_bit(
+def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(
     launcher: Bench, tmp_path: Path, strategy: str, asynchronous: bool
 ) -> None:
     course = FaultScenario(
@@ -94,10 +96,13 @@ def test_what_goes_on_is_what_was_never_broken_to_the_bit(
         *(pytest.param(c, marks=pytest.mark.full) for c in ("onebit", "dgc", "randomk", "qsgd")),
     ],
 )
-def test_a_codec_goes_on_with_what_it_owes(launcher: Bench, tmp_path: Path, codec: str) -> None:
-    """To the bit: errors, momentum and random numbers are each rank's own, and saved with it.
+def test_a_compressor_resumes_with_its_saved_state(
+    launcher: Bench, tmp_path: Path, codec: str
+) -> None:
+    """Residuals, momentum and random numbers of each rank are restored exactly.
 
-    With ``unused``, since DDP else reverses a bucket after the first step of each start.
+    The knob ``unused`` is set because DDP otherwise reverses a bucket after the first step of each
+    start.
     """
     site_case = SITE.case(f"compressed:{codec}/mlp-small", knobs={"compressed.unused": True})
     case = launcher.catalogue.normalise(site_case)
@@ -106,7 +111,7 @@ def test_a_codec_goes_on_with_what_it_owes(launcher: Bench, tmp_path: Path, code
 
 
 @pytest.mark.parametrize("into", [pytest.param(n, marks=pytest.mark.full) for n in (1, 3)])
-def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
+def test_a_sharded_checkpoint_resumes_in_smaller_and_larger_worlds(
     launcher: Bench, tmp_path: Path, into: int
 ) -> None:
     case = case_of(launcher, "fsdp")
@@ -115,21 +120,21 @@ def test_a_sharded_checkpoint_goes_into_smaller_and_larger_worlds(
 
 
 @pytest.mark.full
-def test_a_hang_is_noticed_and_recovered_from(launcher: Bench, tmp_path: Path) -> None:
+def test_training_recovers_from_a_hang(launcher: Bench, tmp_path: Path) -> None:
     course = FaultScenario(case=case_of(launcher, "ddp"), fault=Fault.HANG)
     trial = one(launcher, tmp_path, course)
     assert trial.equal and trial.blamed == trial.rank
-    assert trial.detect_s > 5, "the time-out is part of what is measured"
+    assert trial.detect_s > 5, "the time-out is part of the detection time"
 
 
 def test_a_lost_agent_is_replaced(launcher: Bench, tmp_path: Path) -> None:
     trial = one(launcher, tmp_path, FaultScenario(case=case_of(launcher, "ddp"), fault=Fault.AGENT))
     assert trial.equal and trial.blamed == 0
-    assert trial.import_s > trial.group_s, "the new agent had to load torch"
+    assert trial.import_s > trial.group_s, "the new agent must have imported torch"
 
 
 @pytest.mark.full
-def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> None:
+def test_an_unresponsive_node_is_replaced(tmp_path: Path) -> None:
     if not (here := emulated.build().probe()).available:
         pytest.skip(here.reason)
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="emulated", emulated=True)
@@ -145,7 +150,7 @@ def test_a_node_that_falls_silent_is_given_up_and_replaced(tmp_path: Path) -> No
         assert trial.detect_s >= trial.timeout_s > 0
 
 
-def test_restarts_that_are_used_up_name_every_cause(launcher: Bench, tmp_path: Path) -> None:
+def test_after_the_last_restart_every_cause_is_reported(launcher: Bench, tmp_path: Path) -> None:
     course = FaultScenario(
         case=case_of(launcher, "ddp"), fault=Fault.KILL, into=case_of(launcher, "faulty_ddp")
     )
@@ -163,7 +168,7 @@ def test_a_checkpoint_without_the_optimizer_is_caught(launcher: Bench, tmp_path:
 
 
 @pytest.mark.full
-def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
+def test_a_failing_fault_scenario_is_an_error_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[FaultScenario] = []
@@ -183,7 +188,7 @@ def test_a_course_that_breaks_is_an_error_and_the_others_go_on(
 
 
 def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]) -> None:
-    """What happens to the largest file of a checkpoint while nobody trains."""
+    """Damage the largest file of a checkpoint between the fault and the restart."""
     go_on = Recoverer._go_on
 
     def later(self: Recoverer, case: CaseSpec, task: Train) -> Sequence[RankRestart]:
@@ -206,7 +211,7 @@ def test_a_damaged_checkpoint_is_named_by_its_file(
 def test_a_wrong_restore_is_caught(
     launcher: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The negative control: a bit of one weight is another one, and every file has its size."""
+    """As a negative control, one bit of a weight is flipped, while every file keeps its size."""
 
     def flip(path: Path) -> None:
         content = bytearray(path.read_bytes())
@@ -219,7 +224,7 @@ def test_a_wrong_restore_is_caught(
 
 
 @pytest.mark.full
-def test_what_no_checkpoint_holds_is_skipped_by_name_before_any_launch(
+def test_strategies_without_checkpoints_are_skipped_before_any_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[str] = []
@@ -239,8 +244,10 @@ def test_what_no_checkpoint_holds_is_skipped_by_name_before_any_launch(
     assert "SKIP pipeline/mlp-nano" in screen and "SKIP zero1/mlp-nano" in screen
 
 
-def test_a_hang_is_noticed_by_how_long_saving_took_not_by_how_long_it_may() -> None:
-    """On a perfect machine 350m's hang took 29.6 s of a claim of 30 s, by an allowance alone."""
+def test_the_deadline_for_a_hang_uses_the_measured_saving_time() -> None:
+    """With the default allowance alone, detecting a hang of 350m takes 29.6 s of a claimed 30 s
+    even on a perfect machine.
+    """
     allowed, measured = deadlines(350_000_000), deadlines(350_000_000, 2.0)
     assert allowed.collective_s > 25 and measured.collective_s == pytest.approx(13.0)
-    assert deadlines(350_000_000, 900.0) == allowed, "never longer than without"
+    assert deadlines(350_000_000, 900.0) == allowed, "a measured time must not extend the deadline"

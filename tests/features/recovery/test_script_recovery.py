@@ -1,4 +1,6 @@
-"""A user's own training is broken and resumed: what was lost, and whether it goes on as before."""
+"""A user's training script is interrupted and resumed: what it lost, and whether it continues
+identically.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from harness.record.store import load
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
-#: ``resumes.py`` saves every 4 updates.
+#: The update after which the training is interrupted; ``resumes.py`` saves every 4 updates.
 AFTER = 6
 
 
@@ -34,7 +36,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 
 def broken(session: Session, monkeypatch: pytest.MonkeyPatch, how: str, fault: Fault) -> Trial:
-    """One trial, of the second rank for a hang."""
+    """Return one trial; a hang affects the second rank."""
     monkeypatch.chdir(SCRIPTS)
     case = script_plan(["resumes.py", how], SITE).arm("@2").case
     recoverer = ScriptRecoverer(session, shlex.join(["resumes.py", how]), AFTER)
@@ -52,7 +54,7 @@ def broken(session: Session, monkeypatch: pytest.MonkeyPatch, how: str, fault: F
         ("rounds", Continued.OTHER_WEIGHTS, None),
     ],
 )
-def test_how_a_training_goes_on_is_said(
+def test_the_way_in_which_a_training_continues_is_reported(
     session: Session,
     monkeypatch: pytest.MonkeyPatch,
     how: str,
@@ -76,7 +78,7 @@ def test_a_training_that_hangs_is_ended_and_resumed(
     assert trial.detect_s > 5
 
 
-def test_a_training_that_is_too_short_to_be_broken_says_so(
+def test_a_training_that_is_too_short_to_interrupt_is_reported(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
@@ -87,7 +89,7 @@ def test_a_training_that_is_too_short_to_be_broken_says_so(
 
 
 @pytest.mark.full
-def test_as_its_user_runs_it(
+def test_recover_prints_how_the_script_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
@@ -121,7 +123,7 @@ def test_as_its_user_runs_it(
         (["--script", "--cpus", "2", "--resume-with", "no", "--", "resumes.py"], "'no' is neither"),
     ],
 )
-def test_what_cannot_be_broken_is_said(
+def test_invalid_options_of_recover_are_reported(
     words: list[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -139,7 +141,7 @@ def journal(*states: str, loss: float = 1.0, samples: str = "a") -> list[Update]
     ]
 
 
-def test_every_rank_has_to_go_on_from_the_same_update() -> None:
+def test_every_rank_must_continue_from_the_same_update() -> None:
     both = [journal("0", "1", "2"), journal("0", "x", "y")]
     assert went_on_at(both, [journal("2", "3"), journal("y", "z")]) == 2
     assert went_on_at(both, [journal("2", "3"), journal("x", "z")]) is None
@@ -147,7 +149,7 @@ def test_every_rank_has_to_go_on_from_the_same_update() -> None:
 
 
 @pytest.mark.parametrize(("loss", "how"), [(1.0, "exactly"), (1.01, "other losses")])
-def test_a_rank_whose_losses_leave_the_curve_is_found(loss: float, how: str) -> None:
+def test_a_rank_whose_losses_differ_is_found(loss: float, how: str) -> None:
     whole = [journal("0", "1", "2", "3"), journal("0", "1", "2", "3")]
     resumed = [journal("1", "2", "3"), journal("1", "2", "3", loss=loss)]
     assert str(continued(1, whole, resumed)).endswith(how)

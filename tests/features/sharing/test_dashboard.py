@@ -1,4 +1,6 @@
-"""The Grafana dashboard: a real Prometheus scrapes what we export, and each panel shows something."""
+"""The Grafana dashboard: a real Prometheus scrapes the exported metrics, and every panel shows
+data.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,16 @@ EXPRESSIONS = [
 ]
 
 
-def test_every_gauge_that_is_exported_is_shown() -> None:
-    """And nothing that nobody exports."""
+def test_the_dashboard_shows_every_exported_gauge() -> None:
+    """It also queries no gauge that is not exported."""
     live = {"heartbeat_timestamp_seconds", "left_seconds", "run_left_seconds", "run_info"}
     known = {f"scaleproof_{name}" for name in {*(g for g, _, _ in _GAUGES), *live}}
     named = {n for _, e in EXPRESSIONS for n in re.findall(r"scaleproof_\w+", e)}
     assert named == known
 
 
-def test_panels_lie_beside_each_other() -> None:
-    """24 columns wide, none over another."""
+def test_panels_do_not_overlap() -> None:
+    """The grid has 24 columns, and no two panels cover the same cell."""
     taken: set[tuple[int, int]] = set()
     for place in (panel["gridPos"] for panel in DASHBOARD["panels"]):
         across = range(place["x"], place["x"] + place["w"])
@@ -56,7 +58,7 @@ def test_panels_lie_beside_each_other() -> None:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Files of one folder; what ends with .prom is OpenMetrics."""
+    """An HTTP server for the files of one folder, which serves ``.prom`` files as OpenMetrics."""
 
     extensions_map = {".prom": "application/openmetrics-text; version=1.0.0; charset=utf-8"}  # noqa: RUF012
 
@@ -66,7 +68,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def scraped(folder: Path) -> Iterator[str]:
-    """The address of a Prometheus that scrapes every file of a folder."""
+    """Yield the address of a Prometheus server that scrapes every file of a folder."""
     files = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     threading.Thread(target=files.serve_forever, args=(0.05,), daemon=True).start()
     jobs = [
@@ -79,7 +81,7 @@ def scraped(folder: Path) -> Iterator[str]:
         for path in folder.glob("*.prom")
     ]
     config = folder / "prometheus.json"
-    config.write_text(json.dumps({"scrape_configs": jobs}))  # JSON is YAML
+    config.write_text(json.dumps({"scrape_configs": jobs}))  # JSON is valid YAML.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -108,7 +110,7 @@ def asked(server: str, expression: str) -> list[Any]:
 
 @pytest.mark.full
 @pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus: apt-get install prometheus")
-def test_each_panel_shows_something_of_a_real_run(sample: Path, tmp_path: Path) -> None:
+def test_every_panel_shows_data_of_a_real_run(sample: Path, tmp_path: Path) -> None:
     assert main(["report", "export", str(sample), "--to", str(tmp_path / "run.prom")]) == 0
     now = Moment(
         plan="ddp/x", number=1, num_plans=2, arm="ddp/x@2", purpose=Purpose.TIMED, launch=3,
@@ -121,7 +123,7 @@ def test_each_panel_shows_something_of_a_real_run(sample: Path, tmp_path: Path) 
         while scrapes < 2 and time.monotonic() < until:
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 scrapes = len([r for r in asked(server, "up") if r["value"][1] == "1"])
-        assert scrapes == 2, "both files are OpenMetrics that Prometheus reads"
+        assert scrapes == 2, "Prometheus must accept both files as OpenMetrics"
         for title, expression in EXPRESSIONS:
             filled = expression.replace("$machine", ".*").replace("$case", ".*")
             assert asked(server, filled), f"{title}: {expression}"

@@ -1,4 +1,4 @@
-"""A change and what it costs: how often it is judged wrongly, and what code hosts read of it."""
+"""The cost of a change: how often it is misjudged, and the formats that code hosts read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ HEAD = Version(asked="HEAD", commit="1" * 40)
 
 
 def settled(longer: float, apart: float, draw: np.random.Generator) -> CaseChange:
-    """What blocks of two pairs end with: head takes ``longer`` than base, base than itself."""
+    """Return the final judgement after blocks of two pairs: ``longer`` is head against base,
+    ``apart`` base against itself.
+    """
     changed: list[float] = []
     again: list[float] = []
     while True:
@@ -43,19 +45,19 @@ def settled(longer: float, apart: float, draw: np.random.Generator) -> CaseChang
 @pytest.mark.parametrize(
     ("costs", "expected"), [(0.0, Status.PASS), (0.03, Status.PASS), (0.08, Status.FAIL)]
 )
-def test_what_a_change_costs_is_found(costs: float, expected: Status) -> None:
+def test_the_cost_of_a_change_is_judged_correctly(costs: float, expected: Status) -> None:
     draw = np.random.default_rng(3)
     statuses = [settled(-np.log1p(-costs), 0.0, draw).status for _ in range(100)]
     assert statuses.count(expected) >= 95
 
 
-def test_a_change_at_the_bound_passes_once_in_twenty_at_most() -> None:
+def test_a_change_at_the_bound_passes_at_most_once_in_twenty() -> None:
     draw = np.random.default_rng(4)
     statuses = [settled(-np.log1p(-0.05), 0.0, draw).status for _ in range(400)]
     assert statuses.count(Status.PASS) <= 20 and statuses.count(Status.FAIL) <= 20
 
 
-def test_nothing_is_said_where_a_version_differs_from_itself() -> None:
+def test_a_version_that_differs_from_itself_is_inconclusive() -> None:
     draw = np.random.default_rng(5)
     for longer in (0.0, 0.2):
         change = settled(longer, 0.03, draw)
@@ -64,11 +66,14 @@ def test_nothing_is_said_where_a_version_differs_from_itself() -> None:
 
 
 @pytest.mark.parametrize(("kind", "tries"), [(OutOfTimeError, 1), (BusyError, 3)])
-def test_what_was_measured_before_the_time_ended_is_shown(
+def test_measurements_before_the_end_of_the_time_budget_are_shown(
     kind: type[BusyError], tries: int
 ) -> None:
-    """Two blocks, then none any more: open, with its figures; neither lost nor an ERROR. A busy
-    moment passes, so three blocks are tried; a budget that has ended has ended.
+    """After two blocks no more can be measured: the result is inconclusive with its figures, not an
+    ERROR.
+
+    A busy host may become idle, so three more blocks are tried; an exhausted time budget stops at
+    once.
     """
 
     class Ends:
@@ -95,7 +100,7 @@ PASSED = CaseChange(
 FAILED = replace(PASSED, status=Status.FAIL, ratio=0.9, low=0.89, high=0.91)
 
 
-def test_a_comment_has_a_sentence_its_figures_and_base_beside_itself() -> None:
+def test_a_comment_has_a_headline_its_figures_and_the_control() -> None:
     lines = comment.markdown([PASSED, FAILED], (BASE, replace(HEAD, edited=True)), ["2 <b> cores"])
     assert lines[1] == (
         f"### FAIL: {CASE} has 0.900 [0.890, 0.910] of base's speed (the worst of 2 cases),"
@@ -107,8 +112,10 @@ def test_a_comment_has_a_sentence_its_figures_and_base_beside_itself() -> None:
     assert "with what is not committed" in text and "2 &lt;b&gt; cores" in text
 
 
-def test_annotations_are_workflow_commands() -> None:
-    """https://docs.github.com/actions: %, CR and LF are escaped, in properties also : and ,"""
+def test_annotations_are_github_workflow_commands() -> None:
+    """Special characters are escaped as https://docs.github.com/actions demands: %, CR and LF, in
+    properties also : and ,
+    """
     odd = replace(FAILED, file="a,b:c.py", status=Status.ERROR, why="50%\nof it")
     (line,) = comment.annotations([PASSED, odd])
     assert line.startswith("::error file=a%2Cb%3Ac.py,title=scaleproof%3A ERROR::ERROR: ")
@@ -116,8 +123,10 @@ def test_annotations_are_workflow_commands() -> None:
     assert comment.annotations([PASSED]) == []
 
 
-def test_gitlab_reads_a_list_of_degradations() -> None:
-    """The keys and severities that https://docs.gitlab.com/ci/testing/code_quality/ demands."""
+def test_the_gitlab_report_is_a_list_of_degradations() -> None:
+    """The keys and severities are those that https://docs.gitlab.com/ci/testing/code_quality/
+    demands.
+    """
     (issue,) = json.loads(comment.quality([PASSED, FAILED]))
     assert issue["severity"] in ("info", "minor", "major", "critical", "blocker")
     assert issue["location"] == {"path": "src/models/net.py", "lines": {"begin": 1}}
@@ -135,7 +144,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A clone with a branch that changes a package, while main goes on."""
+    """Return a clone with a branch that changes a package, while main has a newer commit."""
     folder = tmp_path / "project"
     (folder / "src" / "net").mkdir(parents=True)
     git(folder, "init", "-qb", "main")
@@ -156,12 +165,14 @@ def width(checkout: checkouts.Checkout) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_each_version_imports_its_own_files_and_the_clone_stays(project: Path) -> None:
+def test_each_version_imports_its_files_and_the_clone_is_unchanged(project: Path) -> None:
     (project / "src/net/__init__.py").write_text("WIDTH = 3\n")
     before = git(project, "status", "--short"), git(project, "stash", "list")
     head = checkouts.head_of(project, None)
     base = checkouts.base_of(project, "main", head.commit)
-    assert base.commit == git(project, "rev-parse", "main~1"), "what others did is no change"
+    assert base.commit == git(project, "rev-parse", "main~1"), (
+        "commits on main after the branch point must not count"
+    )
     assert head.edited
     into = project.parent / "into"
     assert width(checkouts.unpacked(project, base, into)) == "1"
@@ -172,7 +183,7 @@ def test_each_version_imports_its_own_files_and_the_clone_stays(project: Path) -
     assert before == (git(project, "status", "--short"), git(project, "stash", "list"))
 
 
-def test_an_environment_of_its_own_is_made_by_a_command(project: Path) -> None:
+def test_an_install_command_creates_a_separate_environment(project: Path) -> None:
     head = checkouts.head_of(project, None)
     link = f"mkdir -p {{folder}}/bin && ln -s {sys.executable} {{folder}}/bin/python"
     checkout = checkouts.unpacked(project, head, project.parent / "into", install=link)
@@ -192,7 +203,7 @@ def test_an_environment_of_its_own_is_made_by_a_command(project: Path) -> None:
         (["--base", "main", "--allow", "2", CASE], "is not between 0 and 1"),
     ],
 )
-def test_what_cannot_be_compared_is_named(
+def test_an_invalid_comparison_is_reported(
     words: list[str],
     expected: str,
     project: Path,
@@ -205,8 +216,8 @@ def test_what_cannot_be_compared_is_named(
 
 
 @pytest.mark.parametrize("file", ["github.yml", "gitlab.yml"])
-def test_the_workflows_type_options_that_there_are(file: str) -> None:
-    """Their YAML is read, and every command of theirs by the command line itself."""
+def test_the_example_workflows_use_existing_options(file: str) -> None:
+    """The YAML of each workflow is parsed, and its command is parsed by the command line."""
     yaml = pytest.importorskip("yaml")
     text = (Path(__file__).parents[3] / "examples/pull_request" / file).read_text()
     document = yaml.safe_load(text)
@@ -221,10 +232,12 @@ def test_the_workflows_type_options_that_there_are(file: str) -> None:
 
 
 @pytest.mark.full
-def test_a_change_that_trains_something_else_has_no_speed(
+def test_a_change_that_trains_something_else_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half of the batch is quicker. The example itself is measured, of which nothing is known."""
+    """The change halves the batch, which is faster; the example itself is measured, without known
+    answers.
+    """
     script = (Path(__file__).parents[3] / "examples/training/train.py").read_text()
     file = tmp_path / "train.py"
     file.write_text(script)
@@ -241,7 +254,7 @@ def test_a_change_that_trains_something_else_has_no_speed(
     assert "samples: a step has 128, 256 on 2 ranks" in change["why"]
     assert change["ratio"] is None and change["file"] == "train.py"
     blocks = {plan.name for plan in load(Path(document["run"])).plans}
-    assert len(blocks) == 1, "nothing more is measured of it"
+    assert len(blocks) == 1, "no further block may be measured"
 
 
 @pytest.mark.full
@@ -254,7 +267,7 @@ def test_a_change_of_a_users_file_is_measured_and_judged(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A model that keeps a schedule; the change plants how much longer it is."""
+    """The model waits for a fixed time, and the change extends it by the injected slowdown."""
     plant = (Path(__file__).parents[2] / "plants/versioned.py").read_text()
     (tmp_path / "models").mkdir()
     file = tmp_path / "models/timed.py"

@@ -1,4 +1,6 @@
-"""What other programs get of a run: every figure with its interval, and only of a verified one."""
+"""The data that other programs get of a run: every figure with its interval, and only of a verified
+run.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from harness.interface.cli.main import main
 from harness.record.store import load
 
 
-def test_bencher_gets_values_between_their_ends(sample: Path, tmp_path: Path) -> None:
-    """https://bencher.dev/docs/reference/bencher-metric-format: {name: {measure: {value, ...}}}"""
+def test_bencher_gets_values_with_their_intervals(sample: Path, tmp_path: Path) -> None:
+    """The format is that of https://bencher.dev/docs/reference/bencher-metric-format: {name:
+    {measure: {value, ...}}}
+    """
     to = tmp_path / "b.json"
     assert main(["report", "publish", str(sample), "--in", "bencher", "--to", str(to)]) == 0
     document = json.loads(to.read_text())
@@ -33,7 +37,7 @@ def test_bencher_gets_values_between_their_ends(sample: Path, tmp_path: Path) ->
     )
 
 
-def test_github_action_benchmark_gets_what_is_better_when_larger(
+def test_github_action_benchmark_gets_figures_for_which_larger_is_better(
     sample: Path, tmp_path: Path
 ) -> None:
     to = tmp_path / "b.json"
@@ -46,7 +50,7 @@ def test_github_action_benchmark_gets_what_is_better_when_larger(
     assert any(" to " in r["range"] for r in rows)
 
 
-def test_what_nobody_vouches_for_is_not_published(
+def test_a_run_that_does_not_verify_is_not_published(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(sample, tmp_path / "run")
@@ -59,7 +63,7 @@ def test_what_nobody_vouches_for_is_not_published(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is here")
-def test_a_package_that_is_not_here_is_named(
+def test_a_missing_package_is_reported_with_its_install_command(
     sample: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "publish", str(sample), "--in", "wandb"]) == 4
@@ -68,10 +72,10 @@ def test_a_package_that_is_not_here_is_named(
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("default")
-def test_mlflow_has_the_run_its_figures_and_its_record(
+def test_mlflow_stores_the_run_its_figures_and_its_record(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read back through MLflow's own client."""
+    """The test reads the run back with MLflow's client."""
     mlflow = pytest.importorskip("mlflow")
     store = f"sqlite:///{tmp_path}/mlflow.db"
     shutil.copytree(sample, tmp_path / "run")
@@ -93,10 +97,10 @@ def test_mlflow_has_the_run_its_figures_and_its_record(
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("default")
-def test_wandb_keeps_a_run_for_later(
+def test_wandb_stores_a_run_offline(
     sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offline: what ``wandb sync`` would send lies below ./wandb."""
+    """In offline mode, the data that ``wandb sync`` would send is below ./wandb."""
     pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -1,4 +1,4 @@
-"""Telemetry by the real SDK, over HTTP, at a receiver that decodes it by the real protocol."""
+"""Telemetry sent by the real SDK over HTTP to a receiver that decodes the real protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.features.sharing import telemetry
 
 
 class Collector:
-    """What came in; ``answers`` is set while requests are answered."""
+    """The received spans and gauges; requests are answered while ``answers`` is set."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -78,7 +78,7 @@ def collector() -> Iterator[Collector]:
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.end_headers()
             except OSError:
-                pass  # whoever asked did not wait
+                pass  # The client did not wait for the answer.
 
         def log_message(self, *_: object) -> None:
             pass
@@ -92,7 +92,7 @@ def collector() -> Iterator[Collector]:
     yield taken
     taken.answers.set()
     for thread in set(threading.enumerate()) - before:
-        thread.join(30)  # one that goes on trying draws random numbers while other tests do
+        thread.join(30)  # A thread that still retries would draw random numbers during other tests.
         assert not thread.is_alive(), thread.name
     server.shutdown()
     server.server_close()
@@ -107,7 +107,7 @@ class Notes(Progress):
 
 
 def replayed(run: RunRecord, notes: Progress, url: str) -> Progress:
-    """A recorded run, shown as it was when it was measured."""
+    """Report a recorded run as if it were being measured."""
     shown = watched(notes, url)
     shown.begin(SimpleNamespace(name=run.run, machine=run.machine, nodes=run.nodes))  # type: ignore[arg-type]
     cases = {a.case.hash: a.case for plan in run.plans for a in plan.arms}
@@ -142,27 +142,29 @@ def test_every_launch_is_a_span_and_every_verdict_a_gauge(
     assert list(collector.gauges["scaleproof.run.running"].values()) == [0.0]
 
 
-def test_a_run_that_broke_has_its_status(sample_run: RunRecord, collector: Collector) -> None:
+def test_a_failed_run_reports_its_error(sample_run: RunRecord, collector: Collector) -> None:
     shown = replayed(sample_run, Notes(), collector.url)
     shown.broke(LaunchError("node 3 is gone"))
-    shown.ended(sample_run)  # what there was is written down later
+    shown.ended(sample_run)  # The partial record is written later.
     assert list(collector.gauges["scaleproof.run.exit"].values()) == [11.0]
     (root,) = [s for s in collector.spans if not s.parent_span_id]
     assert root.status.message == "node 3 is gone"
-    assert "scaleproof.verdict.value" not in collector.gauges, "nothing of it is a success"
+    assert "scaleproof.verdict.value" not in collector.gauges, (
+        "a failed run must not report verdicts"
+    )
 
 
-def test_nobody_waits_for_a_collector_and_the_oldest_spans_are_dropped(
+def test_a_slow_collector_does_not_delay_a_run_and_the_oldest_spans_are_dropped(
     sample_run: RunRecord, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes a request and does not answer, for as long as the run lasts and longer."""
+    """The collector accepts a request and does not answer until after the run."""
     monkeypatch.setattr(telemetry, "FLUSH_S", 0.1)
     monkeypatch.setattr(telemetry, "REQUEST_S", 60.0)
     monkeypatch.setattr(telemetry, "MOST_SPANS", 4)
     collector.answers.clear()
     notes = Notes()
     shown = replayed(sample_run, notes, collector.url)
-    assert collector.asked.wait(30), "so many spans are sent at once"
+    assert collector.asked.wait(30), "the first spans must be sent"
     cases = {a.case.hash: a.case for plan in sample_run.plans for a in plan.arms}
     last = [x for x in sample_run.launches if x.case in cases]
     for launch in last:
@@ -170,7 +172,7 @@ def test_nobody_waits_for_a_collector_and_the_oldest_spans_are_dropped(
     provider = shown._tracer_provider  # type: ignore[attr-defined]
     (processor,) = provider._active_span_processor._span_processors
     waiting = [s.attributes["scaleproof.launch"] for s in processor._batch_processor._queue]
-    assert waiting[::-1] == [x.launch for x in last[-4:]], "the newest wait"
+    assert waiting[::-1] == [x.launch for x in last[-4:]], "the newest spans must be kept"
     shown.ended(sample_run)
     assert not collector.answers.is_set() and collector.spans == []
     assert "did not take all telemetry" in notes.told[-1]
@@ -180,14 +182,14 @@ def test_nobody_waits_for_a_collector_and_the_oldest_spans_are_dropped(
     ("where", "expected"),
     [("grpc://collector:4317", "OTLP over HTTP"), ("nowhere/at/all.prom", "no folder")],
 )
-def test_what_is_no_address_is_named(where: str, expected: str) -> None:
+def test_an_invalid_address_is_reported(where: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected):
         watched(Progress(), where)
 
 
 @pytest.mark.full
-def test_a_real_run_is_followed(collector: Collector, tmp_path: Path) -> None:
-    """One rank, as its user types it; the collector knows what the record says."""
+def test_a_real_run_is_reported_to_the_collector(collector: Collector, tmp_path: Path) -> None:
+    """A user's run with one rank; the collector must get the data of the record."""
     words = ["run", "ddp/mlp-nano/weak", "--cpus", "1", "--no-fabric", "--no-timeline"]
     words += ["--heartbeat", collector.url, "--results", str(tmp_path)]
     status = main(words)

@@ -1,4 +1,4 @@
-"""The site of all runs: what it says of each, in a real browser, without a server or a network."""
+"""The site of all runs: what it shows of each, in a real browser without a server or a network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def results(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, one without its chain, one that cannot be read, and a page of several runs."""
+    """Return results with two runs, a run without a chain, an unreadable run, and a page of several
+    runs.
+    """
     folder = tmp_path_factory.mktemp("results")
     for name in ("ddp-nano", "ddp-nano-again"):
         shutil.copytree(sample.with_name(name), folder / "runs/c607" / name)
@@ -48,12 +50,12 @@ def results(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def site(results: Path) -> Path:
     assert main(["report", "site", str(results), "--name", "Team <A>"]) == 1, (
-        "some are not to be trusted"
+        "two of the runs do not verify"
     )
     return results / "site"
 
 
-def test_what_is_not_vouched_for_is_no_success(
+def test_runs_that_do_not_verify_fail_the_command(
     results: Path, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "site", str(results), "--name", "Team <A>", "--json"]) == 1
@@ -67,23 +69,27 @@ def test_what_is_not_vouched_for_is_no_success(
     assert index.count('<li data-status="ERROR"') == 1
     assert "NOT VERIFIED" in index
     for page in set(pages.PAGES) - {"index.html"}:
-        assert "unchained" not in (site / page).read_text(), "no figure of it counts"
+        assert "unchained" not in (site / page).read_text(), (
+            "other pages must not use figures of this run"
+        )
 
 
-def test_every_link_leads_somewhere_in_the_folder(site: Path) -> None:
+def test_every_link_leads_to_a_file_of_the_site(site: Path) -> None:
     for page in pages.PAGES:
         text = (site / page).read_text()
         links = set(re.findall(r'href="([^"#]+)"', text))
         assert len(links) > 4
         for link in links:
             assert (site / link).is_file(), (page, link)
-        assert not re.search(r'(src|href)="(https?:)?//', text), "no network"
+        assert not re.search(r'(src|href)="(https?:)?//', text), (
+            "the page must load nothing from the network"
+        )
         assert "<title>" in text and "Team &lt;A&gt;" in text and "Team <A>" not in text
     assert (site / "runs/c607/ddp-nano/report.html").read_text() == "<p>a page of its own"
     assert (site / "documents/history.html").is_file()
 
 
-def test_a_run_is_read_once_and_again_when_it_changed(
+def test_a_run_is_verified_once_and_again_after_a_change(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tmp_path / "results"
@@ -101,12 +107,13 @@ def test_a_run_is_read_once_and_again_when_it_changed(
     changed = bytearray(sample.read_bytes())
     changed[40] ^= 1
     sample.write_bytes(bytes(changed))
-    os.utime(sample, ns=(before.st_atime_ns, before.st_mtime_ns))  # as it was, but for a byte
+    # The file keeps its times, and one byte differs.
+    os.utime(sample, ns=(before.st_atime_ns, before.st_mtime_ns))
     main(["report", "site", str(whole)])
     assert len(read) == 2
 
 
-def test_others_files_are_not_written_over(tmp_path: Path, sample: Path) -> None:
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path, sample: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["report", "site", str(sample), "--to", str(tmp_path)]) == 4
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
@@ -114,7 +121,7 @@ def test_others_files_are_not_written_over(tmp_path: Path, sample: Path) -> None
 
 
 def entry(number: int, status: Status, machine: str = "m", stand_in: bool = False) -> SiteEntry:
-    """A run of one case, each a day later than the one before."""
+    """Return a run of one case, one day later than the previous number."""
     figure = entries.CaseFigure(
         case="ddp/net/weak@2gpu", ladder="ddp/net/weak", world_size=2, stand_in=stand_in,
         status=status, throughput=100.0, metric="efficiency", value=0.9 + number / 100, low=0.8, high=1.0, text=f"{0.9 + number / 100:.2f} [0.80, 1.00] efficiency v plain",
@@ -128,7 +135,7 @@ def entry(number: int, status: Status, machine: str = "m", stand_in: bool = Fals
     )  # fmt: skip
 
 
-def test_a_night_has_its_worst_and_a_machine_its_newest() -> None:
+def test_a_day_shows_its_worst_run_and_a_machine_its_newest() -> None:
     newest_first = [entry(2, Status.PASS), entry(1, Status.FAIL), entry(0, Status.PASS)]
     same_day = entry(1, Status.PASS)
     nights = pages.nights([newest_first[0], same_day, *newest_first[1:]])
@@ -137,7 +144,9 @@ def test_a_night_has_its_worst_and_a_machine_its_newest() -> None:
     assert by_day["2026-01-02"].figure.status is Status.FAIL
     nights = pages.side_by_side([*newest_first, entry(5, Status.PASS, "other", stand_in=True)])
     ((case, of_case),) = nights["rows"]  # type: ignore[misc, attr-defined]
-    assert case == "ddp/net/weak@2gpu" and set(of_case) == {"m"}, "stand-ins are no hardware"
+    assert case == "ddp/net/weak@2gpu" and set(of_case) == {"m"}, (
+        "simulated compute must not be compared as hardware"
+    )
     assert of_case["m"].entry.run == "r2"
 
 
@@ -154,7 +163,9 @@ def browse(page: Path, *arguments: str, at: str = "") -> str:
     [pytest.param(1, id="light"), pytest.param(0, id="dark", marks=pytest.mark.full)],
 )
 @pytest.mark.parametrize("page", pages.PAGES)
-def test_axe_finds_nothing_serious(page: str, scheme: int, site: Path, tmp_path: Path) -> None:
+def test_axe_finds_no_serious_accessibility_violation(
+    page: str, scheme: int, site: Path, tmp_path: Path
+) -> None:
     spec = importlib.util.find_spec("axe_core_python")
     assert spec is not None and spec.origin is not None
     code = Path(spec.origin).with_name("axe.min.js").read_text()
@@ -172,8 +183,8 @@ def test_axe_finds_nothing_serious(page: str, scheme: int, site: Path, tmp_path:
 
 
 @needs_chromium
-def test_a_search_shows_what_it_names_and_is_kept_in_the_address(site: Path) -> None:
-    """The whole filter without a server: words, a status, and what the page says of it."""
+def test_a_search_in_the_address_filters_the_runs(site: Path) -> None:
+    """The filter works without a server: words, a status, and the printed count."""
     dom = browse(site / "index.html", at="#q=nano&status=ERROR")
     shown = [tag for tag in re.findall(r"<li [^>]*>", dom) if " hidden" not in tag]
     assert len(shown) == 1 and 'data-status="ERROR"' in shown[0]
@@ -186,8 +197,10 @@ def test_a_search_shows_what_it_names_and_is_kept_in_the_address(site: Path) -> 
 @needs_chromium
 @pytest.mark.full
 @pytest.mark.parametrize("page", pages.PAGES)
-def test_nothing_runs_out_of_a_phones_window(page: str, site: Path, tmp_path: Path) -> None:
-    """390 px wide, in a frame: headless Chromium has no narrower window than 500."""
+def test_pages_fit_into_a_phones_window(page: str, site: Path, tmp_path: Path) -> None:
+    """The page is 390 px wide in a frame, because headless Chromium has no window narrower than 500
+    px.
+    """
     outer = tmp_path / "outer.html"
     wide = "const d=this.contentDocument.documentElement;document.body.dataset.over="
     wide += "[d.clientWidth,d.scrollWidth]"

@@ -23,9 +23,11 @@ def test_the_shipped_schemas_are_those_of_the_code() -> None:
         assert shipped == json.loads(json.dumps(made)), "python -m harness.interface.schema"
 
 
-def test_every_verb_has_one() -> None:
+def test_every_command_has_a_schema() -> None:
     told = {verb for documents in by_folder().values() for verb in documents}
-    assert told == {*commands(), "error"} - {"jobs join"}, "jobs join becomes an agent"
+    assert told == {*commands(), "error"} - {"jobs join"}, (
+        "jobs join becomes an agent and prints no document"
+    )
 
 
 def check(verb: str, document: Any) -> None:
@@ -66,7 +68,7 @@ def check(verb: str, document: Any) -> None:
     ],
     ids=lambda words: "-".join(w.rpartition("/")[2] for w in words),
 )
-def test_what_is_printed_follows_it(
+def test_printed_documents_follow_the_schema(
     words: list[str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +82,7 @@ def test_what_is_printed_follows_it(
     check("error" if status == 4 else resolve(words, commands())[0], printed)
 
 
-def test_a_document_with_another_field_does_not_follow_it() -> None:
+def test_a_document_with_a_wrong_field_does_not_follow_the_schema() -> None:
     check("jobs cancel", {"job": "7"})
     for wrong in ({"job": 7}, {}, {"job": "7", "more": 1}):
         with pytest.raises(jsonschema.ValidationError):

@@ -1,4 +1,4 @@
-"""``attach``: a job that runs already is looked at, and goes on."""
+"""``jobs attach`` inspects a running job without disturbing it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ MINE = Frame("main", "/home/me/train.py", 42)
 
 
 @given(name=st.sampled_from(sorted(INNER)), outer=st.sampled_from(sorted(INNER)))
-def test_the_innermost_frame_that_is_known_counts(name: str, outer: str) -> None:
+def test_the_innermost_recognized_frame_determines_the_activity(name: str, outer: str) -> None:
     stack = [Frame("relu", TORCH + "nn/functional.py", 1), INNER[name], INNER[outer], MINE]
     assert activity(stack) == name and own_line(stack) == "/home/me/train.py:42"
     assert activity([MINE]) == OTHER
 
 
-def test_looks_are_counted() -> None:
+def test_sampled_stacks_are_counted() -> None:
     seen = tally([[INNER["data"], MINE], [INNER["data"], MINE], [MINE]])
     assert seen.seen == {"data": 2, OTHER: 1} and seen.count == 3
 
 
 @pytest.mark.skipif(not os.access("/proc/1/environ", os.R_OK), reason="may not trace processes")
-def test_a_job_is_seen_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inspected_job_continues(capsys: pytest.CaptureFixture[str]) -> None:
     env = {**os.environ, "RANK": "0", "WORLD_SIZE": "3"}
     command = [sys.executable, str(LOOP), "--mistake", "wrong world", "--epochs", "1000000"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as job:
@@ -55,7 +55,7 @@ def test_a_job_is_seen_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
         job.kill()
 
 
-def test_what_is_no_job_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_no_training_job_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "attach", "999999999"]) == 4
     assert "no process 999999999 here" in capsys.readouterr().err
     assert main(["jobs", "attach", "0"]) == 4

@@ -1,4 +1,4 @@
-"""The command line: golden screens, JSON, exit status, errors that end with a command."""
+"""The command line: golden screens, JSON, exit status, and errors that end with a command."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_golden_screens(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: Any,
 ) -> None:
-    """Set GOLDEN_SCREENS=write to accept new screens after looking at them."""
+    """Set GOLDEN_SCREENS=write to accept new screens after you have read them."""
     seen = screen(arguments, columns, capsys, monkeypatch)
     path = GOLDEN / f"{name}-{columns}.txt"
     if os.environ.get("GOLDEN_SCREENS") == "write":
@@ -60,7 +60,7 @@ def test_golden_screens(
         path.write_text(seen)
     assert seen == path.read_text()
     assert max(map(len, seen.splitlines())) <= columns
-    assert "\033" not in seen, "no colour into a pipe"
+    assert "\033" not in seen, "a pipe must get no colour codes"
 
 
 def test_the_page_needs_no_network(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -101,7 +101,7 @@ def test_json_is_one_document(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(
         admission, "examine", lambda num_gpus=None: ()
-    )  # a busy host is no error of JSON
+    )  # A busy host must not change the exit status of this test.
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)
 
@@ -131,7 +131,7 @@ def test_json_is_one_document(
         ),
     ],
 )
-def test_errors_say_what_and_end_with_a_command(
+def test_errors_state_the_problem_and_end_with_a_command(
     arguments: list[str],
     code: int,
     says: str,
@@ -151,7 +151,7 @@ def test_errors_say_what_and_end_with_a_command(
 def test_a_variable_that_nothing_reads_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else other rules are applied than were meant."""
+    """Otherwise a misspelt variable would silently select other rules."""
     monkeypatch.setenv("SCALEPROOF_THRESHOLD", "/nowhere.toml")
     assert main(["check", "thresholds"]) == 4
     error = capsys.readouterr().err
@@ -160,7 +160,7 @@ def test_a_variable_that_nothing_reads_is_an_error(
     )
 
 
-def test_a_file_that_lacks_its_mark_is_told(
+def test_a_file_without_its_head_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tinynet.py").write_text('"""A model."""\ndef build(size, seed): ...\n')
@@ -168,7 +168,7 @@ def test_a_file_that_lacks_its_mark_is_told(
     assert "tinynet.py: a model needs SIZES" in capsys.readouterr().err
 
 
-def test_the_shell_completes_verbs_and_their_options(tmp_path: Path) -> None:
+def test_the_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
     def completed(line: str) -> list[str]:
         out = tmp_path / "out"
         env = {
@@ -195,7 +195,7 @@ def scaleproof(*arguments: str, cwd: Path, **kw: Any) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.full  # as the main job does
+@pytest.mark.full  # The main job covers this, too.
 def test_run_measures_judges_and_writes_a_record_that_verifies(tmp_path: Path) -> None:
     done = scaleproof("run", "ddp/mlp-nano/weak", "--cpus", "2", cwd=tmp_path)
     assert done.returncode == 5, "no rule applies, so nothing was judged"
@@ -207,10 +207,12 @@ def test_run_measures_judges_and_writes_a_record_that_verifies(tmp_path: Path) -
     assert (folder / "report.html").is_file()
 
 
-def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
+def test_plan_prints_the_golden_screen_and_launches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Golden: before eight H100s are booked. Profiles and the fabric take their part of the time."""
+    """The golden screen is a plan for eight H100s; profiles and fabric sweeps are included in its
+    time.
+    """
     target, name = "fsdp/decoder-llama-8b/weak", "plan-llama-8b-8xh100"
     for variable in ("SCALEPROOF_NO_TIMELINE", "SCALEPROOF_NO_FABRIC"):
         monkeypatch.delenv(variable)
@@ -227,10 +229,8 @@ def test_plan_says_what_an_expert_wants_to_know_and_launches_nothing(
 
 @pytest.mark.full
 @pytest.mark.parametrize("purpose", ["gate", "pilot", "timed"])
-def test_a_killed_program_has_kept_what_was_measured_and_resume_goes_on(
-    tmp_path: Path, purpose: str
-) -> None:
-    """SIGKILL, so that nothing can be written any more: what was entered is all there is."""
+def test_a_killed_run_keeps_its_launches_and_can_be_resumed(tmp_path: Path, purpose: str) -> None:
+    """SIGKILL prevents any further write, so the run consists of the launches recorded before it."""
     command = [sys.executable, "-m", "harness", "run", "ddp/mlp-nano/weak", "--cpus", "2"]
 
     with subprocess.Popen([*command, "--no-timeline"], cwd=tmp_path) as process:
@@ -239,7 +239,9 @@ def test_a_killed_program_has_kept_what_was_measured_and_resume_goes_on(
         process.kill()
     before = load(folder)
     assert not before.complete and before.launches[-1].purpose == purpose
-    assert scaleproof("verify", str(folder), cwd=tmp_path).returncode == 0, "it is honest"
+    assert scaleproof("verify", str(folder), cwd=tmp_path).returncode == 0, (
+        "the interrupted run must verify"
+    )
     assert scaleproof("report", str(folder), cwd=tmp_path).returncode == 0
     done = scaleproof("run", "--resume", str(folder), cwd=tmp_path)
     after = load(folder)
@@ -273,7 +275,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> None:
+def test_resume_measures_the_remaining_plans(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "from harness import Protocol, ladder\n"
         "TWO = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)\n"
@@ -294,22 +296,24 @@ def test_resume_measures_the_plans_that_were_still_to_come(tmp_path: Path) -> No
     run = json.loads(records[0].read_text())
     assert run["complete"]
     settings = run["settings"]
-    assert settings["strict"] and not settings["timeline"], "as it was begun"
+    assert settings["strict"] and not settings["timeline"], (
+        "resume must keep the settings of the run"
+    )
     assert settings["argv"] == ["scaleproof", *words]
     assert shlex.join(words) in " ".join(done.stdout.split())
     assert not settings["packed"]
     assert any("resumed with packed = False, begun with True" in note for note in run["notes"])
     assert {p["name"] for p in run["plans"]} == {"ddp/mlp-nano/weak", "fsdp/mlp-nano/weak"}
     assert {v["status"] for v in run["verdicts"]} <= {"RECORDED", "INCONCLUSIVE"}, (
-        "a host may be noisy"
+        "a noisy host makes the verdicts INCONCLUSIVE"
     )
     turns = [x["turn"] for x in run["launches"] if x["purpose"] == "timed" and x["arm"] == "plain"]
-    assert sorted(turns) == [0, 0, 1, 1], "a block each, none twice"
+    assert sorted(turns) == [0, 0, 1, 1], "each plan has one block, measured once"
 
 
-@pytest.mark.full  # two minutes; tests/launch/clusters launches worlds by torchrun
+@pytest.mark.full  # This takes two minutes; tests/launch/clusters also launches worlds by torchrun.
 def test_several_nodes_by_torchrun(tmp_path: Path) -> None:
-    """Two torchrun agents on this machine: two nodes of one rank."""
+    """Start two torchrun agents on this machine as two nodes with one rank each."""
     (tmp_path / "two.py").write_text(
         "from harness import Protocol, ladder\n"
         "FAST = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)\n"
@@ -359,7 +363,7 @@ def test_every_kind_of_baseline_is_measured(tmp_path: Path) -> None:
     }
     assert all(v["n"] == 4 and v["value"] is not None for v in verdicts.values())
     wire = next(v for (name, _), v in verdicts.items() if name == "wire_ratio@b/other")
-    assert wire["value"] < 0.1, "top-k sends a fraction of what dense sends"
+    assert wire["value"] < 0.1, "top-k must send a fraction of the dense bytes"
 
 
 @pytest.mark.parametrize("command", sorted(commands()))

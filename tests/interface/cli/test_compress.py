@@ -1,4 +1,4 @@
-"""``compress``: one table of codecs, from real launches."""
+"""``run compress`` prints one table of compressors from real launches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def said(capsys: Any, *words: str) -> tuple[int, str, str]:
         (["decoder", "--cpus", "2"], "is not a case"),
     ],
 )
-def test_what_cannot_be_compared_is_said_before_anything_is_launched(
+def test_invalid_options_are_reported_before_any_launch(
     capsys: Any, tmp_path: Path, words: list[str], what: str
 ) -> None:
     status, _, err = said(capsys, *words, "--results", str(tmp_path))
@@ -42,14 +42,16 @@ def test_what_cannot_be_compared_is_said_before_anything_is_launched(
 
 
 @pytest.mark.full
-def test_a_table_of_codecs(capsys: Any, tmp_path: Path) -> None:
+def test_the_table_contains_the_costs_of_every_compressor(capsys: Any, tmp_path: Path) -> None:
     words = ("decoder-nano", "--cpus", "2", "--codecs", "int8,topk", "--results", str(tmp_path))
     status, out, _ = said(capsys, *words, "--json")
     assert status == 0
     costs = {c["name"]: c for c in json.loads(out)["costs"]}
     assert set(costs) == {"dense", "bf16", "int8", "topk", "no exchange"}
     per_parameter = {name: c["bytes_per_parameter"] for name, c in costs.items()}
-    assert per_parameter["dense"] == pytest.approx(4.0, rel=0.05), "2 (N-1)/N of 4 bytes"
+    assert per_parameter["dense"] == pytest.approx(4.0, rel=0.05), (
+        "a ring all-reduce sends 2 (N-1)/N of 4 bytes"
+    )
     assert per_parameter["bf16"] == pytest.approx(2.0, rel=0.05)
     assert per_parameter["int8"] == pytest.approx(1.016, rel=0.05)
     assert per_parameter["no exchange"] == 0
@@ -59,25 +61,29 @@ def test_a_table_of_codecs(capsys: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_each_is_trained_at_every_rate_of_its_grid(capsys: Any, tmp_path: Path) -> None:
+def test_each_compressor_is_trained_at_every_learning_rate_of_its_grid(
+    capsys: Any, tmp_path: Path
+) -> None:
     words = ("decoder-nano", "--cpus", "2", "--codecs", "topk", "--tuned")
     status, out, _ = said(capsys, *words, "--results", str(tmp_path), "--json")
     assert status == 0
     (tuned,) = json.loads(out)["tuned"]
     assert (tuned["name"], tuned["optimizer"]) == ("topk", "sgd")
     assert tuned["lr"] in (0.01, 0.05, 0.25) and tuned["dense_lr"] in (0.01, 0.05, 0.25)
-    assert 1 < tuned["dense_loss"] <= tuned["loss"] < 6, "it throws gradients away"
+    assert 1 < tuned["dense_loss"] <= tuned["loss"] < 6, (
+        "top-k drops gradients, so its loss must be higher"
+    )
 
 
 @pytest.mark.full
-def test_a_model_without_a_floor_is_told_to_have_no_loss(capsys: Any, tmp_path: Path) -> None:
+def test_a_model_without_a_loss_floor_is_refused(capsys: Any, tmp_path: Path) -> None:
     words = ("mlp-nano", "--cpus", "2", "--codecs", "topk", "--tuned")
     status, out, _ = said(capsys, *words, "--results", str(tmp_path))
     assert status == 4 and "no loss of mlp-nano is compared" in out
 
 
 @pytest.mark.full
-def test_an_interrupt_keeps_and_shows_what_was_measured(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_and_prints_the_measurements(tmp_path: Path) -> None:
     words = ["run", "compress", "mlp-nano", "--cpus", "2", "--codecs", "int8"]
     process = subprocess.Popen(
         [sys.executable, "-m", "harness", *words],
@@ -90,4 +96,4 @@ def test_an_interrupt_keeps_and_shows_what_was_measured(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "report   scaleproof report" in out
-    assert not load(folder).complete, "it can be resumed"
+    assert not load(folder).complete, "an incomplete run can be resumed"

@@ -1,4 +1,4 @@
-"""``demo``: a run that anybody could have typed."""
+"""``run demo`` is a run that a user could have typed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.interface.cli.main import main
         (8, 8, ["--gpus", "4"]),
     ],
 )
-def test_it_takes_what_this_machine_has(
+def test_the_demo_uses_the_devices_of_this_machine(
     gpus: int, cpus: int, ranks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Asked] = []
@@ -44,7 +44,7 @@ def test_it_takes_what_this_machine_has(
 
 
 @pytest.mark.full
-def test_it_ends_with_figures_and_a_page(
+def test_the_demo_prints_figures_and_writes_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

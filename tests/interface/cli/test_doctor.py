@@ -1,4 +1,4 @@
-"""doctor: facts of a machine, of many nodes, and what is not alike."""
+"""``check``: facts of one machine or of many nodes, and the differences between nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.interface.cli.main import main
 from harness.launch.engine import make
 
 
-def test_facts_are_texts_and_none_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_are_text_and_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("SCALEPROOF_TOKEN", "hidden")
     listed = machine.facts()
@@ -27,7 +27,9 @@ def test_facts_are_texts_and_none_is_a_secret(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Board:
-    """Four devices: two pairs over NVLink, the pairs over the processors' link."""
+    """NVML with four devices: two pairs with NVLink, and the pairs connected through the
+    processors.
+    """
 
     NVMLError = type("NVMLError", (Exception,), {})
 
@@ -48,14 +50,14 @@ class Board:
         return 50
 
 
-def test_links_between_devices_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_between_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Board())  # type: ignore[arg-type]
     kinds = {(pair.a, pair.b): pair.joined for pair in vendor.topology()}
     assert kinds == {(0, 1): "NVLink", (2, 3): "NVLink", (0, 2): "SYS", (0, 3): "SYS",
                      (1, 2): "SYS", (1, 3): "SYS"}  # fmt: skip
 
 
-def test_a_way_that_is_switched_off_is_told_only_where_it_is_there() -> None:
+def test_a_disabled_transport_is_reported_only_if_the_hardware_has_it() -> None:
     off = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1"}
     assert len(environment.switched_off(off, infiniband=True, num_gpus=8)) == 2
     assert environment.switched_off(off, infiniband=False, num_gpus=1) == []
@@ -72,7 +74,7 @@ def said(host: str, *findings: Finding, **changes: str) -> tuple[Any, Any]:
 
 
 def nodes(monkeypatch: pytest.MonkeyPatch, *answers: tuple[Any, Any]) -> None:
-    """A session whose agents answer like that."""
+    """Replace the session by one whose agents give these answers."""
     worlds = SimpleNamespace(examine=lambda: list(answers))
 
     class Session:
@@ -113,7 +115,7 @@ def test_outliers_and_problems_are_named_with_their_nodes(
 
 
 @pytest.mark.full
-def test_real_agents_say_how_their_nodes_are(
+def test_real_agents_report_the_facts_of_their_nodes(
     capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     if not (here := make(Catalogue().get("engines", "emulated")).probe()).available:
@@ -130,7 +132,7 @@ def test_real_agents_say_how_their_nodes_are(
     }
 
 
-def test_one_machine_is_looked_at_without_an_agent(
+def test_one_machine_is_checked_without_an_agent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(admission, "examine", lambda num_gpus=None: ())

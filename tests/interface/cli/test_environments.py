@@ -1,4 +1,4 @@
-"""Variables reach every command; what an environment lacks is said of it, and of no record."""
+"""Environment variables reach every command; what the environment lacks is not blamed on a record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("verb", WORDS)
-def test_a_locale_of_ascii_letters(verb: str, copy: Path) -> None:
+def test_commands_work_in_an_ascii_locale(verb: str, copy: Path) -> None:
     words = [str(copy) if word == "SAMPLE" else word for word in WORDS[verb]]
     ascii_only = {
         "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "PYTHONIOENCODING": "ascii",
@@ -41,8 +41,8 @@ def test_a_locale_of_ascii_letters(verb: str, copy: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_little_memory_is_enough_to_read_a_run(copy: Path) -> None:
-    """As many bytes were asked for as the largest file may have: a gigabyte, for 2 kB."""
+def test_reading_a_run_needs_little_memory(copy: Path) -> None:
+    """Reading must not allocate the maximum file size, a gigabyte, for a file of 2 kB."""
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))
@@ -67,7 +67,7 @@ def test_little_memory_is_enough_to_read_a_run(copy: Path) -> None:
         ),
     ],
 )
-def test_what_the_host_lacks_is_no_fault_of_a_record(
+def test_a_failure_of_the_host_is_not_blamed_on_the_record(
     error: Exception, words: str, copy: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -77,7 +77,8 @@ def test_what_the_host_lacks_is_no_fault_of_a_record(
         raise error
 
     monkeypatch.setattr(verdicts, "verdicts", lacks)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(copy / "cache"))  # else it is remembered as verified
+    # Otherwise the cache would contain that this run verifies.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copy / "cache"))
     assert main(["verify", str(copy)]) == 4
     told = capsys.readouterr().err
     assert words in told and "makes no sense" not in told and "  try  " in told
@@ -95,7 +96,7 @@ def test_a_variable_reaches_every_command(
         told = capsys.readouterr()
         assert "elsewhere" in told.out + told.err or words == ["jobs"], words
     assert main(["history", "add", str(ROOT / "results/samples/ddp-nano")]) == 0
-    assert any(elsewhere.iterdir()), "what was ingested lies there"
+    assert any(elsewhere.iterdir()), "the added run must be in that folder"
     capsys.readouterr()
     monkeypatch.setenv("SCALEPROOF_PATH", str(ROOT / "examples/my_files"))
     assert main(["run", "list", "strategies", "--json"]) == 0
@@ -104,7 +105,7 @@ def test_a_variable_reaches_every_command(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("words", [["report", "SAMPLE", "--json"], ["run", "list", "models"]])
-def test_output_that_a_full_disk_has_lost_is_no_success(words: list[str], copy: Path) -> None:
+def test_losing_output_on_a_full_disk_is_an_error(words: list[str], copy: Path) -> None:
     shutil.rmtree(copy / "page", ignore_errors=True)
     command = [sys.executable, "-m", "harness", *(str(copy) if w == "SAMPLE" else w for w in words)]
     with Path("/dev/full").open("w", encoding="utf-8") as full:

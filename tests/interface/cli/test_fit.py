@@ -1,4 +1,4 @@
-"""``fit``: what a user types, out of memory in fresh worlds, and mistakes."""
+"""``run fit``: its output, recovery from out-of-memory in fresh worlds, and mistakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch(ids, size):
 '''
 
 
-def test_it_recovers_from_out_of_memory_and_says_how_to_go_on(
+def test_fit_recovers_from_out_of_memory_and_finds_the_micro_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "greedy.py").write_text(GREEDY)
@@ -48,7 +48,7 @@ def test_it_recovers_from_out_of_memory_and_says_how_to_go_on(
 
 
 @pytest.mark.full
-def test_what_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "fit", "single/mlp-nano", "--cpus", "1", "--memory", "0.001"]
     assert main(words) == Exit.FAILED
     screen = capsys.readouterr().out
@@ -56,7 +56,7 @@ def test_what_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.full
-def test_most_is_a_limit_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limit_of_option_most_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "fit", "pipeline/mlp-nano", "--cpus", "2", "--most", "16", "--memory", "4"]
     assert main(words) == Exit.PASSED
     screen = capsys.readouterr().out
@@ -73,6 +73,8 @@ def test_most_is_a_limit_that_is_said(capsys: pytest.CaptureFixture[str]) -> Non
         (["run", "fit", "ddp/mlp-nanoo", "--cpus", "2"], "did you mean"),
     ],
 )
-def test_mistakes(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == Exit.USAGE
     assert says in capsys.readouterr().err

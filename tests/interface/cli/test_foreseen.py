@@ -1,4 +1,4 @@
-"""``scaleproof predict``: read at a glance in 80 columns, and errors that end with a command."""
+"""``scaleproof predict`` is readable in 80 columns, and its errors end with a command."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def test_the_first_lines_say_it_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_lines_summarize_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--table", PUBLISHED]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(" 76 sizes predicted: ") and "80 % intervals contain" in lines[1]
-    assert max(map(len, lines[:-1])) <= 80, "a command is never broken"
+    assert max(map(len, lines[:-1])) <= 80, "only the last line, a command, may be longer"
     assert any(line.startswith(" not counted") for line in lines)
-    assert lines[-1].endswith("--sizes"), "what to type next"
+    assert lines[-1].endswith("--sizes"), "the last line must be the next command"
 
 
-def test_one_table_is_told_size_by_size(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_table_is_printed_with_every_world_size(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--only", "megascale_tab2_megatron_lm", "--to", "2048", "--hold", "0.8"]
     assert main(["predict", "--table", PUBLISHED, *words]) == 0
     out = capsys.readouterr().out
@@ -41,7 +41,7 @@ def test_the_document_has_every_size_and_score(capsys: pytest.CaptureFixture[str
     document = json.loads(capsys.readouterr().out)
     assert document["scores"]["whole"]["num"] == 76
     total = sum(len(t["predicted"]) for t in document["tables"])
-    assert total == 77, "one is predicted but not counted"
+    assert total == 77, "one prediction does not count for the score"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_errors_end_with_a_command(
     assert what in error and "  try       " in error
 
 
-def test_nothing_to_predict_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_with_nothing_to_predict_does_not_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = {"id": "t", "calibrate_on": [8], "points": [{"N": 8, "mbs": 1, "step_s": 1}]}
     (tmp_path / "t.json").write_text(json.dumps(table))
     assert main(["predict", "--table", str(tmp_path / "t.json")]) == 5

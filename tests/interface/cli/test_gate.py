@@ -1,4 +1,4 @@
-"""``gate``: fit, unfit or not known in time, for a prolog; the heartbeat beside it."""
+"""``check nodes`` reports fit, unfit or unknown to a prolog; the heartbeat is tested as well."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.full
-def test_what_is_wrong_with_a_training_is_unfit(
+def test_an_incorrect_training_run_is_unfit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--path", str(MUTANTS), "--case", "mutant/mlp-nano", "--set", "mutant.bug=sum_for_mean"]
@@ -39,10 +39,10 @@ def test_what_is_wrong_with_a_training_is_unfit(
 
 
 @pytest.mark.full
-def test_a_right_training_and_its_collectives_are_told(
+def test_a_correct_training_run_and_its_collectives_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a machine that others use its load is found; the training and the network are right."""
+    """On a busy machine the load is reported; the training run and the network are still correct."""
     status = gate(tmp_path, "--case", "ddp/mlp-nano")
     gate_answer = told(capsys)
     by_check = {row["check"]: row for row in gate_answer["checks"]}
@@ -54,25 +54,26 @@ def test_a_right_training_and_its_collectives_are_told(
 
 
 @pytest.mark.full
-def test_a_network_that_was_not_swept_is_unfit(
+def test_a_network_without_a_timed_collective_is_unfit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: a sweep that comes back with nothing."""
-    monkeypatch.setattr(gate_verb, "_nodes", lambda _: ([], ""))  # how busy the host is
+    """The injected fault is a sweep that returns nothing."""
+    # The load of this host must not change the result.
+    monkeypatch.setattr(gate_verb, "_nodes", lambda _: ([], ""))
     monkeypatch.setattr(gate_verb.Sweeper, "sweep", lambda *_: None)
     assert gate(tmp_path, "--case", "ddp/mlp-nano") == Exit.FAILED
     assert "no collective was timed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("within", ["soon", "0"])
-def test_a_time_that_is_none_is_refused_by_its_option(
+def test_an_invalid_time_limit_is_refused(
     within: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gate(tmp_path, "--within", within) == Exit.USAGE
     assert f"--within {within}" in "".join(capsys.readouterr())
 
 
-def test_a_gate_that_takes_too_long_is_ended_and_said(
+def test_a_check_that_takes_too_long_is_stopped_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gate(tmp_path, "--within", "0.5s") == Exit.INCONCLUSIVE
@@ -88,7 +89,7 @@ def moment(**more: Any) -> Moment:
     return Moment(**{**fields, **more})
 
 
-def test_a_heartbeat_is_metrics_that_prometheus_reads(tmp_path: Path) -> None:
+def test_a_heartbeat_is_valid_openmetrics(tmp_path: Path) -> None:
     from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
     path = tmp_path / "run.prom"
@@ -101,16 +102,18 @@ def test_a_heartbeat_is_metrics_that_prometheus_reads(tmp_path: Path) -> None:
     assert families["scaleproof_run"].samples[0].labels["case"] == 'ddp/"x"'
     before = path.read_text()
     heart.show(moment(step=4))
-    assert path.read_text() == before, "not more often than every few seconds"
+    assert path.read_text() == before, (
+        "the file must not be written more often than every few seconds"
+    )
 
 
-def test_a_heartbeat_tells_a_wait_for_agents(tmp_path: Path) -> None:
+def test_a_heartbeat_reports_waiting_for_agents(tmp_path: Path) -> None:
     heart = Heartbeat(Progress(), tmp_path / "run.prom")
     heart.show(Waiting(here=3, wanted=64, says="job 7 pending", waited_s=4.0))
     assert "waiting for 64 agents" in (tmp_path / "run.prom").read_text()
 
 
-def test_a_heartbeat_that_cannot_be_is_refused_and_one_that_fails_later_ends_nothing(
+def test_an_unwritable_heartbeat_is_refused_at_start_and_tolerated_later(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(SpecError, match="--heartbeat"):
@@ -121,7 +124,7 @@ def test_a_heartbeat_that_cannot_be_is_refused_and_one_that_fails_later_ends_not
         def note(self, text: str) -> None:
             messages.append(text)
 
-    (tmp_path / "run.prom").mkdir()  # no file can be put in its place
+    (tmp_path / "run.prom").mkdir()  # A folder blocks the path of the file.
     heart = Heartbeat(Teller(), tmp_path / "run.prom")
     heart.show(moment())
     heart.show(moment(step=4))

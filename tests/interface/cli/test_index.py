@@ -1,4 +1,6 @@
-"""The start screen and the overview of commands: short, complete, and every command exists."""
+"""The start screen and the overview of commands are short and complete, and every command in them
+exists.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_nothing_typed_says_what_to_type(
+def test_without_arguments_a_short_start_screen_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -30,7 +32,7 @@ def test_nothing_typed_says_what_to_type(
     assert len(lines) <= 14 and all(len(line) <= 80 for line in lines)
 
 
-def test_what_it_says_to_type_is_understood() -> None:
+def test_commands_of_the_start_screen_exist() -> None:
     for _, typed in index.WANTED:
         for command in typed.replace("&&", ";").split(";"):
             program, *words = shlex.split(command)
@@ -38,7 +40,7 @@ def test_what_it_says_to_type_is_understood() -> None:
                 assert " ".join(words).startswith(parsed(words).command)
 
 
-def test_the_overview_is_a_screen_and_has_every_command(
+def test_the_overview_fits_on_a_screen_and_has_every_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -49,7 +51,7 @@ def test_the_overview_is_a_screen_and_has_every_command(
     for command in commands():
         assert words >= set(command.split())
         assert any(line.strip().startswith(command) for line in whole), command
-    assert "More" not in words, "every group has its title and its sentence"
+    assert "More" not in words, "every group must have a title"
 
 
 def test_there_are_about_twelve_commands() -> None:
@@ -101,8 +103,8 @@ def test_help_shows_the_main_options_and_help_all_the_others(
 
 
 @pytest.mark.parametrize("link", ["", "nvswitch", "pcie-peer", "pcie-host"])
-def test_what_init_asks_is_what_the_suite_asks(link: str) -> None:
-    """On cores, and on 8 GPUs of each fabric."""
+def test_bounds_of_new_suites_equal_those_of_the_shipped_suites(link: str) -> None:
+    """Compare CPU ranks and 8 GPUs on each fabric."""
     suite = load_thresholds(ROOT / "suites" / "thresholds.toml")
     template = templates(ROOT / "harness" / "interface" / "start")
     ranks, device = (8, "cuda") if link else (2, "cpu")

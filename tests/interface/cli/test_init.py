@@ -1,4 +1,4 @@
-"""``scaleproof new``: suites for those who have no clone."""
+"""``scaleproof new`` writes suites for users without a clone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = Gpu(index=0, name="NVIDIA H100", uuid="GPU-1", memory_bytes=1 << 30, mig=F
 
 
 @pytest.mark.parametrize("gpus", [0, 8])
-def test_what_is_written_reads_and_ruff_likes_it(
+def test_the_written_suite_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -29,7 +29,7 @@ def test_what_is_written_reads_and_ruff_likes_it(
     compile((tmp_path / "mine" / "test_scaling.py").read_text(), "test_scaling.py", "exec")
 
 
-def test_it_collects_and_plans_as_it_says(
+def test_the_written_suite_can_be_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

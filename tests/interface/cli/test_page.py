@@ -1,4 +1,6 @@
-"""The HTML pages in a real browser: they render without a network, filter, sort and print."""
+"""The HTML pages in a real browser: they render without a network, and can be filtered, sorted and
+printed.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def browse(page: Path, *arguments: str) -> str:
 
 
 def axe(page: Path, document: str, *arguments: str) -> list[str]:
-    """What axe-core finds in a page: its rules of serious and critical impact."""
+    """Return the rules of serious and critical impact that axe-core finds violated in a page."""
     spec = importlib.util.find_spec("axe_core_python")
     assert spec is not None and spec.origin is not None
     code = Path(spec.origin).with_name("axe.min.js").read_text()
@@ -61,7 +63,7 @@ def axe(page: Path, document: str, *arguments: str) -> list[str]:
     return [rule for rule, impact in json.loads(html.unescape(match[1])) if impact != "minor"]
 
 
-def test_axe_finds_nothing_serious_but_what_is_planted(
+def test_axe_finds_only_the_injected_accessibility_violation(
     sample_run: RunRecord, tmp_path: Path
 ) -> None:
     document, page = render(sample_run), tmp_path / "report.html"
@@ -70,7 +72,7 @@ def test_axe_finds_nothing_serious_but_what_is_planted(
 
 
 @pytest.mark.full
-def test_axe_finds_nothing_serious_in_the_dark(sample_run: RunRecord, tmp_path: Path) -> None:
+def test_axe_finds_no_serious_violation_in_dark_mode(sample_run: RunRecord, tmp_path: Path) -> None:
     dark = "--blink-settings=preferredColorScheme=0"
     assert axe(tmp_path / "report.html", render(sample_run), dark) == []
 
@@ -88,8 +90,8 @@ def test_page_renders_and_its_filter_works(sample_run: RunRecord, tmp_path: Path
     )
     page.write_text(render(sample_run).replace("</body>", f"{script}</body>"))
     dom = browse(page, "--window-size=1200,2000", "--dump-dom")
-    assert 'data-shown="1"' in dom, "one verdict is a PASS"
-    assert 'data-wide="true"' in dom, "nothing runs out of the window"
+    assert 'data-shown="1"' in dom, "the filter must show the only PASS"
+    assert 'data-wide="true"' in dom, "the page must not be wider than the window"
     values = sorted(v.value for v in sample_run.verdicts if v.value is not None)
     assert f'data-first="{values[0]:.3f}"' in dom
     assert dom.count("<svg") >= 5
@@ -104,7 +106,9 @@ def test_screenshot_is_not_blank(sample_run: RunRecord, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pages(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The report of a run, two machines side by side, and an acceptance document."""
+    """Return three pages: the report of a run, a comparison of two machines, and an acceptance
+    document.
+    """
     place = tmp_path_factory.mktemp("pages")
     other = sample.with_name("ddp-nano-again")
     report = place / "report.html"
@@ -132,7 +136,7 @@ NAMES = ("report", "machines", "handover")
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_says_nothing_on_the_console_and_prints(
+def test_a_page_has_no_console_messages_and_can_be_printed(
     pages: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
     page = tmp_path / f"{name}.html"
@@ -143,11 +147,11 @@ def test_a_page_says_nothing_on_the_console_and_prints(
     assert printed[:5] == b"%PDF-" and len(printed) > 20_000
     broken = page.read_text().replace("</body>", "<script>nowhere()</script></body>")
     page.write_text(broken)
-    assert any("nowhere" in line for line in console(page)), "or this would see nothing"
+    assert any("nowhere" in line for line in console(page)), "the test must detect console messages"
 
 
 def console(page: Path) -> list[str]:
-    """What a page and its scripts complain of."""
+    """Return the console messages of a page and its scripts."""
     done = subprocess.run(
         [str(CHROMIUM), *FLAGS, "--enable-logging=stderr", f"--user-data-dir={page.parent}/profile",
          "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
@@ -157,7 +161,7 @@ def console(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
-def test_axe_finds_nothing_serious_in_the_others(
+def test_axe_finds_no_serious_violation_in_the_other_pages(
     pages: dict[str, Path], name: str, tmp_path: Path
 ) -> None:
     assert axe(tmp_path / "page.html", pages[name].read_text()) == []
@@ -177,7 +181,9 @@ def test_a_link_opens_the_page_of_its_case(pages: dict[str, Path], tmp_path: Pat
     assert 'data-opened="true"' in dom and 'data-high="true"' in dom
 
 
-def test_machines_filter_and_sort(pages: dict[str, Path], tmp_path: Path) -> None:
+def test_the_comparison_of_machines_can_be_filtered_and_sorted(
+    pages: dict[str, Path], tmp_path: Path
+) -> None:
     script = (
         "<script>const cells=()=>[...document.querySelectorAll('[aria-label=cases] tbody tr')];"
         "document.querySelectorAll('[aria-label=cases] th button')[3].click();"
@@ -190,13 +196,13 @@ def test_machines_filter_and_sort(pages: dict[str, Path], tmp_path: Path) -> Non
     page.write_text(pages["machines"].read_text().replace("</body>", f"{script}</body>"))
     dom = browse(page, "--dump-dom")
     assert 'data-sorted="true"' in dom
-    assert int(re.search(r'data-shown="(\d+)"', dom)[1]) == 2, "every row has its name"  # type: ignore[index]
+    assert int(re.search(r'data-shown="(\d+)"', dom)[1]) == 2, (
+        "every row must contain the name of its case"
+    )  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_runs_out_of_a_narrow_window(
-    pages: dict[str, Path], name: str, tmp_path: Path
-) -> None:
+def test_pages_fit_into_a_narrow_window(pages: dict[str, Path], name: str, tmp_path: Path) -> None:
     script = "<script>document.body.dataset.wide=document.documentElement.scrollWidth<=window.innerWidth</script>"
     page = tmp_path / "page.html"
     page.write_text(pages[name].read_text().replace("</body>", f"{script}</body>"))

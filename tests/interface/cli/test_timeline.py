@@ -1,4 +1,4 @@
-"""The verb ``timeline``, on a run and on traces that others recorded."""
+"""The command ``report timeline``, on runs and on traces that other tools recorded."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ RECORDED = ROOT / "tests" / "analysis" / "timeline" / "recorded"
 SAMPLE = ROOT / "tests" / "golden" / "samples" / "ddp-nano"
 
 
-def test_a_run_shows_every_rank_of_its_rungs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_shows_every_rank_of_its_world_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "timeline", str(SAMPLE)]) == 0
     out = capsys.readouterr().out
     assert "ddp/decoder-nano/weak@2cpu: 2 ranks, 8 steps of" in out
     assert "clocks within" in out and "load balance" in out
     assert max(map(len, out.splitlines())) <= 100
-    text = " ".join(out.split())  # figures that a report refuses must not look like findings
+    text = " ".join(out.split())  # Figures that a report refuses must be marked as refused.
     assert "refused profiled steps take 1." in text and "attributes nothing" in text
 
 
-def test_traces_of_others_merge_and_list_their_ranges(
+def test_traces_of_other_tools_are_merged_with_their_ranges(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Given in any order; the document holds what is printed."""
+    """The order of traces does not matter, and the JSON document contains what is printed."""
     paths = [str(RECORDED / f"fsdp-rank{r}.json.gz") for r in (1, 0)]
     assert main(["report", "timeline", *paths, "--merge", str(tmp_path), "--ranges"]) == 0
     out = capsys.readouterr().out
@@ -39,7 +39,9 @@ def test_traces_of_others_merge_and_list_their_ranges(
     assert main(["report", "timeline", *paths, "--json"]) == 0
     (document,) = json.loads(capsys.readouterr().out)["windows"]
     assert [r["rank"] for r in document["budget"]["ranks"]] == [0, 1]
-    assert main(["report", "timeline", str(merged)]) == 0, "its own output is a trace, too"
+    assert main(["report", "timeline", str(merged)]) == 0, (
+        "the merged file must be readable as a trace"
+    )
     assert "2 ranks" in capsys.readouterr().out
 
 
@@ -56,7 +58,7 @@ def test_traces_of_others_merge_and_list_their_ranges(
         ),
     ],
 )
-def test_what_is_no_timeline_is_one_clear_error(
+def test_input_without_a_timeline_is_one_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: object, says: str, fix: str
 ) -> None:
     assert main(["report", "timeline", *make(tmp_path)]) == 4  # type: ignore[operator]
@@ -64,7 +66,7 @@ def test_what_is_no_timeline_is_one_clear_error(
     assert says in error and fix in error and "Traceback" not in error
 
 
-def test_nsys_wraps_the_command_and_its_absence_is_one_clear_error(
+def test_nsys_wraps_the_command_or_is_reported_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -87,7 +89,7 @@ def test_nsys_wraps_the_command_and_its_absence_is_one_clear_error(
     assert call[-6:] == ["run", "ddp/decoder-nano/weak", "--cpus", "2", "--results", str(results)]
 
 
-def test_a_record_without_its_traces_says_where_they_are(
+def test_a_record_without_traces_is_reported_with_a_command(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "timeline", str(sample), "--merge", str(tmp_path)]) == 4

@@ -1,4 +1,4 @@
-"""The pytest plugin as users meet it: real suites, real launches, real exit status."""
+"""The pytest plugin as users run it: real suites, real launches, real exit status."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ SUITE = """
     def test_other(verdict):
         pass
 """
-#: Where nothing has to be decided.
+#: A suite with one block per plan, for tests that need no decision.
 SHORT = SUITE.replace("min_blocks=2, max_blocks=2", "min_blocks=1, max_blocks=1")
-#: Bytes do not depend on how busy the machine is: what is tested here is the plugin.
+#: A rule on bytes, which do not depend on the load of the machine, because these tests concern the
+#: plugin.
 RULE = """
 [[rule]]
 name = "two"
@@ -59,7 +60,8 @@ def rules(pytester: pytest.Pytester, bound: str) -> None:
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     pytester.makeconftest("from harness.host import admission\nadmission.LOOKS = 1  # do not wait")
-    lean = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # it takes a second to import
+    # Importing the hypothesis plugin takes a second.
+    lean = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
     return pytester.runpytest_subprocess(*lean, "--cpus", "2", *arguments)
 
 
@@ -68,7 +70,7 @@ def record(pytester: pytest.Pytester) -> dict[str, object]:
     return json.loads(path.read_text())  # type: ignore[no-any-return]
 
 
-def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
+def test_each_verdict_is_one_item_and_each_plan_is_measured_once(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1.0")
     result = run(suite, "-v", "--junitxml=j.xml")
     result.stdout.fnmatch_lines(
@@ -87,7 +89,7 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     )
     assert result.ret == 0
     launches = [x for x in record(suite)["launches"] if x["purpose"] == "timed"]  # type: ignore[attr-defined]
-    assert len(launches) == 4 * 3 + 4 * 2, "each plan once, whatever the number of items"
+    assert len(launches) == 4 * 3 + 4 * 2, "each plan must be measured once for all its items"
     cases = ET.parse(suite.path / "j.xml").getroot().iter("testcase")
     properties = [{p.attrib["name"]: p.attrib["value"] for p in c.iter("property")} for c in cases]
     (judged,) = [f for f in properties if f.get("scaling_rule") == "two"]
@@ -105,10 +107,10 @@ def test_one_item_per_verdict_measured_once(suite: pytest.Pytester) -> None:
     ],
 )
 @pytest.mark.full
-def test_the_exit_status_is_the_verdicts(
+def test_the_exit_status_follows_the_verdicts(
     suite: pytest.Pytester, bound: str, code: int, word: str
 ) -> None:
-    """Of one chosen verdict, too: what it needs is measured with it, and nothing else."""
+    """If one verdict is selected, only the arms that it needs are measured."""
     rules(suite, bound)
     result = run(suite, "-k", "test_weak and 2cpu and not wrapped")
     assert result.ret == code
@@ -119,7 +121,7 @@ def test_the_exit_status_is_the_verdicts(
 
 
 @pytest.mark.full
-def test_without_rules_nothing_is_judged_and_that_is_not_green(pytester: pytest.Pytester) -> None:
+def test_without_rules_the_session_does_not_pass(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=SHORT)
     assert run(pytester, "-k", "test_other and 2cpu").ret == 5
 
@@ -152,7 +154,7 @@ def test_another_fixture_called_verdict_judges_nothing_and_is_refused(
 
 
 @pytest.mark.full
-def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester) -> None:
+def test_the_test_body_may_add_a_failure(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_suite=SHORT.replace("assert verdict.n > 0", "assert verdict.n > 99"))
     rules(pytester, "at_least = 1.0")
     result = run(pytester, "-k", "test_weak and 2cpu and not wrapped")
@@ -162,7 +164,7 @@ def test_a_body_cannot_hide_a_failure_and_may_add_one(pytester: pytest.Pytester)
 
 @pytest.mark.full
 def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(suite: pytest.Pytester) -> None:
-    """Out of time before the first block: nothing is decided, whatever the machine does."""
+    """The time budget ends before the first block, so nothing is decided on any machine."""
     rule = RULE.format(bound="at_least = 1.0").replace("ddp/", "fsdp/")
     (suite.path / "thresholds.toml").write_text(rule)
     select = ("-k", "test_other", "--time-budget", "1s")
@@ -170,7 +172,7 @@ def test_inconclusive_is_a_junit_failure_unless_asked_otherwise(suite: pytest.Py
     assert hard.ret == 10
     assert ET.parse(suite.path / "j.xml").getroot().find(".//testcase/failure") is not None
     soft = run(suite, *select, "--scaling-inconclusive=warn")
-    assert soft.ret == 5, "no failure, but nothing passed either"
+    assert soft.ret == 5, "nothing failed and nothing passed"
     soft.stdout.fnmatch_lines(["*1 inconclusive*"])
 
 
@@ -186,7 +188,7 @@ def test_a_fail_is_measured_again_before_it_is_reported(suite: pytest.Pytester) 
 
 
 @pytest.mark.full
-def test_a_budget_cuts_whole_plans_and_says_so(suite: pytest.Pytester) -> None:
+def test_a_time_budget_skips_whole_plans_and_reports_them(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1.0")
     result = run(suite, "--time-budget", "1s")
     assert result.ret == 10
@@ -197,17 +199,17 @@ def test_a_budget_cuts_whole_plans_and_says_so(suite: pytest.Pytester) -> None:
 
 
 @pytest.mark.full
-def test_x_stops_between_plans(suite: pytest.Pytester) -> None:
+def test_option_x_stops_between_plans(suite: pytest.Pytester) -> None:
     rules(suite, "at_least = 1e12")
     result = run(suite, "-x")
     assert result.ret == 1
     recorded = record(suite)
     assert len({x["plan"] for x in recorded["launches"]}) == 1  # type: ignore[attr-defined]
-    assert not recorded["complete"], "the other plan is still to be measured"
+    assert not recorded["complete"], "the second plan must not have been measured"
     result.stdout.fnmatch_lines(["*scaleproof run --resume*"])
 
 
-def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
+def test_option_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
     result = run(suite, "--collect-only", "-q")
     result.stdout.fnmatch_lines(["*ddp-mlp_nano-weak-2cpu-efficiency*"])
     assert result.ret == 0
@@ -215,7 +217,7 @@ def test_collect_only_launches_nothing(suite: pytest.Pytester) -> None:
 
 
 @pytest.mark.full
-def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.Pytester) -> None:
+def test_a_failing_case_is_one_error_and_the_others_continue(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("mine") / "broken.py").write_text(
         '"""Raises on rank 1."""\nfrom harness import ddp\n'
         'SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)\nKNOBS = {}\n'
@@ -240,7 +242,7 @@ def test_a_case_that_breaks_is_one_error_and_the_others_go_on(pytester: pytest.P
         (("--path", "nowhere"), "not a folder"),
     ],
 )
-def test_bad_options_are_usage_errors_without_a_traceback(
+def test_invalid_options_are_usage_errors_without_a_traceback(
     suite: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
@@ -263,7 +265,7 @@ def test_a_mistake_in_the_thresholds_is_a_usage_error(suite: pytest.Pytester) ->
     assert "did you mean 'at_least'" in result.stdout.str()
 
 
-def test_another_projects_gpus_option_is_left_alone(pytester: pytest.Pytester) -> None:
+def test_another_projects_gpus_option_is_not_changed(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         "def pytest_addoption(parser): parser.addoption('--gpus', default='theirs')"
     )
@@ -271,10 +273,10 @@ def test_another_projects_gpus_option_is_left_alone(pytester: pytest.Pytester) -
     assert pytester.runpytest_subprocess("--gpus", "3").ret == 0
 
 
-def test_a_project_without_suites_is_left_alone(
+def test_a_project_without_suites_is_not_affected(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither its environment, its markers nor its imports are touched."""
+    """The plugin changes neither its environment, its markers nor its imports."""
     monkeypatch.setenv("SCALEPROOF_GPUS", "8")
     pytester.makepyfile(
         "import sys\n"
@@ -285,7 +287,7 @@ def test_a_project_without_suites_is_left_alone(
     assert "scaling" not in result.stdout.str().replace("scaleproof", "")
     pytester.makepyfile("import pytest\n@pytest.mark.smoke\ndef test_theirs(): pass\n")
     assert pytester.runpytest_subprocess("--strict-markers").ret == 2, (
-        "smoke is no marker of theirs"
+        "the plugin must not disable strict markers"
     )
 
 
@@ -293,7 +295,8 @@ def test_a_project_without_suites_is_left_alone(
 def test_launches_appear_in_pytest_benchmark(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark is off in a worker
+    # pytest-benchmark is disabled in a worker of xdist.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     rules(suite, "at_least = 1.0")
     result = run(suite, "-k", "test_weak", "--benchmark-json=b.json")
     assert result.ret == 0
@@ -321,7 +324,9 @@ flops = mlp.flops
 def test_pytest_benchmark_compares_two_sessions(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight times the work is planted; pytest-benchmark's own options find it, and nothing else."""
+    """The injected change is eight times the work, and options of pytest-benchmark detect exactly
+    this.
+    """
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     (pytester.mkdir("mine") / "tardy.py").write_text(TARDY)
     weak = SHORT.replace("ddp/mlp-nano", "ddp/tardy-nano").partition("    def other")[0]
@@ -335,7 +340,7 @@ def test_pytest_benchmark_compares_two_sessions(
     bounds = ("--benchmark-compare=0001", "--benchmark-compare-fail=median:300%")
     again = run(pytester, *asked, *bounds)
     assert "Performance has regressed" not in again.stdout.str() + again.stderr.str()
-    assert "0001_before" in again.stdout.str(), "both stand in one table"
+    assert "0001_before" in again.stdout.str(), "both sessions must be in one table"
     file = pytester.path / "mine/tardy.py"
     file.write_text(file.read_text().replace("layers=4", "layers=32"))
     slower = run(pytester, *asked, *bounds)
@@ -346,7 +351,7 @@ def test_pytest_benchmark_compares_two_sessions(
 def test_nothing_to_save_for_pytest_benchmark_is_no_failure(
     suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under this project's own filter, where every warning is an error."""
+    """The test uses this project's filter, which turns every warning into an error."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     suite.makeini("[pytest]\nfilterwarnings = error")
     result = run(suite, "-k", "nothing_like_that", "--benchmark-json=b.json")
@@ -356,7 +361,7 @@ def test_nothing_to_save_for_pytest_benchmark_is_no_failure(
 
 
 @pytest.mark.full
-def test_two_functions_on_one_recipe_measure_once(suite: pytest.Pytester) -> None:
+def test_two_functions_with_one_recipe_are_measured_once(suite: pytest.Pytester) -> None:
     path = suite.path / "test_suite.py"
     path.write_text(path.read_text() + "\n@scaling(weak)\ndef test_same(verdict):\n    pass\n")
     rules(suite, "at_least = 1.0")
@@ -365,14 +370,16 @@ def test_two_functions_on_one_recipe_measure_once(suite: pytest.Pytester) -> Non
 
 
 @pytest.mark.full
-def test_environment_sets_options(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_options(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCALEPROOF_RESULTS", str(suite.path / "elsewhere"))
     run(suite, "-k", "test_other")
     assert list(Path(suite.path / "elsewhere").glob("runs/*/*/record.json"))
 
 
 @pytest.mark.full
-def test_suites_in_two_folders_keep_their_own_rules(pytester: pytest.Pytester) -> None:
+def test_suites_in_two_folders_use_the_rules_of_their_folder(pytester: pytest.Pytester) -> None:
     for name, case in (("s1", "ddp/mlp-nano"), ("s2", "fsdp/mlp-nano")):
         folder = pytester.mkdir(name)
         text = SUITE.replace("ddp/mlp-nano", case) if name == "s2" else SUITE
@@ -386,7 +393,7 @@ def test_suites_in_two_folders_keep_their_own_rules(pytester: pytest.Pytester) -
 
 
 @pytest.mark.full
-def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pytester) -> None:
+def test_a_strategy_that_fails_to_describe_a_case_is_an_error(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("mine") / "brok.py").write_text(
         '"""Broken."""\nprint("noise")\nSUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="own")\n'
         "def expect(*_):\n    return undefined_name\ndef build(*_): ...\n"
@@ -400,10 +407,10 @@ def test_a_strategy_that_breaks_when_described_is_an_error(pytester: pytest.Pyte
 
 
 @pytest.mark.full
-def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
+def test_world_sizes_are_profiled_and_a_rule_on_a_share_gets_more_profiles(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other suites here are run without timelines, by the environment."""
+    """An environment variable disables timelines in the other tests of this file."""
     monkeypatch.setenv("SCALEPROOF_NO_TIMELINE", "0")
     paced = SUITE.replace("ddp/mlp-nano", "ddp/paced-small").split("@scaling(other)")[0]
     pytester.makepyfile(test_suite=paced)
@@ -420,7 +427,9 @@ def test_rungs_are_profiled_and_a_rule_on_a_share_gets_launches_of_its_own(
     assert sorted(x["arm"] for x in profiled) == ["@1", *["@2"] * 4, "plain"]
     (share,) = [v for v in recorded["verdicts"] if v["rule"] == "two"]  # type: ignore[attr-defined]
     assert share["metric"] == "comm_share" and share["n"] == 4 and 0 < share["value"] < 0.9
-    assert share["status"] in ("PASS", "INCONCLUSIVE"), "INCONCLUSIVE where the profiler disturbs"
+    assert share["status"] in ("PASS", "INCONCLUSIVE"), (
+        "the verdict is INCONCLUSIVE if the profiler slows the step"
+    )
 
 
 RECOVERY = """
@@ -449,7 +458,7 @@ source = "requirement"
     ("bound", "status", "code"),
     [("30.0", "PASSED", 0), ("0.001", "FAILED", 1), (None, "SKIPPED", 5)],
 )
-def test_a_recovery_is_an_item_with_the_worst_of_its_verdicts(
+def test_a_recovery_is_one_item_with_its_worst_verdict(
     pytester: pytest.Pytester, bound: str | None, status: str, code: int
 ) -> None:
     pytester.makepyfile(test_suite=RECOVERY)
@@ -474,12 +483,12 @@ def test_a_recovery_is_an_item_with_the_worst_of_its_verdicts(
         ("from harness import scaling\n@scaling(f\n", False),
     ],
 )
-def test_a_suite_is_known_by_its_syntax(tmp_path: Path, text: str, is_suite: bool) -> None:
+def test_a_suite_is_recognized_by_its_syntax(tmp_path: Path, text: str, is_suite: bool) -> None:
     (tmp_path / "test_x.py").write_text(text)
     assert programs.is_suite(tmp_path / "test_x.py") is is_suite
 
 
-#: What an operator writes: what is measured, and what is required, in one line each.
+#: The shortest form of a suite, in which one line states the case and its bound.
 SHORT_SUITE = """
     import harness as h
     from harness import Verdict, scaling
@@ -496,8 +505,8 @@ SHORT_SUITE = """
 """
 
 
-def test_a_case_and_its_bound_are_a_suite(pytester: pytest.Pytester) -> None:
-    folder = pytester.mkdir("a") / "b" / "c" / "d"  # deeper than most
+def test_a_case_with_a_bound_is_a_complete_suite(pytester: pytest.Pytester) -> None:
+    folder = pytester.mkdir("a") / "b" / "c" / "d"  # The folder is nested deeper than usual.
     folder.mkdir(parents=True)
     (folder / "test_short.py").write_text(textwrap.dedent(SHORT_SUITE))
     result = run(pytester, "--collect-only", "-q", "--cpus", "2")
@@ -510,8 +519,8 @@ def test_a_case_and_its_bound_are_a_suite(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_a_bound_is_that_of_its_function_alone(pytester: pytest.Pytester) -> None:
-    """Of functions on one case, and of functions of one name."""
+def test_a_bound_applies_only_to_its_function(pytester: pytest.Pytester) -> None:
+    """Check functions with the same case, and functions with the same name in two files."""
     text = """
         from harness import scaling
 
@@ -529,7 +538,7 @@ def test_a_bound_is_that_of_its_function_alone(pytester: pytest.Pytester) -> Non
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_a_bound_in_a_suite_judges(pytester: pytest.Pytester) -> None:
+def test_a_bound_in_a_suite_is_judged(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_short="""
         from harness import scaling

@@ -1,4 +1,4 @@
-"""Claims that a session does not test are named with the reason; each is tested somewhere."""
+"""Claims that a session does not test are listed with the reason; some suite tests each of them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def site(device: Device, *nodes: int) -> Site:
         (site(Device.CPU, 2), "claim_recovery_usual", "no recovery was selected"),
     ],
 )
-def test_the_reason_is_what_is_missing(where: Site, name: str, reason: str) -> None:
+def test_the_reason_names_what_is_missing(where: Site, name: str, reason: str) -> None:
     reasons = {rule.name: why for rule, why in session.untested(rules(), (), where, recovers=False)}
     assert reasons[name].startswith(reason)
-    assert set(reasons) == published(), "every claim is named where none is judged"
+    assert set(reasons) == published(), "every claim must be listed if none is judged"
 
 
-def test_claims_with_one_reason_stand_together() -> None:
+def test_claims_are_grouped_by_reason() -> None:
     lines = session.lines(
         rules(), ("claim_175m_b64_speedup_2",), site(Device.CPU, 2), recovers=True
     )
@@ -56,7 +56,7 @@ def test_claims_with_one_reason_stand_together() -> None:
 
 
 def judged(where: Site) -> set[str]:
-    """Rules that the acceptance suites' plans have a contrast for."""
+    """Return the rules for which plans of the acceptance suites have a contrast."""
     sys.path.insert(0, str(SUITES))
     try:
         import recipes
@@ -76,8 +76,8 @@ def test_on_the_claimed_system_every_claim_is_judged() -> None:
     assert {n for n in published() - every if "recovery" not in n} == set()
 
 
-def test_every_claim_has_a_twin_here() -> None:
-    """The ladder, its nodes and the memory: the same recipes have plans for cores."""
+def test_every_claim_has_a_twin_on_cpus() -> None:
+    """The recipes for the scaling sweep, for nodes and for memory also return plans for CPUs."""
     assert {"twin_175m_b64_speedup_2", "twin_175m_b64_efficiency"} <= judged(site(Device.CPU, 4))
     sys.path.insert(0, str(SUITES))
     try:

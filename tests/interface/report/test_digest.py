@@ -1,4 +1,4 @@
-"""The headline and the short forms of a run: what a manager quotes and a CI system keeps."""
+"""The headline and the short forms of a run: for managers and for CI systems."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from harness.record import Cause, Reason, RunRecord, Status
 
 
 def changed(run: RunRecord, **fields: Any) -> RunRecord:
-    """The run with another verdict on its only rule."""
+    """Return the run with the verdict on its only rule changed."""
     verdicts = [replace(v, **fields) if v.rule else v for v in run.verdicts]
     return replace(run, verdicts=tuple(verdicts))
 
 
-def test_a_run_that_passes_says_what_holds_and_how_far(sample_run: RunRecord) -> None:
+def test_the_headline_of_a_passing_run_states_its_result(sample_run: RunRecord) -> None:
     assert headline(sample_run) == (
         "PASS: 1 of 1 threshold passes."
         " ddp/decoder-nano/weak: scaling efficiency 88% [73%, 105%] on 2 CPU ranks"
@@ -46,7 +46,7 @@ def test_a_run_that_passes_says_what_holds_and_how_far(sample_run: RunRecord) ->
         (dict(reason=Reason.OUT_OF_TIME, value=None, low=None, high=None), "more time"),
     ],
 )
-def test_what_is_undecided_says_what_would_decide_it(
+def test_an_undecided_verdict_states_what_would_decide_it(
     sample_run: RunRecord, fields: dict[str, Any], says: str
 ) -> None:
     run = changed(sample_run, status=Status.INCONCLUSIVE, n=4, **fields)
@@ -55,8 +55,10 @@ def test_what_is_undecided_says_what_would_decide_it(
     assert headline(run).startswith("INCONCLUSIVE: 0 of 1 threshold passes, 1 inconclusive")
 
 
-def test_a_run_whose_time_was_over_says_how_long_all_of_it_takes(sample_run: RunRecord) -> None:
-    """By its own launches: here all were made, so that it cannot be much longer than the run was."""
+def test_a_run_that_ran_out_of_time_states_the_time_it_needs(sample_run: RunRecord) -> None:
+    """The estimate uses the run's launches; all were made here, so it cannot be much longer than
+    the run.
+    """
     (plan,) = sample_run.plans
     words = ("scaleproof", "run", "ddp/decoder-nano/weak", "--time-budget", "5s", "--cpus", "2")
     settings = replace(sample_run.settings, budget_s=5.0, argv=words)
@@ -72,13 +74,13 @@ def test_a_run_whose_time_was_over_says_how_long_all_of_it_takes(sample_run: Run
     minutes = int(line.rpartition(" ")[2].removesuffix("m"))
     assert 60 * (minutes - 1) < total_s <= 60 * minutes
     (never,) = decide(replace(cut, launches=()))
-    assert never.endswith("m"), "by the budget, where nothing ran"
+    assert never.endswith("m"), "without launches the estimate uses the budget"
 
 
-def test_a_script_that_knows_no_local_rank_is_given_torchs_newer_launcher(
+def test_a_script_without_local_rank_gets_torchs_newer_launcher(
     sample_run: RunRecord,
 ) -> None:
-    """It says "rank", and more of these would not help it."""
+    """The error names a rank, but settings of ranks would not fix it."""
     launcher = "scaleproof run --script --cpus 2 -- python -m torch.distributed.launch train.py"
     settings = replace(sample_run.settings, argv=tuple(launcher.split()))
     cause = Cause(
@@ -93,7 +95,9 @@ def test_a_script_that_knows_no_local_rank_is_given_torchs_newer_launcher(
     ]
 
 
-def test_ranks_that_accelerate_starts_alone_are_told_of_each_other(sample_run: RunRecord) -> None:
+def test_single_processes_started_by_accelerate_get_a_command_for_one_group(
+    sample_run: RunRecord,
+) -> None:
     words = "scaleproof run --script --cpus 2 -- accelerate launch --cpu train.py --lr 1"
     settings = replace(sample_run.settings, argv=tuple(words.split()))
     cause = Cause(
@@ -139,11 +143,11 @@ SPAWNING = (
         ("plain.py", "KeyError: 'lr' (plain.py:1)", []),
     ],
 )  # fmt: skip
-def test_ranks_that_did_not_come_to_be_are_proposed_how_they_do(
+def test_a_script_whose_ranks_did_not_start_gets_a_working_command(
     words: str, cause: str, proposed: list[str], sample_run: RunRecord, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """By what the script's file calls its number of ranks, or by the variable that it asked for."""
+    """The proposal uses the script's option for the number of ranks, or the variable that it reads."""
     (tmp_path / "spawn.py").write_text("parser.add_argument('--world-size', type=int)\n")
     (tmp_path / "plain.py").write_text("parser.add_argument('--lr', type=float)\n")
     monkeypatch.chdir(tmp_path)
@@ -174,20 +178,22 @@ def test_no_sentence_to_quote_has_a_figure_that_is_not_decided(
 def test_a_run_without_rules_is_headed_by_the_worst_of_what_came_of_it(
     sample_run: RunRecord, status: Status, heading: str
 ) -> None:
-    """Its exit status is that one: a headline of another word is read instead of it."""
+    """The exit status is that of the worst verdict, so another status in the headline would
+    mislead.
+    """
     verdict = replace(sample_run.verdicts[0], status=status, rule=None, detail="why")
     run = replace(sample_run, thresholds=(), verdicts=(verdict,))
     assert headline(run).startswith(heading)
 
 
-def test_what_many_verdicts_need_is_told_once(sample_run: RunRecord) -> None:
+def test_a_need_of_several_verdicts_is_printed_once(sample_run: RunRecord) -> None:
     run = changed(sample_run, status=Status.INCONCLUSIVE, reason=Reason.NOISY_HOST)
     undecided = next(v for v in run.verdicts if v.rule)
     many = replace(run, verdicts=(undecided,) * 3)
     assert decide(many) == [f"3 results by a quieter host: {shlex.join(run.settings.argv)}"]
 
 
-def test_the_worst_requirement_is_named(sample_run: RunRecord) -> None:
+def test_the_headline_names_the_worst_requirement(sample_run: RunRecord) -> None:
     run = changed(sample_run, status=Status.FAIL, value=0.4, low=0.35, high=0.45)
     assert (
         "ddp/decoder-nano/weak@2cpu: efficiency is 0.4 [0.35, 0.45], threshold >=0.55"
@@ -195,7 +201,7 @@ def test_the_worst_requirement_is_named(sample_run: RunRecord) -> None:
     )
 
 
-def test_short_forms_hold_every_verdict(sample_run: RunRecord) -> None:
+def test_short_forms_contain_every_verdict(sample_run: RunRecord) -> None:
     rows = list(csv.DictReader(table(sample_run)))
     assert [r["status"] for r in rows] == ["PASS", "RECORDED", "RECORDED"]
     assert float(rows[0]["value"]) == document(sample_run)["verdicts"][0]["value"]
@@ -205,26 +211,28 @@ def test_short_forms_hold_every_verdict(sample_run: RunRecord) -> None:
     assert lines[0].startswith("### PASS") and sum(line.startswith("| ") for line in lines) == 4
 
 
-def test_an_error_is_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else ``jq`` fails where a program should read what went wrong."""
+def test_an_error_is_also_a_json_document(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise ``jq`` would fail when a program reads the error."""
     assert main(["verify", str(tmp_path), "--json"]) == 4
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"] == "no record.json here" and answer["try"] == "ls results/runs/*/*"
 
 
-def test_nothing_red_stands_for_none() -> None:
+def test_a_count_of_zero_failures_is_not_red() -> None:
     assert "\033" not in paint("1 of 1 PASS, 0 FAIL").partition(", ")[2]
     assert "\033[31;1mFAIL" in paint("10 FAIL")
 
 
-def test_the_page_leads_with_the_headline_and_links_its_cases(sample_run: RunRecord) -> None:
+def test_the_page_starts_with_the_headline_and_links_to_its_cases(sample_run: RunRecord) -> None:
     page = render(changed(sample_run, value=1.5, low=1.2, high=1.9))
     assert page.index("1 of 1 threshold passes") < page.index('<h2 id="scaling">')
     assert 'href="#case-ddp-decoder-nano-weak-2cpu"' in page
     assert 'id="case-ddp-decoder-nano-weak-2cpu"' in page and "bound 0.55" in page
 
 
-def test_a_proposal_is_a_plot_a_table_and_a_method(
+def test_a_proposal_contains_a_plot_a_table_and_the_method(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(sample, tmp_path / "run"))
@@ -236,8 +244,8 @@ def test_a_proposal_is_a_plot_a_table_and_a_method(
     assert text.splitlines()[0] in capsys.readouterr().out
 
 
-def test_one_mistake_is_told_once(sample_run: RunRecord) -> None:
-    """Three figures that a broken file kept from being measured share a sentence."""
+def test_an_error_shared_by_several_verdicts_is_printed_once(sample_run: RunRecord) -> None:
+    """Three figures that a failing file prevented share one sentence."""
     broken = [
         replace(v, status=Status.ERROR, reason=Reason.LAUNCH_FAILED, value=None, low=None, high=None,
                 detail=f"{v.case}: AttributeError: no 'build' (mine/net.py:3)")

@@ -1,4 +1,6 @@
-"""The live line: rewritten on a terminal, plain lines into a pipe, below another program's text."""
+"""The live line: rewritten in place on a terminal, plain lines in a pipe, below another program's
+text.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from harness.record import Purpose
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -27,7 +29,7 @@ def moment(
     )  # fmt: skip
 
 
-def test_line_says_case_rung_launch_step_throughput_and_eta() -> None:
+def test_the_line_contains_case_launch_step_throughput_and_eta() -> None:
     text = line(moment())
     assert (
         text == "  [3/11   9/32] ddp/mlp-nano/weak@2cpu  step 3/28  262 samples/s  0:42  ETA 1:10"
@@ -35,7 +37,7 @@ def test_line_says_case_rung_launch_step_throughput_and_eta() -> None:
     assert len(text) < 100
 
 
-def test_a_run_in_a_queue_says_so_and_a_pipe_gets_a_line_for_each_thing_said() -> None:
+def test_a_queued_run_prints_a_line_for_each_change_into_a_pipe() -> None:
     out = io.StringIO()
     live = Live(out)
     for here, says in [(0, "job 7 pending: Priority"), (0, "job 7 pending: Priority"), (1, "")]:
@@ -45,7 +47,7 @@ def test_a_run_in_a_queue_says_so_and_a_pipe_gets_a_line_for_each_thing_said() -
     assert second == "  [start] agents ready: 1 of 2  1:01"
 
 
-def test_terminal_is_rewritten_in_place() -> None:
+def test_the_line_is_rewritten_in_place_on_a_terminal() -> None:
     out = Terminal()
     live = Live(out)
     live.show(moment(3))
@@ -56,7 +58,7 @@ def test_terminal_is_rewritten_in_place() -> None:
     assert out.getvalue().endswith("\r\033[K")
 
 
-def test_below_a_test_runners_line_the_cursor_comes_back() -> None:
+def test_the_cursor_returns_to_the_line_of_a_test_runner() -> None:
     out = Terminal()
     live = Live(out, column=lambda: 18)
     live.show(moment(3))
@@ -79,7 +81,7 @@ def test_a_pipe_gets_one_line_per_plan_and_purpose() -> None:
     assert "\r" not in out.getvalue() and "\033" not in out.getvalue()
 
 
-def test_notes_stay_and_break_the_line_once() -> None:
+def test_notes_are_kept_and_break_the_line_once() -> None:
     column = 18
     out = io.StringIO()
     live = Live(out, column=lambda: column)
@@ -98,8 +100,8 @@ def test_quiet_shows_notes_only(stream: io.StringIO) -> None:
     assert stream.getvalue() == "  ! kept\n"
 
 
-def test_cases_that_are_looked_at_are_counted_with_their_time() -> None:
-    """41 large cases take a minute: a terminal sees each few, a pipe one line."""
+def test_described_cases_are_counted_with_their_time() -> None:
+    """Describing 41 large cases takes a minute, so a terminal gets updates and a pipe one line."""
     out = io.StringIO()
     live = Live(out)
     for done, left_s in ((0, None), (6, 51.0)):

@@ -1,4 +1,4 @@
-"""Narrow screens, as CI logs are: what is shown is true, and what decides is shown."""
+"""Narrow screens, such as CI logs: rows are correct and contain what decides the verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WIDTHS = [60, 72, 80, 100, 140, 200]
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_verdict_is_never_without_its_bound(sample_run: RunRecord, width: int) -> None:
-    """`pipeline 2cpu 0.460 [0.352, 0.602] PASS` hid that the bound was 0.55, on another figure."""
+    """The row `pipeline 2cpu 0.460 [0.352, 0.602] PASS` would hide that the bound 0.55 is on
+    another figure.
+    """
     lines = scaling_table(sample_run, width)
     assert max(map(len, lines)) <= max(width, 80)
     judged = [line for line in lines if "PASS" in line.split()]
@@ -28,8 +30,8 @@ def test_a_verdict_is_never_without_its_bound(sample_run: RunRecord, width: int)
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("model", ["mlp-nano", "paced-small"])
-def test_what_was_lost_is_the_sum_of_what_is_shown(width: int, model: str) -> None:
-    """At 80 columns compute and transfer, the largest terms, were left out of the sum."""
+def test_the_printed_terms_add_up_to_the_printed_loss(width: int, model: str) -> None:
+    """At 80 columns, compute and transfer, the largest terms, must not be missing in the sum."""
     terms = dict(zip(Term, (5.8, 1.2, 0.5, 0.1, -0.1, 0.4, 0.3, 0.2, 0.1, 0.6), strict=False))
     lost = sum(terms.values())
     knobs = {"paced.mode": "schedule", "paced.plant": "2:0.85"} if model == "paced-small" else {}
@@ -48,4 +50,4 @@ def test_what_was_lost_is_the_sum_of_what_is_shown(width: int, model: str) -> No
     of_terms = {timeline.head(t) for t in terms} | {"rest"}
     shown = sum(float(cells[name]) for name in header.split() if name in of_terms)
     assert shown == pytest.approx(float(cells["lost"]), abs=0.11)
-    assert timeline.head(Term.COMPUTE) in cells, "the largest goes last"
+    assert timeline.head(Term.COMPUTE) in cells, "the largest term must be the last to be omitted"

@@ -1,4 +1,4 @@
-"""A status, and the figure and interval beside it, are of one verdict in every output."""
+"""In every output, a status and the figure and interval beside it belong to the same verdict."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.analysis.judging.test_conclusion import GOOD, RULE, question
 
 
 def today(run: RunRecord) -> RunRecord:
-    """A record as it is judged today."""
+    """Return the record judged with today's rules."""
     run = replace(run, schema=SCHEMA)
     return replace(run, verdicts=verdicts(run))
 
 
-def test_a_card_of_the_site_is_one_verdict(main_job: RunRecord) -> None:
+def test_a_card_of_the_site_shows_one_verdict(main_job: RunRecord) -> None:
     run = today(main_job)
     verdicts_ = {
         (v.case, v.metric, v.against, v.value, v.low, v.high, v.counts) for v in run.verdicts
@@ -89,10 +89,10 @@ def test_the_printed_interval_is_the_judged_one(sample_run: RunRecord) -> None:
         assert (verdict.value, verdict.high) == (alone.value, alone.high)
         (line, *_) = tables.verdict_line(result_of(sample_run, verdict), 200)
         assert f"[{verdict.low:.3f}, {verdict.high:.3f}] load" in line
-    assert held.low > 0.8 > open_.low, "what is printed beside PASS meets the bound"
+    assert held.low > 0.8 > open_.low, "the interval printed with PASS must meet the bound"
 
 
-def test_an_interval_that_goes_beyond_a_drawing_is_marked() -> None:
+def test_an_interval_beyond_the_axis_of_a_chart_is_marked() -> None:
     def drawn(low: float, high: float) -> str:
         point = ChartPoint(value=0.6, low=low, high=high, status=Status.PASS, link="", text="0.6")
         return str(chart([point, replace(point, value=0.62)], "efficiency", ("a", "b")))

@@ -1,4 +1,6 @@
-"""The page's button: Perfetto gets the run's trace by a real browser, or the user gets the file."""
+"""The Perfetto button of the page: a real browser sends the trace to Perfetto, or saves it as a
+file.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ SAMPLE = Path(__file__).parents[3] / "results/samples/ddp-nano"
 
 @pytest.fixture(scope="module")
 def run() -> RunRecord:
-    """A tracked sample that has its traces."""
+    """Return a tracked sample that has its traces."""
     return load(SAMPLE)
 
 
@@ -57,7 +59,9 @@ def trace_of(page: str) -> dict[str, Any]:
     return document
 
 
-def test_the_trace_of_a_page_has_every_profiled_case_by_its_name(page: str, run: RunRecord) -> None:
+def test_the_trace_of_a_page_contains_every_profiled_case_by_name(
+    page: str, run: RunRecord
+) -> None:
     events = trace_of(page)["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     cases = {a.case.hash: a.case for plan in run.plans for a in plan.arms}
@@ -66,7 +70,7 @@ def test_the_trace_of_a_page_has_every_profiled_case_by_its_name(page: str, run:
     assert set(names.values()) == wanted and len(names) == len(wanted)
     for number in names:
         drawn = [e["ts"] for e in events if e["ph"] == "X" and e["pid"] == number]
-        assert 0 <= min(drawn) < 1e6, "all cases begin together"
+        assert 0 <= min(drawn) < 1e6, "all cases must start at the same time"
 
 
 def test_a_page_without_its_folder_has_no_button(run: RunRecord) -> None:
@@ -82,7 +86,7 @@ def test_merged_traces_are_named_by_case(tmp_path: Path) -> None:
 
 @pytest.fixture
 def perfetto(tmp_path: Path) -> Iterator[tuple[int, list[bytes], threading.Event]]:
-    """A page at ui.perfetto.dev that answers as Perfetto does, and hands on what it was posted."""
+    """Serve a page as ui.perfetto.dev that answers like Perfetto and stores what is posted to it."""
     pytest.importorskip("cryptography")
     got: list[bytes] = []
     came = threading.Event()
@@ -146,10 +150,12 @@ def certificate(folder: Path) -> Path:
 
 @needs_chromium
 @pytest.mark.full
-def test_perfetto_gets_the_bytes(
+def test_perfetto_receives_the_trace(
     page: str, perfetto: tuple[int, list[bytes], threading.Event], tmp_path: Path
 ) -> None:
-    """A browser's own postMessage between two origins; who answers is a stand-in of Perfetto's."""
+    """The browser's real postMessage crosses two origins; a fake server answers in place of
+    Perfetto.
+    """
     port, got, came = perfetto
     file = tmp_path / "report.html"
     file.write_text(page.replace("</body>", CLICK))
@@ -161,7 +167,7 @@ def test_perfetto_gets_the_bytes(
 
 @needs_chromium
 @pytest.mark.full
-def test_where_perfetto_does_not_answer_the_file_is_saved(page: str, tmp_path: Path) -> None:
+def test_without_an_answer_of_perfetto_the_file_is_saved(page: str, tmp_path: Path) -> None:
     listed: list[str] = []
     came = threading.Event()
 
@@ -190,7 +196,7 @@ def test_where_perfetto_does_not_answer_the_file_is_saved(page: str, tmp_path: P
 
 @contextlib.contextmanager
 def browsing(file: Path, folder: Path, *flags: str) -> Iterator[None]:
-    """A browser that shows a file until the block is left."""
+    """Show a file in a browser until the block ends."""
     words = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}/profile", *flags]
     browser = subprocess.Popen(
         [*words, "--remote-debugging-port=0", file.as_uri()],

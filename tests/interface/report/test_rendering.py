@@ -1,4 +1,4 @@
-"""The page of every kind of record: whole, true to the record, and safe from what names hold."""
+"""The page of every kind of record is complete, equals the record, and is safe from hostile names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def embedded(page: str) -> Any:
 
 
 def numbers(value: Any) -> set[str]:
-    """Every number of a document, as cells write them."""
+    """Return every number of a document, formatted as in cells."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -59,15 +59,15 @@ def test_the_numbers_of_the_document_are_those_of_the_record(main_job: RunRecord
                 assert speeds[arm.case.id] <= max(rates) * 1.001
 
 
-def test_page_and_terminal_show_the_same_rungs(main_job: RunRecord) -> None:
-    """One set of columns, two renderings."""
+def test_page_and_terminal_show_the_same_world_sizes(main_job: RunRecord) -> None:
+    """Both render the same columns."""
     page, screen = render(main_job), "\n".join(tables.scaling_table(main_job, 300))
     cells = re.findall(r"<td[^>]*>(\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\])</td>", page)
     assert len(cells) >= 8
     assert all(cell in screen for cell in cells)
 
 
-def test_sections_stand_in_the_order_of_what_matters(main_job: RunRecord) -> None:
+def test_sections_are_ordered_by_importance(main_job: RunRecord) -> None:
     page = render(main_job)
     order = ["requirements", "scaling", "time", "measured", "fabric", "covered", "machine", "read"]
     at = [page.index(f'<h2 id="{name}"') for name in order]
@@ -100,7 +100,7 @@ def single(doc: Any) -> None:
 
 
 def renamed(doc: Any) -> None:
-    """Give launches, blocks and windows the plan's new hash."""
+    """Replace the plan's old hash in launches, blocks and windows by the new one."""
     old = {x["plan"] for x in doc["launches"]}
     new = from_doc(RunRecord, {**doc, "verdicts": []}).plans[0].hash
     text_ = json.dumps({k: doc[k] for k in ("launches", "blocks", "windows")})
@@ -129,7 +129,7 @@ def many_ranks(doc: Any) -> None:
 
 
 def many_cases(doc: Any) -> None:
-    """30 ladders of other models."""
+    """Add 30 scaling sweeps of other models."""
     plan, launches = doc["plans"][0], list(doc["launches"])
     for i in range(30):
         more = json.loads(json.dumps(plan))
@@ -159,7 +159,7 @@ KINDS: list[Callable[[Any], None]] = [
 
 
 @pytest.mark.parametrize("edit", KINDS, ids=lambda e: e.__name__)
-def test_a_record_of_every_kind_renders_whole(
+def test_a_record_of_every_kind_renders_completely(
     sample_run: RunRecord, sample: Path, edit: Callable[[Any], None]
 ) -> None:
     doc = json.loads(json.dumps(to_doc(sample_run)))
@@ -173,7 +173,7 @@ def test_a_record_of_every_kind_renders_whole(
     for figure in re.findall(r"<figure>(.*?)</figure>", page, re.S):
         assert "<svg" in figure or "small" in figure
         assert not re.search(r"\b(nan|None|inf)\b", figure)
-    assert not re.search(r"</h2>\s*<h2", body), "no section without content"
+    assert not re.search(r"</h2>\s*<h2", body), "every section must have content"
     for width in (80, 100, 140):
         assert tables.summary(run, Path("x"), "again", width)
 
@@ -203,7 +203,7 @@ def test_hostile_names_are_harmless(sample_run: RunRecord, sample: Path) -> None
 def test_drawings_come_from_the_samples(
     sample_run: RunRecord, sample: Path, tmp_path: Path
 ) -> None:
-    """Of a record whose samples are gone there are tables; with them, every step is drawn."""
+    """With samples every step is drawn; without them there are only tables."""
     with_files, without = render(sample_run, sample), render(sample_run)
     assert "Every step" in with_files and "Every step" not in without
     copy = tmp_path / "copy"

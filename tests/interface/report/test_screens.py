@@ -1,6 +1,6 @@
-"""The screen of a real main job: golden at every width, and what the README shows of it.
+"""The screen of a real main job: golden at every width, and the lines of it in the README.
 
-``main-job.json.gz`` is the record of one ``pytest suites/``. GOLDEN_SCREENS=write accepts new
+``main-job.json.gz`` is the record of one ``pytest suites/``. Set GOLDEN_SCREENS=write to accept new
 screens after looking at them.
 """
 
@@ -38,15 +38,15 @@ def accepted(name: str, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 100, 140])
-def test_a_main_job_is_one_screen(main_job: RunRecord, columns: int) -> None:
+def test_a_main_job_fits_on_one_screen(main_job: RunRecord, columns: int) -> None:
     lines = shown(main_job, columns)
     accepted(f"main-job-{columns}", lines)
     assert len(lines) <= 45
-    whole = (" all ", " page")  # commands are not broken: they are to be copied
+    whole = (" all ", " page")  # Commands are not wrapped because users copy them.
     assert all(len(line) <= columns for line in lines if not line.startswith(whole))
 
 
-def test_all_of_it_is_there_on_request(main_job: RunRecord) -> None:
+def test_every_verdict_is_printed_on_request(main_job: RunRecord) -> None:
     folder = Path("results/runs") / main_job.machine.hardware_class / main_job.run
     lines = tables.summary(main_job, folder, "pytest suites/", 100)
     accepted("main-job-every-100", lines)
@@ -55,7 +55,7 @@ def test_all_of_it_is_there_on_request(main_job: RunRecord) -> None:
 
 
 def undecided(run: RunRecord, count: int, **fields: Any) -> RunRecord:
-    """The first requirements as if they were open."""
+    """Return the run with its first requirements undecided."""
     asked = [v for v in run.verdicts if v.rule and v.reason is not Reason.CAUGHT][:count]
     still_open = [replace(v, status=Status.INCONCLUSIVE, **fields) for v in asked]
     by_name = {(v.plan, v.contrast, v.rule): v for v in still_open}
@@ -63,8 +63,10 @@ def undecided(run: RunRecord, count: int, **fields: Any) -> RunRecord:
     return replace(run, verdicts=tuple(verdicts))
 
 
-def test_one_cause_of_many_is_told_once(main_job: RunRecord) -> None:
-    """A neighbour that used 0.8 of a core: nine verdicts, one sentence, still one screen."""
+def test_a_cause_shared_by_several_verdicts_is_printed_once(main_job: RunRecord) -> None:
+    """Background load of 0.8 of a core affects nine verdicts, which need one sentence and still fit
+    on one screen.
+    """
     loud = [replace(x, foreign_load=0.4) for x in main_job.launches]
     run = undecided(
         replace(main_job, launches=tuple(loud)), 9, reason=Reason.NOISY_HOST, doubt="load",
@@ -78,8 +80,8 @@ def test_one_cause_of_many_is_told_once(main_job: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-def test_a_long_name_never_pushes_out_a_figure(main_job: RunRecord, columns: int) -> None:
-    """A script's command is its case's name."""
+def test_a_long_name_never_hides_a_figure(main_job: RunRecord, columns: int) -> None:
+    """The name of a script's case contains its command."""
     command = "script:python -m training.launch --config configs/very/long/path/model.yaml/weak"
     renamed = [
         replace(plan, arms=tuple(replace(a, case=replace(a.case, strategy=command))
@@ -103,7 +105,7 @@ def test_a_long_name_never_pushes_out_a_figure(main_job: RunRecord, columns: int
         assert any(figure in row and v.bound in row for row in rows), figure
 
 
-def test_more_than_a_screen_of_what_holds_is_counted(main_job: RunRecord) -> None:
+def test_passing_verdicts_beyond_one_screen_are_counted(main_job: RunRecord) -> None:
     asked = [v for v in main_job.verdicts if v.rule and v.reason is not Reason.CAUGHT]
     many = [replace(v, contrast=f"{v.contrast}-{i}") for i in range(8) for v in asked]
     many[-1] = replace(many[-1], status=Status.FAIL, reason=Reason.NOT_MET, detail="too slow")
@@ -112,8 +114,8 @@ def test_more_than_a_screen_of_what_holds_is_counted(main_job: RunRecord) -> Non
     assert any(line.startswith(" and ") and "PASS (--every)" in line for line in lines)
 
 
-def test_what_no_rule_judges_is_not_passed_over_where_it_is_wrong(main_job: RunRecord) -> None:
-    """Its exit status is 11: the screen may not say PASS."""
+def test_an_error_without_a_rule_is_not_omitted(main_job: RunRecord) -> None:
+    """The exit status is 11, so the screen must not say PASS."""
     unruled = next(v for v in main_job.verdicts if not v.rule)
     broken = replace(unruled, status=Status.ERROR, reason=Reason.INCORRECT, value=None,
                      detail="step1_gradient on rank 1: 2, allowed 0")  # fmt: skip
@@ -124,8 +126,8 @@ def test_what_no_rule_judges_is_not_passed_over_where_it_is_wrong(main_job: RunR
     assert any(line.endswith("ERROR") for line in lines) and "step1_gradient on rank 1" in text
 
 
-def test_a_control_that_was_missed_is_never_headed_pass(main_job: RunRecord) -> None:
-    """Also where no rule names it: the run fails by it."""
+def test_a_missed_control_is_never_summarized_as_pass(main_job: RunRecord) -> None:
+    """The run fails even if no rule names the control."""
     caught = next(v for v in main_job.verdicts if v.reason is Reason.CAUGHT)
     missed = replace(caught, rule=None, status=Status.FAIL, reason=Reason.NOT_CAUGHT,
                      detail="the byte checks missed a case that is wrong on purpose")  # fmt: skip
@@ -135,8 +137,10 @@ def test_a_control_that_was_missed_is_never_headed_pass(main_job: RunRecord) -> 
     assert any(line.endswith("FAIL") for line in lines)
 
 
-def test_of_a_wrong_training_there_is_no_figure(main_job: RunRecord) -> None:
-    """Its pilots were fast; that says nothing of it. What was only cut shows what they saw."""
+def test_an_incorrect_training_run_has_no_estimated_figure(main_job: RunRecord) -> None:
+    """The speed of its calibration launches means nothing; a case cut by the time budget shows
+    their estimate.
+    """
     asked = next(v for v in main_job.verdicts if v.metric == "efficiency" and v.rule)
     bare = dict(value=None, low=None, high=None, n=0)
     wrong = replace(asked, status=Status.ERROR, reason=Reason.INCORRECT, detail="loss", **bare)
@@ -148,7 +152,7 @@ def test_of_a_wrong_training_there_is_no_figure(main_job: RunRecord) -> None:
         assert ("estimated" in row) is hinted, row
 
 
-def test_an_impossible_figure_that_no_rule_judges_stands_once_as_an_error(
+def test_an_impossible_figure_without_a_rule_is_printed_once_as_an_error(
     main_job: RunRecord,
 ) -> None:
     plan = next(p for p in main_job.plans if any(v.plan == p.hash and v.rule and v.value
@@ -161,7 +165,7 @@ def test_an_impossible_figure_that_no_rule_judges_stands_once_as_an_error(
 
 
 def test_every_form_counts_alike(main_job: RunRecord) -> None:
-    """The headline, what CI shows, the page and JSON: one count."""
+    """The headline, the CI summary, the page and JSON contain the same count."""
     run = undecided(main_job, 2, reason=Reason.SPANS_BOUND, more=6, detail="spans")
     count = "9 of 11 thresholds pass, 2 inconclusive"
     assert count in headline(run) and count in digest.markdown(run)[0]
@@ -184,8 +188,8 @@ def test_the_readme_shows_lines_of_that_screen(main_job: RunRecord) -> None:
         assert line in lines, line
 
 
-def test_what_was_lost_is_never_passed_over_in_silence(main_job: RunRecord) -> None:
-    """Profiles of a quicker moment lost nothing, but the timed launches did: that is said."""
+def test_an_unexplained_loss_is_reported(main_job: RunRecord) -> None:
+    """The profiles were faster and lost nothing, but the timed launches did, which is reported."""
 
     def quick(launch: LaunchRecord) -> LaunchRecord:
         assert launch.budget is not None

@@ -1,4 +1,4 @@
-"""Published tables: whatever file they stand in, both verbs read the same figures from it."""
+"""Published tables: ``predict`` and ``verify table`` read the same figures from every file format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.features.foresight.claims import ClaimStatus, audit, contradictions
 from harness.features.foresight.published.files import cell_value, documents, field_name
 from harness.features.foresight.published.table import PublishedTable, read
 
-#: A ladder of a step's times, as a sheet, as a page and as two documents have it.
+#: A table of step times as CSV, as Markdown, as TOML and as JSON.
 LADDERS = {
     "ladder.csv": "GPUs,Step time (ms),mbs,gpu\n8,2000,4,H100\n16,\"2,040\",4,H100\n32,2100,4,H100\n",
     "ladder.md": "| GPUs | Step time (ms) | mbs | gpu |\n|---|:-:|--:|---|\n"
@@ -27,7 +27,7 @@ LADDERS = {
 
 
 @pytest.mark.parametrize("name", LADDERS)
-def test_a_ladder_is_the_same_in_every_kind_of_file(name: str, tmp_path: Path) -> None:
+def test_a_table_is_the_same_in_every_file_format(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(LADDERS[name])
     (table,) = read(path)
@@ -35,16 +35,18 @@ def test_a_ladder_is_the_same_in_every_kind_of_file(name: str, tmp_path: Path) -
     assert [p.shape.ranks for p in table.points] == [8, 16, 32]
     assert [p.step_s for p in table.points] == pytest.approx([2.0, 2.04, 2.1])
     assert [p.shape.samples for p in table.points] == [32, 64, 128]
-    assert table.fabric.intra_bytes_per_s > 400e9, "an H100's links, which its rows name"
+    assert table.fabric.intra_bytes_per_s > 400e9, (
+        "the rates are those of an H100, which the rows name"
+    )
     stated = stated_table(documents(path, "")[0])
     _, _, largest = audit(stated.rows, stated.kinds)
-    # Weak scaling: 4 times the samples in 2.1 s instead of 2.0.
+    # This is weak scaling: 4 times the samples take 2.1 s instead of 2.0 s.
     assert largest.efficiency is not None
     assert largest.efficiency[0] < 2.0 / 2.1 < largest.efficiency[1]
 
 
-def test_a_rate_of_one_gpu_is_no_speedup() -> None:
-    """97 of 100 images/s a GPU on 8 is 7.76 times, which used to be called a contradiction."""
+def test_a_rate_per_gpu_is_scaled_before_comparison() -> None:
+    """From 100 images/s on 1 GPU to 97 per GPU on 8 is a speedup of 7.76, not a contradiction."""
     points = [
         {"GPUs": "1", "images/s/GPU": "100.0", "efficiency": "100 %"},
         {"GPUs": "8", "images/s/GPU": "97.0", "efficiency": "97.0 %"},
@@ -55,7 +57,7 @@ def test_a_rate_of_one_gpu_is_no_speedup() -> None:
     assert "efficiency 99.0 %" in contradictions({"points": points})[0]
 
 
-def test_a_prediction_says_first_that_its_table_contradicts_itself(tmp_path: Path) -> None:
+def test_a_prediction_first_reports_contradictions_in_its_table(tmp_path: Path) -> None:
     path = tmp_path / "ladder.csv"
     path.write_text("gpus,samples/s,speedup\n8,100,1\n16,190,1.9\n32,360,3.9\n")
     (table,) = read(path)
@@ -78,10 +80,10 @@ def test_rows_of_two_configurations_are_never_divided() -> None:
     [("Step time (ms)", "step_time_ms"), ("tokens/s/GPU", "tokens_per_s_per_gpu"),
      ("N", "N"), ("World size", "world_size"), ("Speed-up", "speed_up")],
 )  # fmt: skip
-def test_headings_are_fields(heading: str, field: str) -> None:
+def test_headings_are_mapped_to_fields(heading: str, field: str) -> None:
     assert field_name(heading) == field
 
 
-def test_cells_that_are_numbers() -> None:
+def test_cells_are_parsed_as_numbers_or_text() -> None:
     cells = ("1,234", "97.6 %", "1.95x", " 8 ", "1F1B", "", 3, None)
     assert [cell_value(c) for c in cells] == [1234, 97.6, 1.95, 8, "1F1B", None, 3, None]

@@ -1,4 +1,6 @@
-"""ddp that hangs where all planted nodes are in its world: emulated nodes, told by their address."""
+"""DDP that hangs if its world contains all ``planted`` nodes, which are identified by emulated
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def build(model: Any, ctx: Any, knobs: Any) -> Hanging:
 
 
 class Hanging:
-    """A trainer whose last rank never comes back from its second step."""
+    """A trainer whose last rank does not return from its second step."""
 
     def __init__(self, inner: Any, planted: set[str]) -> None:
         self.inner, self.planted, self.steps = inner, planted, 0
@@ -44,7 +46,8 @@ class Hanging:
 
 
 def own_node() -> str:
-    """The number of this emulated node, as its address has it."""
+    """Return the number of this emulated node, from its address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", b"eth0"))  # SIOCGIFADDR
+        # The number is SIOCGIFADDR.
+        answer = fcntl.ioctl(asked, 0x8915, struct.pack("256s", b"eth0"))
     return str(answer[23] - 1)

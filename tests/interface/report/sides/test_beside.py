@@ -1,4 +1,4 @@
-"""Cases side by side: codecs among them show what they cost, whichever recipe asked for them."""
+"""Comparisons of cases: if compressors are among them, their costs are shown for any recipe."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness.record import RunRecord
 
 @pytest.fixture(scope="module")
 def run(main_job: RunRecord) -> RunRecord:
-    """Launches of the main job at 4 ranks, with and without a codec, as one plan of a suite."""
+    """Return launches of the main job at 4 ranks, with and without a compressor, as one plan."""
     plan, topk = arm(main_job, "compressed:topk/paced-small/weak")
     arms = {
         "dense": arm(main_job, "ddp/paced-small/weak"),
         "topk": (plan, topk),
-        "lost": (main_job.plans[0], replace(topk, seed=7)),  # nothing of it was measured
+        "lost": (main_job.plans[0], replace(topk, seed=7)),  # No launch of it was measured.
     }
     cases = {name: case for name, (_, case) in arms.items()}
     made = beside("every codec", cases, ("throughput_ratio", "sent_bytes"))
@@ -35,12 +35,12 @@ def run(main_job: RunRecord) -> RunRecord:
 
 
 def arm(job: RunRecord, name: str) -> tuple[Plan, CaseSpec]:
-    """A ladder of the job, and its case on 4 ranks."""
+    """Return a scaling sweep of the job and its case on 4 ranks."""
     plan = next(plan for plan in job.plans if plan.name == name)
     return plan, next(arm.case for arm in plan.arms if arm.name == "@4")
 
 
-def test_a_plan_of_codecs_tells_break_evens_in_every_report(run: RunRecord) -> None:
+def test_a_plan_of_compressors_shows_break_even_rates_in_every_report(run: RunRecord) -> None:
     (plan,) = run.plans
     costs = {cost.name: cost for cost in compressors.costs(run, plan)}
     (table,) = side_by_side.plan_tables(run)
@@ -56,7 +56,7 @@ def test_a_plan_of_codecs_tells_break_evens_in_every_report(run: RunRecord) -> N
     assert "wins below" in page and "step over link rates" in page
 
 
-def test_plans_without_codecs_have_no_columns_of_them(run: RunRecord) -> None:
+def test_plans_without_compressors_have_no_such_columns(run: RunRecord) -> None:
     (plan,) = run.plans
     dense, topk, _ = plan.arms
     plain = beside(

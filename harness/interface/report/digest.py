@@ -128,10 +128,10 @@ def _method(run: RunRecord) -> list[str]:
         f"Measured on {run.started_at[:10]} on {machine.title} with torch {software.get('torch')}"
         f" ({len(timed)} launches of fresh processes, {steps} steps after warm-up). The world sizes"
         " and their baseline were launched alternately in blocks of random order, so changes of the"
-        " machine affect both equally. The launch is the unit of replication. Each end of an interval"
-        " is a 95% confidence limit, which stays valid however often the data are inspected."
-        " Throughput is the number of samples that reached the model, divided by the wall time of the"
-        f" slowest rank. {checked}",
+        " machine affect both equally. The launch is the unit of replication. Each end of an"
+        " interval is a 95% confidence limit, which stays valid however often the data are"
+        " inspected. Throughput is the number of samples that reached the model, divided by the"
+        f" wall time of the slowest rank. {checked}",
         "",
         f"Reproduce: `{shlex.join(run.settings.argv)}`",
     ]

@@ -1,5 +1,4 @@
-"""Print the live line: one line that is rewritten on a terminal, otherwise one per arm and block.
-"""
+"""Print the live line, which is rewritten on a terminal and otherwise printed once per arm."""
 
 import shutil
 from collections.abc import Callable
@@ -89,8 +88,8 @@ _DOES = {
 def line(m: Moment | Waiting | Looking) -> str:
     """Return the live line of a moment.
 
-    An example is ``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA
-    1:10``. It shows plan 3 of 11 and launch 9 of 32 of that plan.
+    ``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``
+    shows plan 3 of 11 and launch 9 of 32 of that plan.
     """
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""

@@ -170,7 +170,9 @@ def notes(plan: Plan) -> list[str]:
         else []
     )
     if plan.to_loss is not None and any(m.of_loss for m in of.values()):
-        sentences.append(f"to loss: until it is {plan.to_loss:g} nats above the entropy of the data")
+        sentences.append(
+            f"to loss: until it is {plan.to_loss:g} nats above the entropy of the data"
+        )
     return sentences
 
 

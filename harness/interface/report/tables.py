@@ -194,7 +194,7 @@ def counts(run: RunRecord) -> list[str]:
             lines.append(
                 " every launch ran on nodes drawn from all of them"
                 if drawn
-                else " they are valid for these nodes only: every launch used them in the same order"
+                else " valid for these nodes only, because every launch used them in the same order"
             )
     return lines
 
@@ -260,9 +260,9 @@ def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
 
 
 def summary(
-    """Return every table of a run, and a line for every verdict."""
+    run: RunRecord, folder: Path, rerun: str, width: int = 100, *, page: Path | None = None
 ) -> list[str]:
-    """Every table of a run, and a line for every verdict."""
+    """Return every table of a run, and a line for every verdict."""
     lines = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
     if table_ := scaling_table(run, width):
         columns = [words for column, words in _EXPLAINED.items() if f"  {column}" in table_[0]]

@@ -143,7 +143,7 @@ def _neighbour(run: RunRecord, judged: Sequence[Result], still_open: bool) -> st
 
 
 def _unruled(run: RunRecord) -> str:
-    """Return the headline of a run without thresholds: its worst error, or that it only recorded."""
+    """Return the headline of a run without thresholds: its worst error, or only a note."""
     every = results(run)
     result = min(every, key=lambda r: SEVERITY.index(r.counts), default=None)
     if result is not None and result.counts in (Status.ERROR, Status.FAIL):
@@ -179,7 +179,8 @@ def decide(run: RunRecord) -> list[str]:
         for case in undecided:
             again = command(cases[case], run.settings)
             whole = cases[case].script or case in of_tests
-            if whole:  # Its sweep may begin at any size, and its threshold may belong to a test.                again = shlex.join(run.settings.argv) or again
+            if whole:  # Its sweep may begin at any size, and its threshold may belong to a test.
+                again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (
         _longer, _later_rung, launching.otherwise, _other_mode, _stated_samples, _fewer_steps,

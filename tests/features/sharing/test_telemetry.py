@@ -178,7 +178,7 @@ def test_nobody_waits_for_a_collector_and_the_oldest_spans_are_dropped(
 
 @pytest.mark.parametrize(
     ("where", "expected"),
-    [("grpc://collector:4317", "OTLP over HTTP"), ("nowhere/at/all.prom", "no folder")],
+    [("grpc://collector:4317", "OTLP over HTTP"), ("nowhere/at/all.prom", "not a writable folder")],
 )
 def test_what_is_no_address_is_named(where: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected):

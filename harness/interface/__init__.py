@@ -1,1 +1,1 @@
-"""The parts that people touch: the command, the pytest plugin, tables and pages."""
+"""The user interface: the command line, the pytest plugin, tables and pages."""

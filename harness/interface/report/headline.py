@@ -143,7 +143,7 @@ def _neighbour(run: RunRecord, judged: Sequence[Result], still_open: bool) -> st
 
 
 def _unruled(run: RunRecord) -> str:
-    """Return the headline of a run without thresholds: its worst error, or only a note."""
+    """Return the headline of a run without thresholds: its worst error, if it has one."""
     every = results(run)
     result = min(every, key=lambda r: SEVERITY.index(r.counts), default=None)
     if result is not None and result.counts in (Status.ERROR, Status.FAIL):

@@ -180,7 +180,7 @@ def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     return (
         f"{sentence}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}),"
         f" {idle:.0%} of them idle"
-        f" during small world sizes. Memory is per rank, with its share of the GPU memory."
+        f" while small world sizes run. Memory is per rank, with its share of the GPU memory."
         f" Bytes are those of the busiest rank, with the time that its link needs:"
         f" {on.link_bytes / 1e9:.0f} GB/s within a node, {on.network_bytes / 1e9:.0f} GB/s between"
         f" nodes. MFU< is the upper bound by the roofline of the device's data sheet; cases below"

@@ -184,7 +184,7 @@ def counts(run: RunRecord) -> list[str]:
     if by_status[Status.PASS] or by_status[Status.FAIL]:
         passes, fails = verdicts.together(run.verdicts)
         lines += [
-            " each verdict alone: at most 5% errors",
+            " error rate of each single verdict: at most 5%",
             f" after correction for all thresholds (false discovery rate 5%): {passes} of"
             f" {by_status[Status.PASS]} PASS, {fails} of {by_status[Status.FAIL]} FAIL remain",
         ]

@@ -58,7 +58,8 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
         some = "" if len(outlines) == len(trusted) else f" of {len(outlines)} world sizes"
         shown += wrap(
             f" outline  profiles{some} without operators: all time in which a rank neither waits"
-            " nor loads data counts as compute, with Python (--operators records each operator)",
+            " nor loads data counts as compute, including Python code (--operators records each"
+            " operator)",
             width,
             10,
         )

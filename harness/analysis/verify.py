@@ -278,7 +278,7 @@ def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
     compared = bits.compare(samples)
     again = bits.sentences(compared, launch.ranks)
     if (len(again), compared.num) != (len(launch.wrong), launch.compared):
-        yield f"{launch.launch}: {len(launch.wrong)} ranks had other bits, recomputed {len(again)}"
+        yield f"{launch.launch}: {len(launch.wrong)} ranks had wrong bits, recomputed {len(again)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,10 +321,14 @@ def _launch(
             tuple(figures.perturbation(samples, window)),
             (launch.perturbation, launch.perturbation_low),
         ):
-            differences.append(f"{launch.launch}: perturbation differs")
+            differences.append(
+                f"{launch.launch}: the slowdown by the profiler differs from the record"
+            )
     for rank, rank_samples in zip(launch.ranks, samples, strict=True):
         if not same(figures.window_s(rank_samples, cut), rank.window_s):
-            differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
+            differences.append(
+                f"{launch.launch}: window of rank {rank.rank} differs from the record"
+            )
     return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
 
 
@@ -414,7 +418,9 @@ def _budget(
     ):  # Old schemas attributed waiting differently.
         again = dataclasses.replace(again, blame=launch.budget.blame)
     return (
-        [] if same(to_doc(again), to_doc(launch.budget)) else [f"{launch.launch}: budget differs"]
+        []
+        if same(to_doc(again), to_doc(launch.budget))
+        else [f"{launch.launch}: time budget differs from the record"]
     )
 
 
@@ -434,13 +440,15 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
     if run.complete and run.windows:
         sd = calibration.launch_sd(calibration.read(run, folder, known=known))
         if not same(sd, run.launch_sd):
-            differences.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
+            differences.append(f"launch_sd is {run.launch_sd}, the calibration launches give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
         windows = calibration.read(run, folder, plan, known)
         if settled and frozen and frozen != calibration.windows(plan, windows, run.described):
-            differences.append(f"{plan.name}: windows are {frozen}, the pilots give others")
+            differences.append(
+                f"{plan.name}: windows are {frozen}, the calibration launches give others"
+            )
         for launch in contrast_data.timed(run, plan, None):
             kept = run.window(plan, launch)
             if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:

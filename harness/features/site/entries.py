@@ -272,7 +272,7 @@ def _rank(result: Result) -> tuple[int, bool, bool, bool]:
 def _rules(run: RunRecord) -> list[RuleFigure]:
     rules = {threshold.name: threshold for threshold in run.thresholds}
     shown: dict[str, RuleFigure] = {}
-    for result in required(run):  # worst first
+    for result in required(run):  # The worst results come first.
         rule = rules.get(result.rule or "")
         if rule is None or rule.name in shown:
             continue

@@ -26,7 +26,7 @@ class Live(Progress):
         self.column = column
         self._last = ""
         self._drawn = False
-        self._broken_at = 0  # the column at which a new line was last begun
+        self._broken_at = 0  # The column at which a new line last began.
 
     def show(self, moment: Moment | Waiting | Looking) -> None:
         if self.quiet:

@@ -36,7 +36,7 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
 
 def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     """Return every world size relative to plain, worst sweep first, simulated devices apart."""
-    ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by: is the device simulated?
+    ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # True: the device is simulated.
     worst = {
         p.hash: min(
             (SEVERITY.index(result.status) for result in results_of(run, p.hash)),

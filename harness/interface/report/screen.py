@@ -70,7 +70,7 @@ class ScreenRow:
 
     @property
     def status(self) -> str:
-        """The status; marked if nobody should rely on a value that no threshold judges."""
+        """The status, with a mark if a value without a threshold is unreliable."""
         result = self.result
         if result.waived:
             return f"{result.status} (waived)"
@@ -99,7 +99,7 @@ def lines(
 
 
 def measured_on(run: RunRecord) -> str:
-    """``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``"""
+    """Return ``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``."""
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
     many = len(run.launches)
     parts = [
@@ -111,9 +111,10 @@ def measured_on(run: RunRecord) -> str:
 
 
 def _rows(run: RunRecord, width: int) -> list[str]:
-    """The results that thresholds judge, and those of plans without a threshold.
+    """Return the rows of results that thresholds judge, and of plans without a threshold.
 
-    A heading names the metric and the baseline of the rows below it. Simulated results are apart.
+    A heading names the metric and the baseline of the rows below it. Simulated results come last
+    under a separate heading.
     """
     every = _screen_rows(run)
     shown, hidden = _fitting(every)
@@ -137,13 +138,13 @@ def _rows(run: RunRecord, width: int) -> list[str]:
 
 
 def _kinds(run: RunRecord) -> list[str]:
-    """The kinds of simulated hardware that this run used."""
+    """Return the kinds of simulated hardware that this run used."""
     cases = [arm.case for plan in run.plans for arm in plan.arms]
     return sorted({stand_in for case in cases for stand_in in run.stand_ins(case)})
 
 
 def _grouped(rows: Sequence[ScreenRow]) -> Mapping[str, list[ScreenRow]]:
-    """The rows below the heading of their metric and baseline, worst group first."""
+    """Group rows by the heading with their metric and baseline, worst group first."""
     groups: dict[str, list[ScreenRow]] = {}
     for row in sorted(rows, key=lambda row: SEVERITY.index(row.result.counts)):
         groups.setdefault(_heading(row.result), []).append(row)

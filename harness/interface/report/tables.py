@@ -40,7 +40,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         if launch.purpose is Purpose.PROFILE and launch.budget
     }
     controls = sum(arm.role is Role.CONTROL for plan in run.plans for arm in plan.arms)
-    apart = f" ({controls} controls are only checked)" if controls else ""
+    apart = f" (controls, which are only checked: {controls})" if controls else ""
     lines = [
         f" covered    timed {len(cases)} of {len(asked)} cases{apart}, profiled {len(profiled)}"
     ]
@@ -60,7 +60,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
-    """Return the world sizes, missing sizes, ranks and modes, apart for simulated devices."""
+    """Return world sizes, missing sizes, ranks and modes, separately for simulated devices."""
     parts = []
     real = {case.world_size for case in cases if not run.stand_ins(case)}
     stand_in = {case.world_size for case in cases if run.stand_ins(case)}
@@ -200,7 +200,7 @@ def counts(run: RunRecord) -> list[str]:
 
 
 def cost(run: RunRecord, width: int = 100) -> list[str]:
-    """Launches, seconds per launch, and the overhead of the run."""
+    """Return the number of launches, their duration, and the overhead of the run."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
         return [] if run.fabric or run.recoveries else [" cost       nothing was timed"]
@@ -212,7 +212,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     launch = (wall - _stepping_s(timed)) / len(timed)
     message = (
         f" cost       {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
-        f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
+        f" to start and end), {len(pilots)} for calibration, {len(gates)} correctness checks,"
         f" {len(profiles)} profiles;"
         f" {overhead(run):.0%} of {duration(run.elapsed_s)} is overhead"
     )
@@ -227,7 +227,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         decided = sum(r.status in (Status.PASS, Status.FAIL) for r in results(run))
         share = used / run.device_s
         message = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
-        message += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
+        message += f"; {_hours(run.device_s / decided)} per decided verdict" if decided else ""
         lines += wrap(message, width, 12)
     return lines
 

@@ -138,7 +138,7 @@ def waterfall(fall: WaterfallChart, colors: Mapping[str, str], *, unit: str) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """The step of one rank: its (term, start, end) parts, measured from the begin of the step."""
+    """The step of one rank: its (term, start, end) parts, measured from the beginning of the step."""
 
     name: str
     parts: Sequence[tuple[str, float, float]]

@@ -1,6 +1,6 @@
 """Render a run as one self-contained HTML page, which needs no network and prints well.
 
-    record (and the files beside it) -> the rows of every section -> page.html.jinja -> one file
+    record (and the files in its folder) -> the rows of every section -> page.html.jinja -> one file
 
 Each section has a file in this folder. Its tables are the tables that the terminal prints.
 """

@@ -31,7 +31,7 @@ class ChartGroup:
 
 
 def groups(run: RunRecord) -> list[ChartGroup]:
-    """Return a pair of charts (speedup, efficiency) for each mode, apart for simulated devices."""
+    """Return two charts (speedup, efficiency) per mode, separately for simulated devices."""
     by_kind: dict[tuple[bool, str], list[Plan]] = {}
     for plan in run.plans:
         if len(points(run, plan)) > 1:

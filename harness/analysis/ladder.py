@@ -1,4 +1,4 @@
-"""The rows of reports, made once and printed by table and page: arms, and rungs of a ladder."""
+"""Compute the rows of reports: arms, and the world sizes of scaling sweeps."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from harness.record.outcome import SEVERITY
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRow:
-    """The timed launches of one arm, summed up; None where it was not measured.
+    """The summary of the timed launches of one arm; a field is None if it was not measured.
 
-    Times in s, of a mean step, of the worst launch's 95th percentile and of the worst step;
-    ``sent_bytes`` per step of the busiest rank; ``flops`` per s and rank; ``energy_j`` per sample;
-    ``growth`` of memory in B per step.
+    Times are in s: ``step_s`` is the mean step, ``p95_s`` the largest 95th percentile of a launch,
+    ``worst_s`` the longest step. ``sent_bytes`` is per step of the busiest rank. ``flops`` is per
+    second and rank. ``energy_j`` is per sample. ``growth`` is the growth of memory in B per step.
     """
 
     arm: Arm
@@ -42,7 +42,7 @@ class ArmRow:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Where a sample is more than one token."""
+        """The rate in tokens/s, or None if a sample is a single token."""
         facts = self.described.facts if self.described else None
         if facts is None or facts.tokens_per_sample == 1 or self.throughput is None:
             return None
@@ -50,13 +50,13 @@ class ArmRow:
 
     @property
     def alike(self) -> int:
-        """How many launches have the losses that most of them have, to the bit."""
+        """The largest number of launches whose losses are identical to the bit."""
         counts = Counter(launch.losses for launch in self.launches)
         return max(counts.values(), default=0)
 
     @property
     def sent_of_form(self) -> float | None:
-        """Bytes sent over those of the closed form."""
+        """The ratio of bytes sent to the bytes that the closed form predicts."""
         expected = self.described.expected if self.described else None
         wanted = max(expected.sent_bytes) if expected else 0.0
         return self.sent_bytes / wanted if self.sent_bytes and wanted else None
@@ -64,10 +64,10 @@ class ArmRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderRow:
-    """The result at one world size: its scaling point, its arm, and its result on that point.
+    """The result at one world size: its scaling point, its arm, and its verdict.
 
-    ``result`` is the worst one of a speedup or an efficiency against the same baseline, or None.
-    ``wrapped`` is the efficiency against the strategy on one rank.
+    ``result`` is the worst result on speedup or efficiency with the same baseline, or None.
+    ``wrapped`` is the efficiency relative to the same strategy on one rank.
     """
 
     row: ArmRow
@@ -77,17 +77,17 @@ class LadderRow:
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """The interval of the efficiency: the judged one if a threshold judged it."""
+        """The interval of the efficiency; the judged interval if a threshold judged it."""
         result = self.result
         if result is None or not result.rule or result.low is None or result.high is None:
             return self.point.efficiency_low, self.point.efficiency_high
-        # A threshold on the speedup judges the same figure on another scale.
+        # A threshold on the speedup judges the same quantity on another scale.
         scale = self.point.efficiency / self.point.speedup if result.metric == "speedup" else 1.0
         return result.low * scale, result.high * scale
 
 
 def arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
-    """Sums up the timed launches of an arm."""
+    """Return the summary of the timed launches of an arm."""
     return run.once(("arm", plan.hash, arm.name), lambda: _arm_row(run, plan, arm))
 
 
@@ -119,7 +119,7 @@ def _arm_row(run: RunRecord, plan: Plan, arm: Arm) -> ArmRow:
 
 
 def ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
-    """The rungs of a plan that were measured, in its order."""
+    """Return the world sizes of a plan that were measured, in the order of the plan."""
     return [*run.once(("ladder", plan.hash), lambda: _ladder_rows(run, plan))]
 
 

@@ -1,9 +1,9 @@
-"""The results of a run: each figure joined with its verdict, once, for every output.
+"""Join each figure of a run with its verdict, once, for every output.
 
     record -> results(run) -> tables, headline, page, JSON, CSV, frames, site, acceptance report
 
-A ``Result`` is one metric of one case against one baseline. No output joins figures and verdicts
-itself, and every output counts results by ``tally``.
+A ``Result`` is one metric of one case against one baseline. Outputs do not join figures and
+verdicts themselves, and every output counts results by ``tally``.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from harness.cases import Form, metrics
 from harness.record import Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
-#: What decides a verdict that stays open for this reason, if more pairs do not.
+#: What would decide an inconclusive verdict by its reason, if more pairs would not.
 REMEDIES = {
     Reason.NOISY_HOST: "a quieter host",
     Reason.NOT_STEADY: "longer windows, or a quieter host",
@@ -32,11 +32,12 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResultKey:
-    """The identity of a result. Every output shows as many parts as tell its rows apart.
+class Key:
+    """The subject of a result. An output shows the fields that its rows differ in.
 
-    ``plan`` is a hash, empty for results of sweeps and trials; ``case`` is an id, ``world`` the
-    ranks (``2cpu``), and ``baseline`` the kind of baseline (``plain``, ``wrapped``, ``nothing``).
+    ``plan`` is a hash, and empty for results of sweeps and trials. ``case`` is an id, ``world``
+    the ranks (``2cpu``), and ``baseline`` the kind of baseline (``plain``, ``wrapped``,
+    ``nothing``).
     """
 
     plan: str
@@ -47,8 +48,8 @@ class ResultKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """A value with its 95 % confidence limits, in the unit of the metric; None if unknown."""
+class Interval:
+    """A value with its 95 % confidence limits in the unit of the metric; a limit may be None."""
 
     value: float
     low: float | None
@@ -59,13 +60,13 @@ class Limits:
 class Result:
     """One metric of one case against one baseline, with its verdict.
 
-    ``measured`` is the estimate of the pairs. ``judged`` is the interval that the judge compared
-    with the bound, after biases such as background load were taken into account; ``widened`` names
-    what widened it. Both are None if nothing was measured. ``counts`` is the status that decides
-    the exit status. ``required`` results are those that a threshold judges and the tally counts.
-    ``stand_in``: the hardware was simulated or shared. ``remedy`` says what would decide an open
-    verdict, and ``more`` how many further pairs would. ``n`` is the number of pairs; ``mde``,
-    ``sd``, ``lag1``, ``p95``, ``worst`` and ``evidence`` are as in ``Verdict``.
+    ``measured`` is the estimate from the pairs. ``judged`` is the interval that the judge compared
+    with the bound, after it accounted for biases such as background load. ``widened`` names the
+    bias. Both are None if nothing was measured. ``counts`` is the status that determines the exit
+    status. ``required`` results are those that a threshold judges and the tally counts.
+    ``stand_in``: the hardware was simulated or shared. ``remedy`` is what would decide an
+    inconclusive verdict, and ``more`` the number of further pairs that would. ``n`` is the number
+    of pairs. ``mde``, ``sd``, ``lag1``, ``p95``, ``worst`` and ``evidence`` are as in ``Verdict``.
     """
 
     key: ResultKey
@@ -130,13 +131,13 @@ class Result:
 
     @property
     def doubt(self) -> str:
-        """The sentence about background load or an unfit host, or an empty text."""
+        """The caveat about background load or an unfit host, or an empty text."""
         doubts = (caveat.sentence for caveat in self.caveats if caveat.code == "doubt")
         return next(doubts, "")
 
     @property
     def absolute(self) -> bool:
-        """Whether the value has a unit, instead of being a ratio to a baseline."""
+        """Whether the value has a unit. Other values are ratios to a baseline."""
         return metrics.metric(self.metric).form is Form.ABSOLUTE
 
 
@@ -156,7 +157,7 @@ def ranked(run: RunRecord) -> list[Result]:
 
 
 def result_of(run: RunRecord, verdict: Verdict) -> Result:
-    """Join a verdict, of this run or under a rule that it does not have, with its figure."""
+    """Join a verdict with its figure. The verdict may be on a rule that the run does not have."""
     cases = run.cases_by_hash.get(verdict.case_hash, ())
     stand_in = is_stand_in(run, verdict)
     form = metrics.metric(verdict.metric).form
@@ -187,14 +188,14 @@ def result_of(run: RunRecord, verdict: Verdict) -> Result:
     )
 
 
-#: The fields that a result takes over from its verdict.
+#: The fields that a result copies from its verdict.
 _COPIED = sorted(
     {field.name for field in fields(Result)} & {field.name for field in fields(Verdict)}
 )
 
 
 def _caveats(verdict: Verdict, *, stand_in: bool) -> list[Caveat]:
-    """Return what a reader of this result should know besides its status."""
+    """Return the caveats of a result, which a reader should know besides its status."""
     caveats = []
     if verdict.doubt:
         caveats.append(_note("doubt", verdict.doubt))
@@ -213,7 +214,7 @@ def _note(code: str, sentence: str) -> Caveat:
 
 
 def _remedy(verdict: Verdict) -> str:
-    """Return what would decide an open verdict, or an empty text."""
+    """Return what would decide an inconclusive verdict, or an empty text."""
     if verdict.counts is not Status.INCONCLUSIVE:
         return ""
     if verdict.more is not None:
@@ -244,7 +245,7 @@ def defects(run: RunRecord) -> list[Result]:
 
 
 def worst(run: RunRecord) -> Result | None:
-    """Return the result that the headline is about: of equally bad ones one of real hardware."""
+    """Return the result for the headline. Of equally bad results, real hardware comes first."""
     judged = [*required(run), *defects(run)]
     return min(judged, key=lambda r: (SEVERITY.index(r.counts), r.stand_in), default=None)
 
@@ -276,10 +277,10 @@ def document(result: Result) -> dict[str, Json]:
 class Tally:
     """The counts of the results that thresholds judge.
 
-    ``hold`` passed. ``failed`` are FAIL and not waived. ``recorded`` have only a provisional bound,
-    or the bound of another setup. ``stand_ins`` of all were measured on simulated hardware.
-    ``controls`` are negative controls that were detected. ``beside`` are defects that no threshold
-    judges.
+    ``hold`` is the number that passed. ``failed`` counts FAIL without a waiver. ``recorded`` counts
+    results with only a provisional bound, or with the bound of another setup. ``stand_ins`` counts
+    those on simulated hardware. ``controls`` are negative controls that were detected. ``beside``
+    are failures that no threshold judges.
     """
 
     total: int
@@ -295,7 +296,7 @@ class Tally:
 
     @property
     def parts(self) -> Sequence[tuple[Status, int, str]]:
-        """Every outcome that occurred: the status of its results, their number, and a word."""
+        """Each outcome that occurred: the status of its results, their number, and a word."""
         every = (
             (Status.ERROR, self.errors, "in error"),
             (Status.FAIL, self.failed, "failed"),
@@ -309,7 +310,10 @@ class Tally:
         return [part for part in every if part[1]]
 
     def __str__(self) -> str:
-        """``9 of 11 thresholds pass, 2 inconclusive (6 of the 11 on simulated hardware)``"""
+        """Return the counts in words.
+
+        ``9 of 11 thresholds pass, 2 inconclusive (6 of the 11 on simulated hardware)``
+        """
         noun = "threshold passes" if self.total == 1 else "thresholds pass"
         counted = [
             f"{count} {word}"

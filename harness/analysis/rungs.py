@@ -1,4 +1,4 @@
-"""Profiled rungs beside their baselines: what each lost, and to which term of the budget."""
+"""Compare profiled world sizes with their baselines: the loss in each term of the time budget."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from harness.record import Budget, Expected, LaunchRecord, Purpose, RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One profiled rung of a ladder and its baseline; nothing is ``expected`` of a script.
+    """One profiled world size of a scaling sweep and its baseline.
 
-    ``timed_ns`` and ``timed_ideal_ns`` are step and ideal step of the timed launches, which are
-    judged; ``apart``: a profiled step is longer or shorter than any of theirs, so it is another
-    step that the profile explains.
+    ``expected`` is None for a user's script. ``timed_ns`` and ``timed_ideal_ns`` are the step and
+    the ideal step of the timed launches, which are judged. ``apart``: the profiled step is longer
+    or shorter than all timed steps, so the profile explains another step than was judged.
     """
 
     plan: Plan
@@ -37,14 +37,14 @@ class Rung:
 
     @property
     def efficiency(self) -> float:
-        """That of the timed steps, which are judged; of the profiled ones where none was timed."""
+        """The efficiency of the timed steps, or of the profiled steps if none was timed."""
         if self.timed_ns is None or self.timed_ideal_ns is None:
             return float(self.losses.efficiency)
         return self.timed_ideal_ns / self.timed_ns
 
     @property
     def explains(self) -> float | None:
-        """The share that the profiled loss is of the timed one; None where none was lost."""
+        """The ratio of the profiled loss to the timed loss, or None if there was no loss."""
         if self.timed_ns is None or self.timed_ideal_ns is None:
             return None
         lost_ns = self.timed_ns - self.timed_ideal_ns
@@ -53,22 +53,22 @@ class Rung:
 
     @property
     def refused(self) -> bool:
-        """Whether the profiler certainly changed too much to attribute anything."""
+        """Whether the profiler certainly changed the step too much to attribute losses."""
         return self.changed > PERTURBED
 
     @property
     def doubtful(self) -> bool:
-        """Whether it may have."""
+        """Whether the profiler may have changed the step too much to attribute losses."""
         return self.perturbation > PERTURBED
 
 
 def _typical(factors: Sequence[float]) -> float:
-    """The larger one of two launches; of more their median."""
+    """Return the larger of two factors, or the median of more than two."""
     return max(factors) if len(factors) < 3 else median(factors)
 
 
 def shown(plan: Plan) -> Contrast | None:
-    """The largest rung of a ladder, against what its table is shown against."""
+    """Return the contrast of a sweep's largest world size with the baseline of its table."""
     against = shown_against(plan)
     contrasts = [
         contrast
@@ -81,8 +81,10 @@ def shown(plan: Plan) -> Contrast | None:
 
 
 def profiled(plan: Plan, num_plans: int) -> list[Arm]:
-    """The arms that a run of so many plans profiles: of several ladders those that it shows, of
-    several plans on GPUs none that is no ladder.
+    """Return the arms of a plan that a run profiles.
+
+    If a run has several plans, these are the two arms of the contrast that is shown, and on GPUs
+    none of a plan without a scaling sweep.
     """
     arms = [arm for arm in plan.arms if arm.role not in (Role.ABLATION, Role.CONTROL)]
     contrast = shown(plan)
@@ -95,7 +97,7 @@ def profiled(plan: Plan, num_plans: int) -> list[Arm]:
 
 
 def steps_s(run: RunRecord, case: CaseSpec) -> list[float]:
-    """The mean step of each timed launch of a case, in s."""
+    """Return the mean step in s of each timed launch of a case."""
     launches = [
         launch for launch in run.by_case.get(case.hash, ()) if launch.purpose is Purpose.TIMED
     ]
@@ -105,8 +107,9 @@ def steps_s(run: RunRecord, case: CaseSpec) -> list[float]:
 
 
 def apart(launch: LaunchRecord, timed_s: Sequence[float]) -> bool:
-    """Whether a profiled step lies beyond those of the timed launches, by more than a profiler may
-    add.
+    """Return whether a profiled step is outside of the range of the timed steps.
+
+    The range is extended by the largest slowdown that a profiler may cause.
     """
     if not timed_s or launch.budget is None:
         return False
@@ -115,7 +118,7 @@ def apart(launch: LaunchRecord, timed_s: Sequence[float]) -> bool:
 
 
 def nearest(run: RunRecord, case: CaseSpec) -> LaunchRecord | None:
-    """The profiled launch of a case whose step is nearest to those of its timed launches."""
+    """Return the profiled launch of a case whose step is closest to its timed steps."""
     launches = budgets(run, case)
     timed_s = steps_s(run, case)
     if not launches or not timed_s:
@@ -130,7 +133,7 @@ def _step_s(launch: LaunchRecord) -> float:
 
 
 def rungs(run: RunRecord) -> list[Rung]:
-    """The largest profiled rung of every ladder."""
+    """Return the largest profiled world size of every scaling sweep."""
     return [*run.once("rungs", lambda: _rungs(run))]
 
 
@@ -140,7 +143,7 @@ def _rungs(run: RunRecord) -> list[Rung]:
 
 
 def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
-    """A contrast's subject beside its baseline; None where one of them was not profiled."""
+    """Return a contrast's subject with its baseline, or None if one of them was not profiled."""
     arm = plan.arm(contrast.subject)
     base = plan.arm(contrast.baseline[0])
     of_arm = nearest(run, arm.case)
@@ -150,7 +153,7 @@ def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
     assert of_arm.budget is not None and other.budget is not None
     ranks = Fraction(arm.case.world_size, base.case.world_size)
     expected, alone = (run.described[a.case.hash].expected for a in (arm, base))
-    if expected is None or alone is None:  # a script: a rank's work follows from the mode
+    if expected is None or alone is None:  # For a script, the work per rank follows from the mode.
         work = Fraction(1) if arm.case.mode is Mode.WEAK else 1 / ranks
     else:
         work = Fraction(expected.global_batch, alone.global_batch) / ranks

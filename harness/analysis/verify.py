@@ -1,4 +1,4 @@
-"""``verify``: recompute a record from its samples, offline and without torch."""
+"""Verify a run: recompute its record from its samples, offline and without torch."""
 
 from __future__ import annotations
 
@@ -41,26 +41,27 @@ from harness.record import (
 )
 from harness.record.store import Samples, load_samples
 
-#: Derived numbers may differ by this much, relatively: summation differs by CPU and numpy.
+#: Relative tolerance of recomputed numbers, because sums differ between CPUs and numpy versions.
 TOLERANCE = 1e-9
-#: Launches that have no samples of steps.
+#: Purposes of launches that have no samples of steps.
 _APART = (Purpose.GATE, Purpose.REFERENCE, Purpose.BITS)
-#: Launches that are worth the processes which recompute them at once.
+#: The number of launches from which it is faster to recompute them in several processes.
 MANY = 1_000
-#: Bytes a rank beside the closed form that a gate lets pass: the protocol of small messages.
+#: Bytes per rank by which the sent bytes may exceed the closed form: the protocol of small
+#: messages.
 SENT_SLACK = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The parts of a run that were recomputed, and every difference that came out.
+    """The result of a verification: what was recomputed, and every difference that was found.
 
-    Verdicts of an older schema were judged by the rules of its day and are not recomputed.
-    ``num_links`` are those of the chain that ends with ``head``; a record without is unchained:
-    what it says follows from its samples, but nobody can say that nothing was left out.
-    ``signer`` is the key whose signature covers it. ``num_traceless`` profiled launches had no
-    traces left: their budgets were taken as recorded; so are the words of verdicts unless they are
-    ``worded`` by this very version.
+    Verdicts of an older schema were judged by older rules and are not recomputed. ``num_links`` is
+    the length of the chain that ends with ``head``. Without a chain, launches could have been left
+    out although all figures follow from the samples. ``signer`` is the key of the signature.
+    ``num_traceless`` is the number of profiled launches whose traces are missing; their budgets are
+    taken as recorded. The sentences of verdicts are compared only if ``worded``: this version of
+    the package wrote them.
     """
 
     num_launches: int
@@ -75,15 +76,15 @@ class Verification:
 
 
 def verify(run: RunRecord, folder: Path) -> Verification:
-    """Recompute launches from samples and verdicts from launches; list what differs.
+    """Recompute launches from samples and verdicts from launches, and list every difference.
 
-    A record of which nothing can be computed differs, whatever an attempt at it raises.
+    A record from which nothing can be computed is a difference, whatever exception it raises.
     """
     return _beside(run, folder, chain.read(folder))
 
 
 def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verification:
-    """Verifies a record beside its chain."""
+    """Verify a record with its chain."""
     try:
         if not (unknown := strays(run)):
             return _verified(run, folder, links)
@@ -97,7 +98,7 @@ def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verifi
 
 
 def senseless(error: Exception) -> str:
-    """Says what an exception in the middle of a record's figures says of the record."""
+    """Return a sentence about a record whose figures raised an exception during verification."""
     return f"its figures contradict each other: {type(error).__name__}: {str(error)[:200]}"
 
 
@@ -113,7 +114,7 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
     if not differences:
         differences = _windows(run, folder)
     differences += audit(run, folder, links)
-    # Of a chain's record the rules of its day are those that were sealed.
+    # If a record has a chain, the rules of its time were sealed with it.
     judged_today = run.schema >= JUDGED_SINCE or bool(links)
     again = verdicts.verdicts(run) if judged_today else ()
     if judged_today:
@@ -133,7 +134,7 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
 
 
 def _of_this_version(run: RunRecord) -> bool:
-    """Whether every launch was made by the very files of this package."""
+    """Return whether the files of this package version made every launch."""
     made_by = {
         rank.sources.get("scaleproof")
         for launch in run.launches
@@ -144,8 +145,10 @@ def _of_this_version(run: RunRecord) -> bool:
 
 
 def passed_by_older_rules(run: RunRecord) -> Iterator[str]:
-    """A schema says by which rules a verdict was made, and anybody can write an older one: a PASS
-    that today's rules do not give is nobody's.
+    """Yield every PASS that today's rules do not give.
+
+    The schema of a record selects the rules of its verdicts, and a forger can write an older
+    schema. A PASS must therefore follow from today's rules, too.
     """
     today = {
         (verdict.plan, verdict.contrast, verdict.rule): verdict
@@ -156,11 +159,11 @@ def passed_by_older_rules(run: RunRecord) -> Iterator[str]:
         if verdict.status is Status.PASS and (now is None or now.status is not Status.PASS):
             says = "nothing" if now is None else f"{now.status}: {now.detail}"
             by = f"a PASS by the rules of schema {run.schema} alone"
-            yield f"{verdict.contrast}: {by}, today's say {says}"
+            yield f"{verdict.contrast}: {by}, today's rules give {says}"
 
 
 def _counted(run: RunRecord) -> list[LaunchRecord]:
-    """Every launch that has samples of steps."""
+    """Return every launch that has samples of steps."""
     return [
         launch
         for launch in run.launches
@@ -169,8 +172,9 @@ def _counted(run: RunRecord) -> list[LaunchRecord]:
 
 
 def misfigured(run: RunRecord, folder: Path) -> str:
-    """The first figure of a run, finished or not, that the samples which are there do not give;
-    empty if there is none.
+    """Return the first figure of a run that its samples contradict, or an empty text.
+
+    The run may be unfinished. Launches whose samples are missing are skipped.
     """
     there = [x for x in _counted(run) if (folder / "launches" / x.launch).is_dir()]
     try:
@@ -181,15 +185,17 @@ def misfigured(run: RunRecord, folder: Path) -> str:
 
 
 def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = None) -> str:
-    """Why nobody vouches for what a record says; empty if its chain does, its figures follow from
-    its samples, and its verdicts from its figures. ``links`` of who has read the chain already.
+    """Return why a record is not verified, or an empty text if it is.
+
+    A record is verified if it has a chain, its figures follow from its samples, and its verdicts
+    follow from its figures. ``links`` are the links of the chain if they were read already.
     """
     try:
         links = chain.read(folder) if links is None else links
     except RecordError as error:
         return error.what
     if not links:
-        return "it has no chain: whether launches were left out cannot be said"
+        return "it has no chain, so launches could have been left out"
     try:
         differences = _beside(run, folder, links).differences
     except RecordError as error:
@@ -198,7 +204,7 @@ def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = 
 
 
 def refuse_unsealed(run: RunRecord, folder: Path) -> None:
-    """RecordError for a record that nobody vouches for: nothing that lasts is made of it."""
+    """Raise RecordError if a record is not verified, before lasting data are derived from it."""
     if why := unsealed(run, folder):
         raise RecordError(
             f"NOT VERIFIED: {why}",
@@ -209,7 +215,7 @@ def refuse_unsealed(run: RunRecord, folder: Path) -> None:
 
 
 def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list[_Launch]:
-    """Every launch again; of many on all cores, in processes that are forked with the record."""
+    """Recompute every launch; many launches run on all cores, in processes forked from this one."""
     if len(launches) < MANY:
         curves = references.Curves(run, folder)
         return [_launch(run, folder, launch, curves) for launch in launches]
@@ -219,9 +225,9 @@ def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list
         return list(pool.map(_given, range(len(launches)), chunksize=64))
 
 
-#: Checks whose limit is the least they may be, in records that do not say so.
+#: Checks whose limit is a lower limit, in records that do not state it.
 AT_LEAST = ("progress", "codec.bytes_suffice", "codec.descends")
-#: What forked processes find: record, folder, launches and curves.
+#: The data that forked processes inherit: record, folder, launches and curves.
 _GIVEN: list[Any] = []
 
 
@@ -231,9 +237,9 @@ def _given(number: int) -> _Launch:
 
 
 def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Checks of a gate that were let through although their own figures miss their limits.
+    """Yield the correctness checks that passed although their recorded values miss their limits.
 
-    The figures themselves are taken as recorded: what they were counted from is gone.
+    The values themselves are taken as recorded, because their source data are not stored.
     """
     for rank in ranks:
         for check in rank.checks:
@@ -255,13 +261,13 @@ def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
                 most = 1.05 * check.limit + slack
             if not least <= check.value <= most:
                 yield (
-                    f"{launch}: {check.name} of rank {rank.rank} is {check.value:.4g} against"
-                    f" {check.limit:.4g}, recorded as right"
+                    f"{launch}: {check.name} of rank {rank.rank} is {check.value:.4g}, limit"
+                    f" {check.limit:.4g}, but recorded as passed"
                 )
 
 
 def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
-    """Whether the hashes say again who was wrong."""
+    """Yield a difference if the hashes of the ranks give other incorrect ranks than recorded."""
     if launch.status is not LaunchStatus.OK:
         return
     try:
@@ -272,12 +278,12 @@ def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
     compared = bits.compare(samples)
     again = bits.sentences(compared, launch.ranks)
     if (len(again), compared.num) != (len(launch.wrong), launch.compared):
-        yield f"{launch.launch}: {len(launch.wrong)} ranks had other bits, recomputed {len(again)}"
+        yield f"{launch.launch}: {len(launch.wrong)} ranks had wrong bits, recomputed {len(again)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """One launch, recomputed."""
+    """The result of recomputing one launch."""
 
     num_samples: int = 0
     differences: tuple[str, ...] = ()
@@ -315,10 +321,14 @@ def _launch(
             tuple(figures.perturbation(samples, window)),
             (launch.perturbation, launch.perturbation_low),
         ):
-            differences.append(f"{launch.launch}: perturbation differs")
+            differences.append(
+                f"{launch.launch}: the slowdown by the profiler differs from the record"
+            )
     for rank, rank_samples in zip(launch.ranks, samples, strict=True):
         if not same(figures.window_s(rank_samples, cut), rank.window_s):
-            differences.append(f"{launch.launch}: window of rank {rank.rank} differs")
+            differences.append(
+                f"{launch.launch}: window of rank {rank.rank} differs from the record"
+            )
     return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
 
 
@@ -329,15 +339,15 @@ def _differing(
     samples: Sequence[Samples],
     cut: int,
 ) -> Iterator[str]:
-    """Figures of a launch that are not what its samples give."""
+    """Yield the figures of a launch that differ from those that its samples give."""
     for name, value in vars(again).items():
         recorded = getattr(launch, name)
-        if name == "wrong":  # what the traces lacked does not follow from the samples
+        if name == "wrong":  # Missing data in traces do not follow from the samples.
             recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
             if len(recorded) == len(value):
-                continue  # words may change
+                continue  # The wording may change between versions.
         if recorded is None and run.schema < JUDGED_SINCE:
-            continue  # not measured yet in its day
+            continue  # The version that wrote the record did not measure this figure.
         watched = any(rank.watched is not None for rank in launch.ranks)
         if name == "consumed" and run.schema < DIRECTED_SINCE and watched:
             value = _counted_then(samples, cut, value, recorded)
@@ -346,7 +356,11 @@ def _differing(
 
 
 def _counted_then(samples: Sequence[Samples], cut: int, today: int, recorded: int) -> int:
-    """Samples of a script's window: rows of its warm-up told how many are alike, too."""
+    """Return the number of samples in a script's window by the older rule, or today's number.
+
+    The older rule also used warm-up steps to estimate the share of distinct rows. Its number is
+    returned if it is equal to the recorded one.
+    """
     then = sum(script.by_step(samples)[cut:])
     return then if then == recorded else today
 
@@ -356,12 +370,12 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
     if len(again) != len(run.verdicts):
         differences.append(f"{len(run.verdicts)} verdicts recorded, {len(again)} recomputed")
     directed = run.schema >= DIRECTED_SINCE
-    # Words may change from version to version; reason and figures may not.
+    # The wording may change between versions; reasons and figures may not.
     words = set() if _of_this_version(run) else {"detail", "doubt"}
     words |= set() if directed else {"more"}
     for old, new in zip(run.verdicts, again, strict=False):
         if not directed and old.reason is Reason.NOISY_HOST:
-            continue  # by the rules of its day load left it open
+            continue  # By the rules of that schema, background load left the verdict open.
         names = [field.name for field in dataclasses.fields(old) if field.name not in words]
         changes = [
             f"{name} is {a}, recomputed {b}"
@@ -369,14 +383,14 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
             if not same(to_doc(a := getattr(old, name)), to_doc(b := getattr(new, name)))
         ]
         if bool(old.doubt) is not bool(new.doubt):
-            changes.append(f"it is {'' if new.doubt else 'not '}in doubt, other than recorded")
+            changes.append(f"it has {'a' if new.doubt else 'no'} caveat, other than recorded")
         if changes:
             differences.append(f"{old.case} {old.contrast}: {'; '.join(changes)}")
     return differences
 
 
 def same(a: Json, b: Json) -> bool:
-    """Equal, floats within TOLERANCE."""
+    """Return whether two values are equal; floats may differ by TOLERANCE."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-12) or (
             math.isnan(a) and math.isnan(b)
@@ -391,23 +405,27 @@ def same(a: Json, b: Json) -> bool:
 def _budget(
     launch: LaunchRecord, folder: Path, steps: int, talking: bool, schema: int
 ) -> list[str]:
-    """Whether the traces are those that were recorded, and say the same again."""
+    """Return differences if the traces were changed, or give another budget than recorded."""
     for rank in launch.ranks:
         if _digest(trace_path(folder, launch.launch, rank.rank)) != rank.trace_sha256:
-            return [f"{launch.launch}: the trace of rank {rank.rank} was changed since the run"]
+            return [f"{launch.launch}: the trace of rank {rank.rank} was changed after the run"]
     try:
         again = budget_of(folder, launch.launch, launch.ranks, steps, talking)
     except ScaleproofError as error:
         return [f"{launch.launch}: {error.what}"]
-    if schema < ASIDE_SINCE and launch.budget is not None:  # waiting was attributed otherwise
+    if (
+        schema < ASIDE_SINCE and launch.budget is not None
+    ):  # Old schemas attributed waiting differently.
         again = dataclasses.replace(again, blame=launch.budget.blame)
     return (
-        [] if same(to_doc(again), to_doc(launch.budget)) else [f"{launch.launch}: budget differs"]
+        []
+        if same(to_doc(again), to_doc(launch.budget))
+        else [f"{launch.launch}: time budget differs from the record"]
     )
 
 
 def _digest(path: Path) -> str:
-    """A file's sha256; none of one that cannot be read."""
+    """Return the sha256 of a file, or an empty text if it cannot be read."""
     try:
         with opened(path) as trace:
             return hashlib.sha256(trace.read()).hexdigest()
@@ -416,27 +434,31 @@ def _digest(path: Path) -> str:
 
 
 def _windows(run: RunRecord, folder: Path) -> list[str]:
-    """Whether steps and cuts are those that the pilots ask for, and were kept to."""
+    """Return differences if steps or warm-up do not follow from the calibration launches."""
     differences = []
     known = dict[str, calibration.Pilot]()
     if run.complete and run.windows:
         sd = calibration.launch_sd(calibration.read(run, folder, known=known))
         if not same(sd, run.launch_sd):
-            differences.append(f"launch_sd is {run.launch_sd}, the pilots give {sd}")
+            differences.append(f"launch_sd is {run.launch_sd}, the calibration launches give {sd}")
     for plan in run.plans:
         frozen = run.windows.get(plan.hash)
         settled = run.schema >= SETTLED_SINCE
         windows = calibration.read(run, folder, plan, known)
         if settled and frozen and frozen != calibration.windows(plan, windows, run.described):
-            differences.append(f"{plan.name}: windows are {frozen}, the pilots give others")
+            differences.append(
+                f"{plan.name}: windows are {frozen}, the calibration launches give others"
+            )
         for launch in contrast_data.timed(run, plan, None):
             kept = run.window(plan, launch)
             if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:
-                differences.append(f"{launch.launch}: {launch.steps.count} steps kept, not {kept}")
+                differences.append(
+                    f"{launch.launch}: {launch.steps.count} steps kept, expected {kept}"
+                )
     return differences
 
 
 def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:
-    """The record with verdicts of other rules on the same measurements, by today's judge."""
+    """Return the record with verdicts on other thresholds, from the same measurements."""
     other = dataclasses.replace(run, thresholds=tuple(thresholds), schema=SCHEMA)
     return dataclasses.replace(other, verdicts=verdicts.verdicts(other))

@@ -1,4 +1,4 @@
-"""Frames of records as files for other programs: CSV, JSON lines, Parquet, OpenMetrics."""
+"""Export data frames of records for other programs: CSV, JSON lines, Parquet, OpenMetrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.record import RunRecord
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What a table has a row for.
+#: The tables that can be exported, each with the function that returns its data frame.
 TABLES: Mapping[str, Callable[[frames.Runs], pd.DataFrame]] = {
     "launches": frames.launches,
     "steps": frames.steps,
@@ -26,12 +26,15 @@ TABLES: Mapping[str, Callable[[frames.Runs], pd.DataFrame]] = {
     "verdicts": frames.verdicts,
     "budgets": frames.budgets,
 }
-#: The end of a file's name -> what it is.
+#: The file extensions, which select the format.
 FORMS = (".csv", ".jsonl", ".parquet", ".prom")
 
 
 def table(frame: pd.DataFrame, form: str) -> bytes:
-    """A frame as one of ``FORMS``, but OpenMetrics."""
+    """Return a data frame in one of ``FORMS`` except OpenMetrics.
+
+    Raises SpecError if Parquet is requested and the package pyarrow is missing.
+    """
     if form == ".csv":
         rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
         return "".join(f"{line}\n" for line in written([_named(row) for row in rows])).encode()
@@ -39,13 +42,13 @@ def table(frame: pd.DataFrame, form: str) -> bytes:
         return frame.to_json(orient="records", lines=True, double_precision=15).encode()
     if importlib.util.find_spec("pyarrow") is None:
         raise SpecError(
-            "Parquet needs the package pyarrow",
-            expected="or another form: .csv, .jsonl",
+            "Parquet export needs the package pyarrow, which is not installed",
+            expected="pyarrow, or another format: .csv, .jsonl",
             fix="pip install 'scaleproof[parquet]'",
         )
     whole = frame.copy()
     mixed = [name for name in whole.columns if str(whole[name].dtype) == "object"]
-    for column in mixed:  # lists, and columns of several kinds
+    for column in mixed:  # Parquet cannot store lists, or a column with values of several types.
         if not whole[column].map(lambda v: v is None or isinstance(v, str | bool)).all():
             whole[column] = whole[column].map(lambda v: None if v is None else str(v))
     content: bytes = whole.to_parquet(None, engine="pyarrow", index=False)
@@ -56,23 +59,24 @@ def _named(row: Mapping[object, object]) -> dict[str, object]:
     return {str(key): value for key, value in row.items()}
 
 
-#: name, unit, what it is; each a gauge with labels of the case and where it ran.
+#: Name, unit and help text of each gauge. Its labels name the case, the machine and the run.
 _GAUGES: Sequence[tuple[str, str, str]] = (
-    ("throughput_samples_per_second", "", "Samples a second of the whole world."),
-    ("step_seconds", "seconds", "A mean optimizer step."),
-    ("peak_memory_bytes", "bytes", "Peak memory of the largest rank."),
+    ("throughput_samples_per_second", "", "Samples per second of all ranks together."),
+    ("step_seconds", "seconds", "Mean duration of an optimizer step."),
+    ("peak_memory_bytes", "bytes", "Peak memory of the rank that used most."),
     ("sent_bytes", "bytes", "Bytes that the busiest rank sends in a step."),
-    ("efficiency_ratio", "ratio", "Throughput a rank over its baseline's."),
-    ("efficiency_low_ratio", "ratio", "The lower end of its interval."),
-    ("efficiency_high_ratio", "ratio", "The upper end of its interval."),
-    ("verdict_info", "", "1 for each verdict, with its status."),
+    ("efficiency_ratio", "ratio", "Throughput per rank relative to the baseline."),
+    ("efficiency_low_ratio", "ratio", "Lower end of the interval of the efficiency."),
+    ("efficiency_high_ratio", "ratio", "Upper end of the interval of the efficiency."),
+    ("verdict_info", "", "1 for each verdict, with its status as a label."),
 )
 
 
 def openmetrics(runs: Sequence[RunRecord], doubts: Sequence[str] = ()) -> str:
-    """Gauges of every case, for a node exporter's textfile collector or a push gateway.
+    """Return gauges of every case, for a node exporter's textfile collector or a push gateway.
 
-    A run of which there is a doubt (empty for none) has ``NOT VERIFIED`` for every status.
+    ``doubts`` has a text for each run. If it is not empty, every status of the run is ``NOT
+    VERIFIED``.
 
     Format: https://prometheus.io/docs/specs/om/open_metrics_spec/
     """

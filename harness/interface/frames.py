@@ -1,8 +1,8 @@
-"""Tidy pandas DataFrames of any set of records: launches, steps, points, verdicts, budgets.
+"""Tidy pandas DataFrames of one or more records: launches, steps, points, verdicts, budgets.
 
-Every row says of which case it is, of which strategy, and what it was launched for: arms of
-different plans have like names, and belong to different trainings. pandas is imported by the
-functions, so that nothing else pays for it.
+Every row has the case, its strategy and the purpose of the launch, because arms of different
+plans can have the same name although they are different trainings. The functions import pandas
+themselves, so that other code does not need it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from harness.record.store import load_samples
 if TYPE_CHECKING:
     import pandas as pd
 
-#: One run's folder, or several.
+#: The folder of one run, or of several runs.
 Runs = Path | str | Sequence[Path | str]
-#: What a launch's row has of its record as it is, and of its steps.
+#: Fields of a launch's record, and of its steps, that its row contains unchanged.
 _READ = ("block", "turn", "attempt", "wall_s", "throughput", "sent_bytes", "peak_bytes",
          "foreign_load", "agent")  # fmt: skip
 _STEPS = ("mean_s", "median_s", "p95_s", "worst_s")
 
 
 def launches(runs: Runs) -> pd.DataFrame:
-    """One row a launch: what it was, how it ended, throughput, step times, bytes, memory."""
+    """Return one row per launch: its case, status, throughput, step times, bytes and memory."""
     return _frame(row for run, _ in _load(runs) for row in _launch_rows(run))
 
 
 def steps(runs: Runs) -> pd.DataFrame:
-    """One row a rank and step, warm-up marked by ``kept`` = False."""
+    """Return one row per rank and step; warm-up steps have ``kept`` = False."""
     return _frame(row for run, folder in _load(runs) for row in _step_rows(run, folder))
 
 
 def points(runs: Runs) -> pd.DataFrame:
-    """One row a scaling point and kind of baseline."""
+    """Return one row per scaling point and kind of baseline."""
     return _frame(
         {
             **dict(run=run.run, hardware=run.machine.hardware_class, plan=plan.name),
@@ -56,7 +56,7 @@ def points(runs: Runs) -> pd.DataFrame:
 
 
 def verdicts(runs: Runs) -> pd.DataFrame:
-    """One row a result: its key, its judged interval, its threshold and its status."""
+    """Return one row per result: its key, judged interval, threshold and status."""
     return _frame(
         {
             **dict(run=run.run, hardware=run.machine.hardware_class),
@@ -72,7 +72,10 @@ def verdicts(runs: Runs) -> pd.DataFrame:
 
 
 def budgets(runs: Runs) -> pd.DataFrame:
-    """One row a term of a rank's step in a profiled launch; ns, which sum to the step."""
+    """Return one row per term of a rank's step in a profiled launch.
+
+    The terms are in ns and sum to the step.
+    """
     return _frame(
         {
             **dict(run=run.run, launch=launch.launch, arm=launch.arm),
@@ -101,13 +104,14 @@ def _frame(rows: Iterator[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _cases(run: RunRecord) -> dict[str, CaseSpec]:
-    """By hash."""
+    """Return the cases of a run by hash."""
     return {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
 
 
 def _of(case: CaseSpec | None, purpose: Purpose) -> dict[str, Any]:
-    """The columns that tell a row from those of other trainings; a sweep of the fabric is of no
-    case.
+    """Return the columns that distinguish a row from rows of other trainings.
+
+    A sweep of the fabric has no case.
     """
     return {
         "case": None if case is None else case.id,

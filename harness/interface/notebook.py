@@ -1,4 +1,4 @@
-"""A run in a notebook: shown as a table, plotted, compared with another one.
+"""Use runs in a notebook: show a run as a table, plot it, compare it with another run.
 
     from harness import notebook
     run = notebook.read("results/samples/ddp-nano")
@@ -6,7 +6,7 @@
     run.plot()                           # efficiency over ranks, with intervals and bounds
     run.compare("results/samples/ddp-nano-again")
 
-Plots need matplotlib, which the extra ``plot`` installs; nothing else does.
+Only plots need matplotlib, which the extra ``plot`` installs.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-#: What can be plotted.
+#: The kinds of plots.
 KINDS = ("scaling", "steps", "time")
-#: A term that takes less of a step in every case is not drawn.
+#: A term is not drawn if it takes less than this share of a step in every case.
 LEAST_SHARE = 0.002
-#: Colours that can be read on light and dark, as the pages have them.
+#: Colours that are readable on light and dark backgrounds, the same as on the pages.
 _COLORS = {Status.PASS: "#1a7f4b", Status.FAIL: "#c9372c", Status.ERROR: "#c9372c",
            Status.INCONCLUSIVE: "#a86400"}  # fmt: skip
 _GREY = "#7a7f87"
 
 
 def read(folder: Path | str) -> NotebookRun:
-    """A run's folder; RecordError says what is wrong with it."""
+    """Return the run in a folder. RecordError explains why it cannot be read."""
     return NotebookRun(Path(folder))
 
 
 class NotebookRun:
-    """One run. ``record`` is all of it, ``doubt`` why nobody vouches for it, empty if its figures
-    follow from its samples.
+    """A run in a notebook.
+
+    ``record`` is the whole record. ``doubt`` says why the record is not verified; it is empty if
+    all figures follow from the samples.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,14 +68,14 @@ class NotebookRun:
         return [ShownResult(result=result, doubt=self.doubt) for result in every]
 
     def result(self, case: str) -> ShownResult:
-        """Return the worst result of the cases whose id contains a text; SpecError for none."""
+        """Return the worst result of the cases whose id contains a text; SpecError if none does."""
         fitting = [shown for shown in self.results if case in shown.result.case]
         if not fitting:
             known = dict.fromkeys(shown.result.case for shown in self.results)
             raise SpecError(
-                f"no result of {case!r}",
+                f"no result has a case whose id contains {case!r}",
                 where=str(self.folder),
-                expected=", ".join(known) or "a run that judged something",
+                expected=", ".join(known) or "a run with results",
                 fix=f"scaleproof report {self.folder} --every",
             )
         return fitting[0]
@@ -95,14 +97,19 @@ class NotebookRun:
         return frames.budgets(self.folder)
 
     def compare(self, other: NotebookRun | Path | str, metric: str = "step_s") -> ShownComparison:
-        """This run beside a later one, case for case; SpecError where they are not comparable."""
+        """Compare this run with a later one, case by case.
+
+        Raises SpecError if the runs are not comparable.
+        """
         later = other if isinstance(other, NotebookRun) else read(other)
         compared = compare.compare(self.record, later.record, metric)
         return ShownComparison(comparison=compared, doubts=(self.doubt, later.doubt))
 
     def plot(self, kind: str = "scaling") -> Plot:
-        """``scaling``: efficiency over ranks; ``steps``: how long steps take, case by case;
-        ``time``: where a profiled step goes. SpecError without matplotlib.
+        """Return a plot of one of the ``KINDS``.
+
+        ``scaling`` shows efficiency over ranks, ``steps`` the step times of each case, and ``time``
+        the parts of a profiled step. Raises SpecError if matplotlib is not installed.
         """
         if kind not in KINDS:
             raise SpecError(f"no plot {kind!r}", expected=", ".join(KINDS), fix='run.plot("steps")')
@@ -146,7 +153,7 @@ class NotebookRun:
             axes.legend(fontsize=8)
 
     def _bounds(self) -> Iterator[tuple[int, float]]:
-        """The bound on a rung: ranks, and the least efficiency."""
+        """Yield each world size with the least efficiency that its threshold requires."""
         rules = {threshold.name: threshold.at_least for threshold in self.record.thresholds}
         worlds = {
             arm.case.hash: arm.case.world_size for plan in self.record.plans for arm in plan.arms
@@ -166,7 +173,7 @@ class NotebookRun:
         )
 
     def _time(self, figure: Figure) -> None:
-        axes = figure.add_subplot(xlabel="ms", title="a mean step of a profiled launch, by term")
+        axes = figure.add_subplot(xlabel="ms", title="mean step of a profiled launch, by term")
         if self.budgets.empty:
             axes.text(0.5, 0.5, "no launch was profiled", ha="center", color=_GREY)
             return
@@ -193,12 +200,12 @@ class NotebookRun:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure of matplotlib that a notebook draws without pyplot, which would keep it open."""
+    """A matplotlib figure that a notebook draws without pyplot, which would keep it in memory."""
 
     figure: Figure
 
     def save(self, path: Path | str) -> None:
-        """Write it in the form of the path's ending."""
+        """Write the figure in the format of the path's extension."""
         self.figure.savefig(path)
 
     def _repr_png_(self) -> bytes:
@@ -209,7 +216,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class ShownResult:
-    """A result as a notebook shows it."""
+    """A result with its display in a notebook."""
 
     result: Result
     doubt: str = ""
@@ -232,7 +239,7 @@ class ShownResult:
 
 @dataclass(frozen=True)
 class ShownComparison:
-    """Two runs side by side as a notebook shows them."""
+    """A comparison of two runs with its display in a notebook."""
 
     comparison: compare.Comparison
     doubts: tuple[str, str] = ("", "")
@@ -271,7 +278,7 @@ def _ends(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def _titled(title: str, about: str) -> Markup:
-    """A sentence in the colour of its first word, and what it is of."""
+    """Return a sentence in the colour of its first word, and a smaller line below it."""
     word = title.partition(":")[0].partition(" ")[0]
     color = next((c for status, c in _COLORS.items() if status == word), "inherit")
     color = _COLORS[Status.ERROR] if word == "NOT" else color
@@ -281,7 +288,7 @@ def _titled(title: str, about: str) -> Markup:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    """Plain rows; a notebook brings its own style. A status has its colour."""
+    """Return plain rows, because a notebook has its own style; only a status has a colour."""
     cell = Markup('<td style="text-align:left{}">{}</td>')
     lines = [
         Markup("").join(
@@ -305,7 +312,7 @@ def _figure() -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise SpecError(
-            "plots need the package matplotlib",
+            "plots need the package matplotlib, which is not installed",
             expected="matplotlib in this environment",
             fix="pip install 'scaleproof[plot]'",
         ) from error

@@ -129,7 +129,7 @@ def test_an_a_b_shows_its_a_a() -> None:
         for pairs_of_it in (quiet, loaded)
     ]
     assert "A/A case: 1.000" in screens[0] and "differs from itself" not in screens[0]
-    assert "A/A case: 1.05" in screens[1] and "do not believe B/A" in screens[1]
+    assert "A/A case: 1.05" in screens[1] and "B/A is not reliable" in screens[1]
 
 
 def test_the_a_a_is_of_launches_of_one_block(sample_run: RunRecord) -> None:

@@ -1,1 +1,1 @@
-"""Acceptance: what is handed over to whoever signs."""
+"""Acceptance tests of systems: contracts, their evidence, and the document that is signed."""

@@ -1,10 +1,10 @@
-"""From a contract and runs to what came of each clause: every unit, by the one judge.
+"""Judge every clause of a contract on every unit of a machine, with the same judge as runs.
 
-    run, unit -> what of the run was measured inside the unit -> rejudged by the clause's rule
-    accepted record -> its interval -> two bounds: a PASS clears the upper, a FAIL misses the lower
+    run, unit -> the launches measured inside the unit -> judged again by the clause's rule
+    accepted record -> its interval -> two bounds: a PASS meets the upper, a FAIL misses the lower
 
-Here a status is only ever made weaker: a PASS or FAIL on less than the clause asks to measure is
-INCONCLUSIVE, and a unit that nothing measured is not measured.
+This module can only weaken a status. A PASS or FAIL from fewer measurements than the clause
+requires becomes INCONCLUSIVE. A unit without measurements is reported as not measured.
 """
 
 import datetime
@@ -28,17 +28,18 @@ from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Ver
 from harness.record.outcome import SEVERITY
 
 HOUR_NS = 3600e9
-#: Bounds that everything meets: what an accepted record has is read by them.
+#: Bounds that every value meets. A rule with them reads the values of an accepted record.
 _LEAST = 0.0
 _MOST = 1e300
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseEvidence:
-    """One verdict on one unit of the machine, from one run; ``unit`` is "" of all of it.
+    """One verdict on one unit of the machine, from one run.
 
-    ``inside`` is how far the value lies inside its bound, as a share of that. ``apart``: a stand-in
-    or a control, which is no evidence of a system.
+    ``unit`` is "" if the verdict is about the whole system. ``inside`` is the distance of the value
+    from its bound as a share of the bound; it is negative beyond the bound. ``apart`` is true for
+    simulated hardware and for controls, which are no evidence about a system.
     """
 
     run: str
@@ -57,13 +58,13 @@ class AcceptedSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """One clause of a contract, or a rule of a run, with what came of it.
+    """One clause of a contract, or a rule of a run, with its outcome.
 
-    ``status`` is the worst of its evidence and units, None where nothing judged it. ``evidence`` is
-    in that order, of equal ones that first which is nearest to the bound, or farthest beyond it.
-    ``units`` are all that it holds for, ``unmeasured`` those of them that nothing measured.
-    ``late``: the rule was given after what it judges had been measured. ``skipped`` is why no
-    launch of these runs could have been of it.
+    ``status`` is the worst of its evidence and units, or None if nothing was judged by it.
+    ``evidence`` is sorted by status, then by the distance from the bound, smallest first.
+    ``units`` are all units that the clause applies to, and ``unmeasured`` those without a
+    measurement. ``late``: nothing proves that the rule existed before the measurement. ``skipped``
+    is the reason why no launch of these runs could be judged by the rule.
     """
 
     rule: Threshold
@@ -79,19 +80,22 @@ class Requirement:
 
 @dataclass(frozen=True, kw_only=True)
 class MachinePart:
-    """A unit of the machine: its name, and the hosts that it has."""
+    """A unit of the machine: its name and its hosts."""
 
     name: str
     hosts: frozenset[str]
 
 
 def hosts_of(run: RunRecord) -> list[str]:
-    """The nodes that a run had."""
+    """Return the hosts of the nodes that a run used."""
     return [machine.host for machine in run.nodes or (run.machine,)]
 
 
 def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[MachinePart]:
-    """The units of one kind that a clause holds for: all that are listed, measured or not."""
+    """Return the units of one kind to which a clause applies, whether they were measured or not.
+
+    Raises SpecError if two units of one kind share a node.
+    """
     hosts = list(dict.fromkeys(host for run in runs for host in hosts_of(run)))
     if per == SYSTEM:
         return [MachinePart(name="", hosts=frozenset(hosts))]
@@ -114,17 +118,18 @@ def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Machi
         if shared := sorted(first.hosts & second.hosts):
             raise SpecError(
                 f"node {shared[0]} is in {per} {first.name} and in {per} {second.name}",
-                expected="units of one kind that share no node: each counts its own evidence",
+                expected="units of one kind that share no node, because each is counted separately",
                 fix="scaleproof accept contract show CONTRACT --toml",
             )
     return units
 
 
 def within(run: RunRecord, part: MachinePart) -> RunRecord | None:
-    """The part of a run that was measured on these nodes alone; None if nothing was.
+    """Return the part of a run that was measured on these nodes only, or None if there is none.
 
-    Gates, pilots and references say whether a training is right, wherever they ran. A launch that
-    broke before its ranks said where they were counts against every unit.
+    Correctness checks, calibration launches and references are always included, because their
+    results are valid for all nodes. A launch that failed before its ranks reported their hosts
+    counts against every unit.
     """
     hosts = hosts_of(run)
     if set(hosts) <= part.hosts:
@@ -149,7 +154,7 @@ def _places(launch: LaunchRecord, hosts: Sequence[str]) -> set[str]:
 def judged(
     contract: Contract, runs: Sequence[RunRecord], accepted: Sequence[RunRecord]
 ) -> dict[str, list[ClauseEvidence]]:
-    """The evidence of each clause, by its name: all verdicts on all of its units, worst first."""
+    """Return the evidence of each clause by name: all verdicts on all of its units, worst first."""
     out: dict[str, list[ClauseEvidence]] = {clause.name: [] for clause in contract.clauses}
     for per in dict.fromkeys(clause.per for clause in contract.clauses):
         clauses = [clause for clause in contract.clauses if clause.per == per]
@@ -162,12 +167,12 @@ def judged(
 
 
 def worst_first(every: Sequence[ClauseEvidence]) -> list[ClauseEvidence]:
-    """By status; of equal ones the nearest to the bound, or farthest beyond it, first."""
+    """Sort evidence by status, and for equal statuses by the distance from the bound."""
     return sorted(every, key=_severity)
 
 
 def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> ClauseEvidence:
-    """A verdict of a run as evidence for a rule."""
+    """Return a verdict of a run as evidence for a rule."""
     return ClauseEvidence(
         run=run.run,
         unit=unit,
@@ -183,8 +188,10 @@ def _severity(shown: ClauseEvidence) -> tuple[int, float]:
 
 
 def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
-    """Whether a verdict says nothing of the hardware: something stood in for it, or a training was
-    wrong on purpose to see that this is noticed.
+    """Return whether a verdict is no evidence about hardware.
+
+    That is true if the hardware was simulated, and for a control, whose training has an injected
+    fault that must be detected.
     """
     if verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT) or is_stand_in(run, verdict):
         return True
@@ -192,15 +199,17 @@ def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
 
 
 def _series_stands_in(run: RunRecord, name: str) -> bool:
-    """Whether what was measured beside plans was trained by a model that waits, or by more ranks
-    than there are cores. A model that nobody knows any more is taken for one that waits.
+    """Return whether a series outside of plans was simulated or oversubscribed.
+
+    A series is simulated if its model waits instead of computing, or if its model is unknown. It is
+    oversubscribed if it had more ranks than CPU cores.
     """
     measured = next((s for s in series(run) if s.name == name), None)
     if measured is None:
         return True
     crowded = run.settings.device is Device.CPU and measured.world_size > run.machine.num_cores
     model, dash, _ = name.partition("@")[0].partition("/")[2].rpartition("-")
-    if not dash:  # a sweep of the fabric, which trains nothing
+    if not dash:  # This is a sweep of the fabric, which trains no model.
         return crowded
     if name.startswith(f"{SCRIPT}/"):
         return crowded
@@ -209,7 +218,10 @@ def _series_stands_in(run: RunRecord, name: str) -> bool:
 
 
 def margin(rule: Threshold, verdict: Verdict) -> float | None:
-    """How far a value is inside the bound, as a share of it; negative beyond, None without one."""
+    """Return the distance of a value from its bound as a share of the bound.
+
+    The result is negative beyond the bound, and None without a value or a bound.
+    """
     if verdict.value is None:
         return None
     value = verdict.value
@@ -230,8 +242,9 @@ def requirement(
     late: bool,
     today: datetime.date,
 ) -> Requirement:
-    """The outcome of a clause: its evidence is that which counts, ``lacking`` what should be there,
-    too.
+    """Return the outcome of a clause from the evidence that counts.
+
+    ``lacking`` are the measurements that should exist besides the units and do not.
     """
     measured = {evidence.unit for evidence in shown}
     unmeasured = (*(unit for unit in units if unit not in measured), *lacking)
@@ -252,19 +265,19 @@ def requirement(
 
 
 def with_reason(of: Requirement, runs: Sequence[RunRecord]) -> Requirement:
-    """The requirement; where nothing judged it and nothing could have, with the reason."""
+    """Return the requirement, with the reason if these runs could not measure it."""
     device = of.rule.device
     devices = {run.settings.device for run in runs}
     if of.status is not None or device is None or device in devices:
         return of
     ran = ", ".join(sorted(map(str, devices)))
-    return replace(of, skipped=f"it is asked of {device}, and these runs are of {ran}")
+    return replace(of, skipped=f"the clause is for {device}, but these runs used {ran}")
 
 
 def _verdicts(
     clauses: Sequence[Clause], run: RunRecord, accepted: Sequence[RunRecord]
 ) -> Iterator[tuple[Clause, Threshold, Verdict]]:
-    """The verdicts of one run, or of a part of it, on clauses, and the rule behind each."""
+    """Yield the verdicts of a run on clauses, each with the clause and the rule that judged it."""
     plain = [clause.rule for clause in clauses if clause.of_accepted is None]
     by_name = {clause.name: clause for clause in clauses}
     for verdict in rejudge(run, plain).verdicts if plain else ():
@@ -278,15 +291,15 @@ def _verdicts(
 
 
 def sampled(clause: Clause, verdict: Verdict, run: RunRecord) -> Verdict:
-    """A verdict that waits if less was measured than the clause asks for."""
+    """Return the verdict, or INCONCLUSIVE if less was measured than the clause requires."""
     if verdict.status not in (Status.PASS, Status.FAIL):
         return verdict
     lacks = ""
     if verdict.n < clause.pairs:
-        lacks = f"the clause asks for {clause.pairs} pairs, {verdict.n} were measured"
+        lacks = f"the clause requires {clause.pairs} pairs, {verdict.n} were measured"
     hours = measured_hours(clause, verdict, run)
     if hours < clause.hours:
-        lacks = f"the clause asks for {clause.hours:g} h, {hours:.2g} h were measured"
+        lacks = f"the clause requires {clause.hours:g} h, {hours:.2g} h were measured"
     if not lacks:
         return verdict
     word = "pass" if verdict.status is Status.PASS else "fail"
@@ -299,8 +312,10 @@ def sampled(clause: Clause, verdict: Verdict, run: RunRecord) -> Verdict:
 
 
 def measured_hours(clause: Clause, verdict: Verdict, run: RunRecord) -> float:
-    """For how long something was measured: an interrupted training's own wall clock, else the
-    run's.
+    """Return the measured time in hours.
+
+    For a training with injected interruptions that is its wall-clock time, otherwise that of the
+    run.
     """
     plays = [
         played for played in run.played if played.case == verdict.case and played.mtbf_s is not None
@@ -314,7 +329,7 @@ def measured_hours(clause: Clause, verdict: Verdict, run: RunRecord) -> float:
 def against(
     clause: Clause, run: RunRecord, accepted: Sequence[RunRecord]
 ) -> Iterator[tuple[Threshold, Verdict]]:
-    """Verdicts on a share of what was accepted, each by both ends of the accepted interval."""
+    """Yield verdicts on a share of an accepted value, each judged by both ends of its interval."""
     known = reference(clause, accepted)
     sound = {case: span for case, span in known.items() if span is not None}
     yield from _without_reference(clause, run, sound)
@@ -328,13 +343,13 @@ def against(
             continue
         verdict = _between(asks_more, asks_less)
         if not same and verdict.status in (Status.PASS, Status.FAIL):
-            verdict = _open(verdict, "the accepted record is of other hardware")
+            verdict = _open(verdict, "the accepted record was measured on other hardware")
         rule = hard[verdict.case]
-        yield rule, replace(verdict, bound=f"{_bound(rule)} by what was accepted")
+        yield rule, replace(verdict, bound=f"{_bound(rule)} from the accepted record")
 
 
 def rules_of(contract: Contract, accepted: Sequence[RunRecord]) -> list[Threshold]:
-    """The rules that runs are to be measured with: of what was accepted, both ends of each."""
+    """Return the rules to measure runs with; a clause on an accepted value has two, one per end."""
     rules = []
     for clause in contract.clauses:
         if clause.of_accepted is None:
@@ -350,7 +365,10 @@ def rules_of(contract: Contract, accepted: Sequence[RunRecord]) -> list[Threshol
 
 
 def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, AcceptedSpan | None]:
-    """The accepted interval of each case; None of one that is in doubt or a stand-in."""
+    """Return the accepted interval of each case.
+
+    It is None if the accepted value has a caveat or comes from simulated hardware.
+    """
     wide = replace(clause.rule, at_least=_LEAST, at_most=None)
     if not metrics.metric(clause.rule.metric).more_is_better:
         wide = replace(clause.rule, at_least=None, at_most=_MOST)
@@ -372,17 +390,18 @@ def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, Acc
 def _without_reference(
     clause: Clause, run: RunRecord, sound: Mapping[str, AcceptedSpan]
 ) -> Iterator[tuple[Threshold, Verdict]]:
-    """Cases that were measured and have no accepted value to be held against."""
+    """Yield an open verdict for each measured case that has no accepted value to compare with."""
     for verdict in rejudge(run, [clause.rule]).verdicts:
         asked = verdict.rule == clause.name and verdict.status is not Status.SKIP
         if asked and verdict.case not in sound:
-            why = "no accepted record has a value of this case that can be relied on"
+            why = "no accepted record has a reliable value of this case"
             yield clause.rule, replace(_open(verdict, why), bound=clause.asks)
 
 
 def _bounded(clause: Clause, case: str, span: AcceptedSpan, *, hard: bool) -> Threshold:
-    """The clause's rule with the bound that an accepted value gives; ``hard`` takes that end of its
-    interval which asks for more.
+    """Return the clause's rule with the bound that follows from an accepted value.
+
+    ``hard`` selects the end of the accepted interval that gives the stricter bound.
     """
     assert clause.of_accepted is not None
     share = clause.of_accepted
@@ -395,7 +414,7 @@ def _bounded(clause: Clause, case: str, span: AcceptedSpan, *, hard: bool) -> Th
 
 
 def _bound(rule: Threshold) -> str:
-    """A bound that follows from a measurement, in prefixes rather than in powers of ten."""
+    """Return a bound that follows from a measurement, with a unit prefix."""
     end = rule.at_least if rule.at_least is not None else rule.at_most
     assert end is not None
     sign = ">=" if rule.at_least is not None else "<="
@@ -404,15 +423,15 @@ def _bound(rule: Threshold) -> str:
 
 
 def _between(hard: Verdict, soft: Verdict) -> Verdict:
-    """One verdict of two bounds: decided only where both ends of the accepted value agree."""
+    """Combine the verdicts on two bounds; the result is decided only if both agree."""
     if soft.status in (Status.FAIL, Status.ERROR):
         return soft
     if hard.status is not Status.FAIL:
         return hard
-    why = "between the ends of what was accepted: more pairs on either side would decide"
+    why = "between the bounds from the accepted interval: more pairs in either run would decide"
     return replace(hard, status=Status.INCONCLUSIVE, reason=Reason.SPANS_BOUND, detail=why)
 
 
 def _open(verdict: Verdict, why: str) -> Verdict:
-    """Returns the figures without a decision."""
+    """Return the figures of a verdict without its decision."""
     return replace(verdict, status=Status.INCONCLUSIVE, reason=Reason.NOT_COMPARABLE, detail=why)

@@ -1,10 +1,10 @@
-"""Contracts: what a buyer asks for, as a file that both sides sign.
+"""Read contracts: files in which a buyer states requirements and which both parties sign.
 
-    [contract]   who, where, how large the system is, how long what fails may be mended
-    [[clause]]   a rule, in the buyer's words: of which unit of the machine, measured how long
-    [[unit]]     a part of the machine: a rack, an NVLink domain, whatever nodes belong together
+    [contract]   the parties, the place, the size of the system, the remedy period
+    [[clause]]   a rule in the buyer's words, the unit it applies to, and how long to measure
+    [[unit]]     a part of the machine, such as a rack or an NVLink domain, with its nodes
 
-A clause judges nothing by itself: its rule goes to the one judge (``clauses.py``).
+The rule of a clause is judged by the same judge as the rules of runs (``clauses.py``).
 """
 
 import datetime
@@ -32,21 +32,24 @@ from harness.base.toml import (
 from harness.cases import BoundSource, Threshold, metrics
 from harness.cases.rules import KEYS as RULE_KEYS, rule_of
 
-#: The contracts that are shipped, by the names of their files.
+#: The folder of the contracts that the package ships. Their names are those of the files.
 SHIPPED = Path(__file__).parent / "contracts"
-#: Of what a clause is judged where it names no unit, and the unit that needs no list of nodes.
+#: The unit of a clause that names no unit, and the unit that needs no list of nodes.
 SYSTEM = "system"
 NODE = "node"
-#: So many characters of a contract's digest in a run's nonce show that it was known before.
+#: The number of characters of a contract's digest in a run's nonce. They show that the contract
+#: was known before the run.
 MARK = 12
-#: What stands in a rule whose bound follows from the accepted record: any bound that can be missed.
+#: Placeholder bound of a rule whose real bound follows from the accepted record.
 _LATER = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The terms of a contract beside its clauses. ``nodes`` is how many the system has (0 =
-    unsaid), ``remedy_days`` how long whatever does not hold may be mended.
+    """The terms of a contract besides its clauses.
+
+    ``nodes`` is the number of nodes of the system (0 = not stated). ``remedy_days`` is the period
+    in which failed requirements may be repaired.
     """
 
     title: str = ""
@@ -62,7 +65,7 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseGroup:
-    """A part of the machine: ``nodes`` are patterns on their names."""
+    """A unit of the machine: ``nodes`` are patterns that match the names of its nodes."""
 
     of: str
     name: str
@@ -76,11 +79,11 @@ class ClauseGroup:
 class Clause:
     """One requirement in the buyer's words.
 
-    ``says`` are these words, ``asked_by`` who uses them. ``per`` is the unit that it holds for:
-    every one of them. ``of_accepted`` is the share of the accepted record's value that is to be
-    reached; the bound of ``rule`` then follows from that record. ``pairs`` and ``hours`` are the
-    least that has to be measured, ``every_days`` after how long it is measured again. ``by`` is the
-    command that measures it, where no usual run does.
+    ``says`` has these words and ``asked_by`` their source. ``per`` is the kind of unit to which the
+    clause applies; every unit of the kind must meet it. ``of_accepted`` is the required share of
+    the accepted record's value; the bound of ``rule`` then follows from that record. ``pairs`` and
+    ``hours`` are the least amounts to measure. ``every_days`` is the period after which to measure
+    again. ``by`` is the command that measures the clause if ordinary runs do not.
     """
 
     rule: Threshold
@@ -100,26 +103,26 @@ class Clause:
 
     @property
     def asks(self) -> str:
-        """``efficiency >=0.75``, or the share of what was accepted"""
+        """The bound as text, such as ``efficiency >=0.75``, or as a share of the accepted value."""
         if self.of_accepted is None:
             return f"{self.rule.metric} {self.rule.bound}"
         more = metrics.metric(self.rule.metric).more_is_better
         if more:
-            return f"{self.rule.metric} >={self.of_accepted:.0%} of the accepted"
-        return f"{self.rule.metric} <={1 / self.of_accepted:.3g}x the accepted"
+            return f"{self.rule.metric} >={self.of_accepted:.0%} of the accepted value"
+        return f"{self.rule.metric} <={1 / self.of_accepted:.3g}x the accepted value"
 
     @property
     def sampling(self) -> str:
-        """``8 pairs at least, 24 h at least``"""
+        """The amount to measure, such as ``8 pairs at least, 24 h at least``."""
         parts = [f"{self.pairs} pairs at least"] if self.pairs else []
         parts += [f"{self.hours:g} h at least"] if self.hours else []
         parts += [f"again every {self.every_days} days"] if self.every_days else []
-        return ", ".join(parts) or "as the judge asks"
+        return ", ".join(parts) or "as much as the judge needs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """An agreed contract. ``sha256`` is of the file, by which the contract is known."""
+    """An agreed contract. ``sha256`` is the digest of its file, which identifies the contract."""
 
     name: str
     terms: Terms
@@ -129,11 +132,11 @@ class Contract:
 
     @property
     def mark(self) -> str:
-        """Text that a nonce holds, so that a run shows that it was made after this was written."""
+        """The start of the digest. A nonce that contains it shows that the run began later."""
         return self.sha256[:MARK]
 
     def known_to(self, nonce: str) -> bool:
-        """Whether a run with this nonce was begun when the contract was there."""
+        """Return whether a run with this nonce began when the contract existed."""
         return self.mark in nonce
 
 
@@ -148,28 +151,29 @@ _OF_CLAUSE = frozenset(keys_of(Clause, rule=None))
 
 
 def shipped() -> Mapping[str, Path]:
-    """The contracts of the package, by name."""
+    """Return the contracts of the package by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def find(word: str) -> Path:
-    """The file of a contract: a path, or the name of one that is shipped."""
+    """Return the file of a contract, given its path or the name of a shipped contract."""
     if Path(word).is_file():
         return Path(word)
     known = shipped()
     if word in known:
         return known[word]
     raise SpecError(
-        f"no contract {word!r}{nearest(word, known)}",
-        expected=f"a file of clauses, or one of {', '.join(known)}",
+        f"there is no contract {word!r}{nearest(word, known)}",
+        expected=f"a file with clauses, or one of {', '.join(known)}",
         fix="scaleproof accept contract list",
     )
 
 
 def load_contract(path: Path) -> Contract:
-    """Read a contract; ConfigError lists every mistake with its line and what would be right.
+    """Read a contract. ConfigError lists every mistake with its line and what is expected.
 
-    A file of plain rules, as thresholds.toml, is one as well: each rule is a clause of the system.
+    A file with rules only, such as thresholds.toml, is a contract, too: each of its rules is a
+    clause about the whole system.
     """
     doc, problems = read(path, "--contract", f"scaleproof accept contract show {path}")
     refuse_others(doc, ["contract", "clause", "unit", "rule"], problems)
@@ -183,9 +187,9 @@ def load_contract(path: Path) -> Contract:
     problems.raise_any()
     if not clauses:
         raise SpecError(
-            "a contract without a clause requires nothing",
+            "the contract has no clause, so it requires nothing",
             where=str(path),
-            expected="one [[clause]] at least",
+            expected="at least one [[clause]]",
             fix="scaleproof accept contract show gate --toml",
         )
     return Contract(
@@ -212,15 +216,18 @@ def _group(table: TomlTable, problems: Problems) -> ClauseGroup | None:
     nodes = table.values["nodes"]
     listed = (nodes,) if isinstance(nodes, str) else tuple(nodes)
     if not listed:
-        problems.add(table.line, "a unit without nodes is never measured", 'nodes = ["n-1*"]')
+        problems.add(table.line, "a unit without nodes cannot be measured", 'nodes = ["n-1*"]')
     if table.values["of"] in (SYSTEM, NODE):
-        what = f"{table.values['of']} needs no list"
+        what = f"the unit {table.values['of']!r} is built in and needs no list of nodes"
         problems.add(table.lines.get("of", table.line), what, 'of = "rack"')
     return ClauseGroup(of=table.values["of"], name=table.values["name"], nodes=listed)
 
 
 def _clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Problems) -> Clause | None:
-    """A table as a clause: what is not about the clause is its rule."""
+    """Return a clause from a table.
+
+    All keys that do not belong to a clause are those of its rule.
+    """
     if not check_table(table, _CLAUSE, problems, "clause"):
         return None
     before = len(problems.found)
@@ -238,7 +245,7 @@ def _clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Problems)
 
 
 def _check_clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Problems) -> None:
-    """It can be judged: its units are listed, its sampling is a number, its bound is one."""
+    """Check that a clause can be judged: its unit is listed and its numbers are in range."""
 
     def add(key: str, what: str, hint: str = "") -> None:
         problems.add(table.lines.get(key, table.line), what, hint)
@@ -246,19 +253,23 @@ def _check_clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Pro
     values = table.values
     kinds = {SYSTEM, NODE, *(group.of for group in groups)}
     if (per := values.get("per", SYSTEM)) not in kinds:
-        add("per", f"no [[unit]] is of a {per!r}", f'of = "{per}" in a [[unit]], with its nodes')
+        add(
+            "per",
+            f"no [[unit]] is of the kind {per!r}",
+            f'of = "{per}" in a [[unit]], with its nodes',
+        )
     for key in ("pairs", "hours", "every_days"):
         if values.get(key, 0) < 0:
             add(key, f"{key} is below zero", f"{key} = 1")
     share = values.get("of_accepted")
     if share is not None and not 0 < share <= 1:
-        add("of_accepted", f"of_accepted = {share} is no share", "of_accepted = 0.9")
+        add("of_accepted", f"of_accepted = {share} is not a share", "of_accepted = 0.9")
     if share is not None and {"at_least", "at_most"} & values.keys():
         add("of_accepted", "the accepted record gives the bound", "remove at_least and at_most")
 
 
 def _clause_of_rule(table: TomlTable, problems: Problems) -> Clause | None:
-    """A plain rule as a clause: what it says is what it bounds."""
+    """Return a plain rule as a clause, with the rule's note as its text."""
     if not check_table(table, RULE_KEYS, problems, "rule"):
         return None
     rule = rule_of(table, problems)
@@ -266,7 +277,7 @@ def _clause_of_rule(table: TomlTable, problems: Problems) -> Clause | None:
 
 
 def _refuse_twins(tables: Sequence[TomlTable], problems: Problems) -> None:
-    """Two clauses of one name could not be told apart in a document that is signed."""
+    """Refuse two clauses with one name, because a signed document could not distinguish them."""
     lines: dict[Any, int] = {}
     for table in tables:
         name = table.values.get("name")
@@ -277,15 +288,17 @@ def _refuse_twins(tables: Sequence[TomlTable], problems: Problems) -> None:
 
 
 def due(clause: Clause, accepted_on: datetime.date) -> datetime.date | None:
-    """When a clause is to be measured again; None of one that is measured once."""
+    """Return the date by which a clause must be measured again; None if it is measured once."""
     if not clause.every_days:
         return None
     return accepted_on + datetime.timedelta(days=clause.every_days)
 
 
 def as_rules(rules: Sequence[Threshold]) -> list[str]:
-    """Rules as a file that ``--thresholds`` reads: then a run measures until they are decided, and
-    a fresh set before a FAIL.
+    """Return rules as the lines of a file that ``--thresholds`` reads.
+
+    A run with that file measures until the rules are decided, and measures a new set of pairs
+    before a FAIL.
     """
     lines = []
     for rule in rules:

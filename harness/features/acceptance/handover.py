@@ -1,10 +1,11 @@
-"""The acceptance document's content: what was required of a system, and what came of each.
+"""Collect the content of the acceptance document: requirements, their outcomes and evidence.
 
-    runs, contract -> every clause with its evidence -> Requirement -> one word for all of them
-         -> nodes to exclude, what differs between nodes, seals to check
+    runs, contract -> every clause with its evidence -> Requirement -> one status for all
+         -> nodes to exclude, differences between nodes, seals to verify
 
-A requirement that nothing judged is not met: it stands in the document as not measured. What
-stand-ins and controls have shown is no evidence of a system: it stands apart and is not counted.
+A requirement without a verdict is not met; the document lists it as not measured. Results of
+simulated hardware and of controls are no evidence about a system. The document lists them
+separately and does not count them.
 """
 
 import datetime
@@ -37,15 +38,17 @@ from harness.features.acceptance.contract import Clause, Contract
 from harness.record import Purpose, RunRecord, Status, signature
 from harness.record.outcome import SEVERITY
 
-#: Facts of a machine that nodes of one system have in common.
+#: Facts of a machine that are expected to be equal on all nodes of a system.
 _SHARED = ("cpu", "num_cores", "memory_gib", "gpu", "num_gpus", "gpu_memory_gib", "driver",
            "kernel", "mig", "power_limit_w", "infiniband")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seal:
-    """The seal that makes a run tamper-evident: the last link of its chain, who signed it, and what
-    a verification of today found wrong.
+    """The seal that makes changes to a run detectable.
+
+    ``head`` is the last link of its chain, ``signer`` the key of its signature, and ``differences``
+    are the findings of today's verification.
     """
 
     run: str
@@ -62,7 +65,7 @@ class Seal:
 
 @dataclass(frozen=True, kw_only=True)
 class CoveredNode:
-    """A node that was measured: its hardware, how many devices of it trained, in which runs."""
+    """A measured node: its hardware, how many of its devices trained, and the runs that used it."""
 
     host: str
     hardware: str
@@ -73,12 +76,13 @@ class CoveredNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """``status`` is PASS only where every requirement passed, or is waived, and all runs verify.
+    """The content of an acceptance document.
 
-    ``stand_ins`` are the rules that judged waiting models, shared cores, emulated links and
-    controls, with these verdicts. ``beyond`` are rules that ask for other hardware than was there,
-    and for which. ``nodes`` are all that any run had, ``accepted`` the runs that clauses were held
-    against.
+    ``status`` is PASS only if every requirement passed or is waived, and all runs verify.
+    ``stand_ins`` are rules with verdicts on simulated hardware (waiting models, shared cores,
+    emulated links) and on controls. ``beyond`` are rules for other hardware than the runs used,
+    with the hardware they need. ``nodes`` are the nodes of all runs. ``accepted`` are the runs with
+    which clauses were compared.
     """
 
     status: Status
@@ -107,10 +111,11 @@ def handover(
     contract: Contract | None = None,
     accepted: Sequence[tuple[RunRecord, Path]] = (),
 ) -> Handover:
-    """Judges a system by these runs together: by the clauses of a contract, or else by their own
-    rules; ``accepted`` are the runs that clauses on what was accepted are held against.
+    """Judge a system by all of these runs.
 
-    Without a contract rules that ask for other hardware are no requirements of this one.
+    The clauses of the contract are judged, or the runs' own rules without a contract. ``accepted``
+    are the runs with which clauses on accepted values are compared. Without a contract, rules for
+    other hardware are no requirements of this system.
     """
     seals = tuple(
         _seal(run, folder, earlier=[other for other, _ in runs[:number]])
@@ -129,7 +134,7 @@ def handover(
     counted = [_counting(requirement, today, apart=False) for requirement in every]
     stand_ins = [_counting(requirement, today, apart=True) for requirement in every]
     shown_apart = {stand_in.rule for stand_in in stand_ins if stand_in.evidence}
-    # Without a contract a rule of stand-ins alone asks nothing of the system.
+    # Without a contract, a rule that judged only simulated hardware requires nothing of the system.
     asked = [
         requirement
         for requirement in counted
@@ -157,7 +162,7 @@ def by_contract(
     accepted: Sequence[RunRecord],
     today: datetime.date,
 ) -> list[Requirement]:
-    """The outcome of every clause."""
+    """Return the outcome of every clause."""
     shown = judged(contract, runs, accepted)
     return [
         requirement(
@@ -173,7 +178,7 @@ def by_contract(
 
 
 def _late(clause: Clause, contract: Contract, runs: Sequence[RunRecord]) -> bool:
-    """Whether nothing proves that a clause was agreed on before what it judges was measured."""
+    """Return whether nothing proves that the clause was agreed on before the measurement."""
     return any(
         clause.rule not in run.thresholds and not contract.known_to(run.settings.nonce)
         for run in runs
@@ -183,17 +188,21 @@ def _late(clause: Clause, contract: Contract, runs: Sequence[RunRecord]) -> bool
 def _lacking(
     clause: Clause, shown: Sequence[ClauseEvidence], accepted: Sequence[RunRecord]
 ) -> list[str]:
-    """The accepted figures that were not measured again."""
+    """Return the cases with an accepted value that were not measured again."""
     if clause.of_accepted is None:
         return []
     measured = {evidence.result.case for evidence in shown}
-    return [f"{case}, as accepted" for case in reference(clause, accepted) if case not in measured]
+    return [
+        f"{case}, which was accepted"
+        for case in reference(clause, accepted)
+        if case not in measured
+    ]
 
 
 def _by_their_own(
     runs: Sequence[RunRecord], beyond: Mapping[Threshold, str], today: datetime.date
 ) -> list[Requirement]:
-    """The outcome of the rules that runs were measured with."""
+    """Return the outcome of the rules with which the runs were measured."""
     rules = dict.fromkeys(
         threshold for run in runs for threshold in run.thresholds if threshold not in beyond
     )
@@ -213,7 +222,7 @@ def _by_their_own(
 
 
 def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirement:
-    """The requirement by that part of its evidence which counts, or which stands apart."""
+    """Return the requirement with only the evidence that counts, or only that which does not."""
     shown = [evidence for evidence in of.evidence if evidence.apart is apart]
     if len(shown) == len(of.evidence):
         return of
@@ -225,7 +234,7 @@ def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirem
 
 
 def _beyond(runs: Sequence[RunRecord]) -> dict[Threshold, str]:
-    """Rules that no run could have met, and what they need."""
+    """Return the rules that no run could be judged by, and what they need."""
     met = [{rule: (how, why) for rule, how, why in reached(run)} for run in runs]
     return {
         rule: why
@@ -236,7 +245,7 @@ def _beyond(runs: Sequence[RunRecord]) -> dict[Threshold, str]:
 
 
 def _severity(requirement: Requirement) -> int:
-    """Worst first; what nobody measured comes right after what is undecided."""
+    """Return a sort key: worst first, unmeasured requirements right after inconclusive ones."""
     if requirement.status is None:
         return 2 * SEVERITY.index(Status.INCONCLUSIVE) + 1
     return 2 * SEVERITY.index(requirement.status)
@@ -259,11 +268,11 @@ def overall(
 
 
 def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
-    """(host, why): nodes that are better left out, each once."""
+    """Yield (host, reason) for each node that should be excluded from the system."""
     why: dict[str, list[str]] = {}
     for run in runs:
         for host in run.suspects.nodes if run.suspects else ():
-            why.setdefault(host, []).append("slow with every partner it was paired with")
+            why.setdefault(host, []).append("slow with every node it was paired with")
         for device in biases.slow_devices(run):
             why.setdefault(device.host, []).append(device.sentence)
         for launch in run.launches:
@@ -275,7 +284,7 @@ def _exclude(runs: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
 
 
 def _nodes(runs: Sequence[RunRecord]) -> Iterator[CoveredNode]:
-    """Every node of the runs by name, with what of it really trained."""
+    """Yield every node of the runs by name, with the number of its devices that trained."""
     machines = {m.host: m for run in runs for m in run.nodes or (run.machine,)}
     for host, machine in machines.items():
         trained = {
@@ -297,7 +306,7 @@ def _nodes(runs: Sequence[RunRecord]) -> Iterator[CoveredNode]:
 
 
 def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
-    """Between all machines that any of the runs used."""
+    """Yield the differences between all machines that the runs used."""
     known: dict[str, Mapping[str, str]] = {}
     for run in runs:
         for machine in run.nodes or (run.machine,):
@@ -309,14 +318,17 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
 
 
 def _seal(run: RunRecord, folder: Path, earlier: Sequence[RunRecord] = ()) -> Seal:
-    """Says what is wrong with a run, and which earlier one it is a copy of: none counts twice."""
+    """Verify a run and return its seal.
+
+    A copy of an earlier run is an error, so none counts twice.
+    """
     verified = verify(run, folder)
     wrong = list(verified.differences)
     made = signature.signed(folder)
     if made is not None and (why := signature.holds(made, run.head)):
         wrong.append(why)
     if not run.head:
-        wrong.append("the run is unchained: whether launches were left out cannot be said")
+        wrong.append("the run has no chain, so launches could have been left out")
     wrong += filter(None, (twice(run, other) for other in earlier))
     return Seal(
         run=run.run,

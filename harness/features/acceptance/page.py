@@ -1,4 +1,4 @@
-"""The acceptance document as a page to print: its first sheet is for whoever signs."""
+"""Render the acceptance document as a page to print. Its first sheet is for the signatures."""
 
 import datetime
 import hashlib
@@ -33,42 +33,42 @@ from harness.record.archive import Manifest
 HERE = Path(__file__).parent
 WIDE = 10_000
 Row = TypeVar("Row")
-#: So many columns of a run's tables stand beside each other on A4.
+#: The largest number of columns of a table that fit on a sheet of A4.
 MOST_COLUMNS = 9
-#: The words that end an acceptance, one way or the other.
+#: The statuses that end an acceptance.
 DECIDED = (Status.PASS, Status.FAIL)
-#: What a run can measure beside its trainings.
+#: The kinds of measurements other than trainings that a run can include.
 KINDS = ("bandwidth of links", "recovery from faults", "nodes in pairs")
-#: What the words of the document mean, for whoever has to read them in a dispute.
+#: Definitions of the document's terms, as a reference for both parties.
 DEFINITIONS = (
-    ("launch", "one start of fresh processes on all ranks of a training; the unit of replication"),
-    ("pair", "a launch of the subject and one of its baseline, measured in one turn"),
-    ("efficiency", "samples a second and rank, over those of the baseline; 1 is perfect scaling"),
-    ("[95%]", "an interval that holds at all looks together; each end errs once in 20 at most"),
-    ("PASS", "the whole interval meets the bound, and has what slow launches may hide to spare"),
-    ("FAIL", "the whole interval misses the bound, and that of a fresh set of launches as well"),
+    ("launch", "one start of new processes on all ranks of a training; the unit of replication"),
+    ("pair", "a launch of the subject and one of its baseline, measured in the same block"),
+    ("efficiency", "samples per second per rank, relative to the baseline; 1 is perfect scaling"),
+    ("[95%]", "an interval whose ends each err at most once in 20, however often it is inspected"),
+    ("PASS", "the whole interval meets the bound, with a margin for slow launches not seen"),
+    ("FAIL", "the whole interval misses the bound, and so does that of a new set of launches"),
     ("INCONCLUSIVE", "neither: too few pairs, a noisy host, or a value too close to the bound"),
-    ("NOT MEASURED", "no launch was of what the clause is about"),
-    ("SKIP", "nor could one have been: the runs had no device of that kind"),
-    ("RECORDED", "measured, but the bound is of a kind that can pass nothing"),
-    ("ERROR", "a training was wrong or broke, or a record does not verify"),
-    ("accepted", "the runs named “held against”: a PASS clears the share of the upper end of their"
-     " interval, a FAIL misses that of the lower end"),
+    ("NOT MEASURED", "no launch matches the clause"),
+    ("SKIP", "no launch could match the clause: the runs had no device of that kind"),
+    ("RECORDED", "measured, but the bound is provisional and can pass nothing"),
+    ("ERROR", "a training was incorrect or crashed, or a record does not verify"),
+    ("accepted", "the runs labelled “held against”: a PASS meets the share of the upper end of"
+     " their interval, a FAIL misses the share of the lower end"),
     ("chain", "a line for every launch, each with the digest of the line before"),
 )  # fmt: skip
-#: What each word means for whoever signs.
+#: The meaning of the document's status, for the parties that sign.
 MEANS = {
-    Status.PASS: "Every requirement holds.",
-    Status.FAIL: "At least one requirement does not hold.",
-    Status.ERROR: "At least one training was wrong or broke, or a record does not verify.",
-    Status.INCONCLUSIVE: "No requirement failed, but not all of them are decided.",
-    Status.RECORDED: "Nothing was required: these are figures, not an acceptance.",
+    Status.PASS: "Every requirement is met.",
+    Status.FAIL: "At least one requirement is not met.",
+    Status.ERROR: "At least one training was incorrect or crashed, or a record does not verify.",
+    Status.INCONCLUSIVE: "No requirement failed, but at least one is inconclusive.",
+    Status.RECORDED: "There were no requirements: this document has measurements only.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archived:
-    """The archive that goes with a document: its file, its digest, what it holds."""
+    """The archive that belongs to a document: its file, its digest and its manifest."""
 
     file: str
     sha256: str
@@ -82,8 +82,9 @@ def render(
     agreed: bytes | None = None,
     others: Sequence[OthersResult] = (),
 ) -> str:
-    """The document of these runs; charts and parts of steps are theirs. ``agreed`` is the text of
-    the contract, ``others`` what other tools wrote.
+    """Return the document of these runs as HTML.
+
+    ``agreed`` is the text of the contract, and ``others`` are results of other tools.
     """
     folders = [f"checked/{packed.folder}" for packed in archived.manifest.runs]
     before = len(handover.accepted)
@@ -144,7 +145,7 @@ def render(
 
 
 def _unsigned(handover: Handover) -> str:
-    """Which runs nobody vouches for; empty where all are signed."""
+    """Return a warning about runs that are not signed, or an empty text if all are."""
     runs = [seal.run for seal in handover.seals if not seal.signer]
     if not runs:
         return ""
@@ -153,11 +154,14 @@ def _unsigned(handover: Handover) -> str:
         if len(handover.seals) == 1
         else f"{len(runs)} of {len(handover.seals)} runs were"
     )
-    return f"{few} not signed by who measured: figures could have been invented as a whole."
+    return f"{few} not signed by the party that measured, so the whole record could be invented."
 
 
 def _footer(handover: Handover, archived: Archived) -> str:
-    """The footer that ties every page to this document: quotes would end the rule of the style."""
+    """Return the footer that links every page to this document.
+
+    Characters that could end the CSS string are replaced, because the footer is part of a style.
+    """
     number = handover.contract.terms.number if handover.contract is not None else ""
     title = f"contract {number}, " if number else ""
     text = f"{title}{handover.made_on}, {handover.status}, archive {archived.sha256[:16]}"
@@ -165,7 +169,7 @@ def _footer(handover: Handover, archived: Archived) -> str:
 
 
 def _parties(handover: Handover, terms: Terms) -> list[tuple[str, str]]:
-    """Who, where and what; what is not in the contract is written by hand."""
+    """Return the parties, the place and the system; blanks for handwriting if they are unknown."""
     by_hand = "________________________"
     hardware = dict.fromkeys(node.hardware for node in handover.nodes)
     system = terms.system or "; ".join(hardware)
@@ -174,19 +178,19 @@ def _parties(handover: Handover, terms: Terms) -> list[tuple[str, str]]:
         ("supplier", terms.supplier or by_hand),
         ("place", terms.place or by_hand),
         ("system", system),
-        ("measured of it", covered(handover)),
+        ("measured part", covered(handover)),
     ]
 
 
 def covered(handover: Handover) -> str:
-    """``3 of 64 nodes (5 %)``: how much of the system the runs had."""
+    """Return how much of the system was measured, such as ``3 of 64 nodes (5 %)``."""
     measured = len(handover.nodes)
     noun = "node" if measured == 1 else "nodes"
     whole = handover.contract.terms.nodes if handover.contract is not None else 0
     if not whole:
-        return f"{measured} {noun}; how many the system has is not stated"
+        return f"{measured} {noun}; the contract does not state how many the system has"
     if measured > whole:
-        return f"{measured} {noun}, more than the {whole} of the contract"
+        return f"{measured} {noun}, more than the {whole} in the contract"
     return f"{measured} of {whole} nodes ({measured / whole:.0%})"
 
 
@@ -197,13 +201,13 @@ def _remedy(handover: Handover, terms: Terms) -> str:
         days=terms.remedy_days
     )
     return (
-        f"what does not hold may be mended and measured again within {terms.remedy_days} days,"
+        f"what is not met may be repaired and measured again within {terms.remedy_days} days,"
         f" until {last.isoformat()}"
     )
 
 
 def _dues(handover: Handover) -> list[tuple[str, str]]:
-    """When clauses are to be measured again."""
+    """Return the dates by which clauses must be measured again."""
     made = datetime.date.fromisoformat(handover.made_on)
     dates = (
         (requirement.clause.name, due(requirement.clause, made))
@@ -213,13 +217,13 @@ def _dues(handover: Handover) -> list[tuple[str, str]]:
 
 
 def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
-    """The parts of the system that the word says nothing of."""
+    """Yield the parts of the system to which the verdict does not apply."""
     for requirement in handover.requirements:
         if requirement.unmeasured:
             units = ", ".join(requirement.unmeasured)
             yield f"{requirement.rule.name}: not measured: {units}"
         elif requirement.status is None:
-            reason = f"nothing that was measured is of {requirement.rule.case}"
+            reason = f"no measurement matches {requirement.rule.case}"
             yield f"{requirement.rule.name}: {requirement.skipped or reason}"
     idle = [
         f"{node.host} ({node.devices} of {node.of})"
@@ -227,10 +231,10 @@ def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
         if node.devices < node.of
     ]
     if idle:
-        yield f"devices that no judged training used: {', '.join(idle)}"
+        yield f"devices that were used in no judged training: {', '.join(idle)}"
     whole = handover.contract.terms.nodes if handover.contract is not None else 0
     if not whole:
-        yield "nodes that no run had: how many the system has is not stated"
+        yield "nodes without a run: the contract does not state how many nodes the system has"
     elif len(handover.nodes) < whole:
         yield f"{whole - len(handover.nodes)} of the {whole} nodes of the system"
     if handover.beyond:
@@ -239,7 +243,7 @@ def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
     lacking = [name for name in KINDS if name not in kinds]
     if lacking:
         yield f"not part of these runs: {', '.join(lacking)}"
-    yield "storage, security, power and cooling, and whatever no clause names"
+    yield "storage, security, power and cooling, and everything that no clause names"
 
 
 def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
@@ -249,7 +253,7 @@ def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
 
 
 def _open(handover: Handover) -> Iterator[tuple[str, str]]:
-    """Says what each undecided clause waits for."""
+    """Yield what is needed to decide each clause that is open."""
     for requirement in handover.requirements:
         if requirement.status is None or (requirement.unmeasured and not requirement.evidence):
             lacking = f"measure {', '.join(requirement.unmeasured) or requirement.rule.case}"
@@ -273,12 +277,12 @@ def _open(handover: Handover) -> Iterator[tuple[str, str]]:
             )
             yield (
                 requirement.rule.name,
-                f"{'; '.join(reasons) or 'its bound cannot pass'}{pairs}{units}",
+                f"{'; '.join(reasons) or 'its kind of bound can pass nothing'}{pairs}{units}",
             )
 
 
 def _clauses(handover: Handover) -> Table[Requirement]:
-    """Shows each clause: the figure, who asks for it, and what follows if it does not hold."""
+    """Return a table of the clauses: their text, who requires them, and the consequence."""
     rows = handover.requirements if handover.contract is not None else ()
     return Table(
         columns=[
@@ -295,7 +299,7 @@ def _clauses(handover: Handover) -> Table[Requirement]:
 
 
 def narrow(table: Table[Row]) -> Table[Row]:
-    """A table that a sheet of A4 holds: its most important columns, in their order."""
+    """Return a table that fits on A4: the most important columns in their original order."""
     by_worth = sorted(table.shown_columns, key=lambda column: column.keep, reverse=True)[
         :MOST_COLUMNS
     ]
@@ -303,7 +307,7 @@ def narrow(table: Table[Row]) -> Table[Row]:
 
 
 def _nodes(handover: Handover) -> Table[CoveredNode]:
-    """Every node by name."""
+    """Return a table of the nodes by name."""
     return Table(
         columns=[
             Column[CoveredNode]("node", 100, lambda n: n.host, left=True),
@@ -316,9 +320,9 @@ def _nodes(handover: Handover) -> Table[CoveredNode]:
 
 
 def sentence(handover: Handover) -> str:
-    """``11 of 14 rules hold (19 of 23 requirements), 1 fails, 2 were not measured``
+    """Return ``11 of 14 rules are met (19 of 23 results), 1 fails, 2 were not measured``.
 
-    A rule is asked at several sizes; a requirement is a rule at one size, as reports count them.
+    A rule can apply at several world sizes. A result is one rule at one size, as in reports.
     """
     total = len(handover.requirements)
     judged = [
@@ -326,15 +330,15 @@ def sentence(handover: Handover) -> str:
         for requirement in handover.requirements
         for evidence in requirement.evidence
     ]
-    sizes = f"({judged.count(Status.PASS)} of {len(judged)} requirements)"
+    sizes = f"({judged.count(Status.PASS)} of {len(judged)} results)"
     kind = "rule" if handover.contract is None else "clause"
-    noun = f"{kind} holds" if total == 1 else f"{kind}s hold"
+    noun = f"{kind} is met" if total == 1 else f"{kind}s are met"
     parts = [f"{handover.count(Status.PASS)} of {total} {noun} {sizes}"]
     failed = handover.count(Status.FAIL) + handover.count(Status.ERROR) - handover.num_waived
     counted = (
         (failed, "fails", "fail"),
         (handover.num_waived, "fails and is waived", "fail and are waived"),
-        (handover.count(Status.INCONCLUSIVE), "is undecided", "are undecided"),
+        (handover.count(Status.INCONCLUSIVE), "is inconclusive", "are inconclusive"),
         (handover.count(None), "was not measured", "were not measured"),
         (handover.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
     )
@@ -343,7 +347,7 @@ def sentence(handover: Handover) -> str:
 
 
 def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
-    """A row for each clause: its word, what it asks, and its worst figure."""
+    """Return a row for each clause: its status, its bound, and its worst figure."""
     return Table(
         columns=[
             Column[Requirement]("verdict", 100, _word, left=True),
@@ -359,7 +363,7 @@ def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
 
 
 def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
-    """Shows the document on a terminal: two lines a clause, so that nothing has to be left out."""
+    """Return the document for a terminal, with two lines for each clause so that all text fits."""
     lines = []
     for requirement in requirements:
         lines += text.wrap(
@@ -378,14 +382,14 @@ def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
 
 
 class Shown(NamedTuple):
-    """A verdict, and the requirement that it belongs to."""
+    """A verdict and its requirement."""
 
     requirement: Requirement
     evidence: ClauseEvidence
 
 
 def evidence(requirements: Sequence[Requirement]) -> Table[Shown]:
-    """A row for each case of each requirement: every world and unit, not only the worst."""
+    """Return a row for each verdict of each requirement: every case, world size and unit."""
     return Table(
         columns=[
             Column[Shown]("verdict", 100, lambda s: str(s.evidence.result.status), left=True),
@@ -412,7 +416,7 @@ def _word(r: Requirement) -> str:
 
 
 def _measured(r: Requirement) -> str:
-    """The worst evidence's figure, or why there is none."""
+    """Return the figure of the worst evidence, or the reason why there is none."""
     if not r.evidence:
         return f"{r.skipped}; {_how(r)}".strip("; ")
     result = r.evidence[0].result
@@ -420,18 +424,18 @@ def _measured(r: Requirement) -> str:
 
 
 def _how(r: Requirement) -> str:
-    """The command that measures what no usual run does."""
+    """Return the command that measures the clause, if ordinary runs do not measure it."""
     return f"measure it: {r.clause.by}" if r.clause.by else ""
 
 
 def _needs(r: Requirement) -> str:
-    """The bound that an accepted record gave."""
+    """Return the bound that follows from an accepted record."""
     from_record = r.clause.of_accepted is not None and r.evidence
     return f"needs {r.evidence[0].result.bound}" if from_record else ""
 
 
 def _where(r: Requirement) -> str:
-    """The case of the worst evidence, and its unit."""
+    """Return the case of the worst evidence and its unit."""
     if not r.evidence:
         return ""
     unit = r.evidence[0].unit
@@ -439,18 +443,18 @@ def _where(r: Requirement) -> str:
 
 
 def _units(r: Requirement) -> str:
-    """``62 of 64 hold``: of every unit that the clause names."""
+    """Return ``62 of 64 pass``: the number of units that pass, or an empty text without units."""
     named = [unit for unit in r.units if unit]
     if not named:
         return ""
     bad = {evidence.unit for evidence in r.evidence if evidence.result.status is not Status.PASS}
     held = sum(u not in bad and u not in r.unmeasured for u in named)
-    return f"{held} of {len(named)} hold"
+    return f"{held} of {len(named)} pass"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """One run's part of the document."""
+    """The part of the document about one run."""
 
     run: RunRecord
     groups: Sequence[scaling.ChartGroup]
@@ -471,16 +475,16 @@ def _run(run: RunRecord) -> _Run:
         noise.append(
             (
                 "load, during launches",
-                f"others used {usual:.0%} of the ranks' cores, {most:.0%} at most",
+                f"other processes used {usual:.0%} of the ranks' cores, {most:.0%} at most",
             )
         )
     if run.launch_sd:
-        noise.append(("launch to launch", f"{run.launch_sd:.2%} between like launches"))
+        noise.append(("between launches", f"{run.launch_sd:.2%} between identical launches"))
     detectable = [result.mde for result in results(run) if result.mde is not None and result.rule]
     if detectable:
-        noise.append(("smallest change seen", f"{min(detectable):.1%} to {max(detectable):.1%}"))
+        noise.append(("detectable change", f"{min(detectable):.1%} to {max(detectable):.1%}"))
     links = [
-        f"the link {pair.a} - {pair.b} is slow, while both nodes are fast"
+        f"the link {pair.a} - {pair.b} is slow, although both nodes are fast"
         + (f": {si(pair.bps, 'B/s')}" if pair.bps is not None else "")
         for pair in (run.suspects.links if run.suspects else ())
     ]

@@ -1,1 +1,1 @@
-"""Sharing: what a change did, and what came of runs, said where people already look."""
+"""Publish the effect of a change, and the results of runs, in other tools and code hosts."""

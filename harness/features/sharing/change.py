@@ -1,9 +1,10 @@
-"""A change: one case before and after it, in the same blocks, with the same version twice beside.
+"""Measure a change: one case before and after it, in the same blocks.
 
     base, head, base again -> blocks -> two differences -> a status
 
-The bound is what a change may cost. Its interval holds at all looks, so blocks are added until the
-bound is outside of it. Where one and the same version differs from itself, nothing is decided.
+The bound is the largest cost that a change may have. The interval stays valid however often it is
+inspected, so blocks are added until the bound is outside of it. The base version is also compared
+with itself. If it differs from itself, the result is inconclusive.
 """
 
 import math
@@ -23,18 +24,21 @@ from harness.measure.interleaving import (
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
-#: What versions are called where they are measured; the last one is the first one once more.
+#: Names of the versions in a block. The last one is the base version a second time.
 BASE = "base"
 HEAD = "head"
 AGAIN = "again"
-#: Relative costs that a change may have if nothing else is said.
+#: The default of the largest relative cost that a change may have.
 ALLOWED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseChange:
-    """One case, changed. ``ratio`` is throughput of head over base, with its 95 % interval; the
-    ``again`` figures are of base over itself. ``why`` says what keeps it undecided, or is wrong.
+    """The effect of a change on one case.
+
+    ``ratio`` is the throughput of head over base, with its 95 % interval. The ``again`` fields have
+    the same ratio for base over itself. ``why`` is the reason for an inconclusive result, or the
+    error.
     """
 
     case: str
@@ -61,8 +65,10 @@ def measured(
     note: Callable[[str], None],
     until_s: float = math.inf,
 ) -> CaseChange:
-    """Blocks until it is decided, ``MOST_BLOCKS`` at most, and none is begun after ``until_s`` of
-    ``time.monotonic``; ``note`` gets a line for each.
+    """Measure blocks until the change is decided, and at most ``MOST_BLOCKS``.
+
+    No block begins after ``until_s``, a time of ``time.monotonic``. ``note`` gets a line for each
+    block.
     """
     changed: list[float] = []
     again: list[float] = []
@@ -103,7 +109,11 @@ def _without(case: str, file: str, allowed: float, status: Status, why: str) -> 
 def judged(
     case: str, file: str, allowed: float, changed: Sequence[float], again: Sequence[float]
 ) -> CaseChange:
-    """The ratios of the pairs so far: logarithms of how much longer head, and base again, take."""
+    """Judge the pairs so far.
+
+    ``changed`` has the logarithm of the step time of head over that of base for each pair, and
+    ``again`` that of base over itself.
+    """
     head = difference(case, list(changed))
     base = difference(case, list(again))
     status, why = _status(head, base, 1 - allowed)
@@ -128,16 +138,16 @@ def _status(head: Difference, base: Difference, bound: float) -> tuple[Status, s
         return Status.INCONCLUSIVE, "too few pairs for an interval"
     if not base.low <= 1 <= base.high:
         apart = f"{base.ratio:.3f} [{base.low:.3f}, {base.high:.3f}]"
-        return Status.INCONCLUSIVE, f"one and the same version differs from itself: {apart}"
+        return Status.INCONCLUSIVE, f"the base version differs from itself: {apart}"
     if head.low > bound:
         return Status.PASS, ""
     if head.high < bound:
         return Status.FAIL, ""
-    return Status.INCONCLUSIVE, f"the interval holds {bound:g}, which is asked"
+    return Status.INCONCLUSIVE, f"the interval contains the threshold {bound:g}"
 
 
 def checked(change: CaseChange, run: RunRecord) -> CaseChange:
-    """Adds the record's findings: mean steps; whatever was wrong is an ERROR."""
+    """Add the mean steps from the record; any error in the record makes the status ERROR."""
     cases = {
         arm.case.hash: arm.case.setup
         for plan in run.plans
@@ -158,10 +168,10 @@ def checked(change: CaseChange, run: RunRecord) -> CaseChange:
 
 
 def _middle(steps: Sequence[float]) -> float | None:
-    """The geometric mean, as ratios have it."""
+    """Return the geometric mean, because ratios are compared."""
     return math.exp(math.fsum(map(math.log, steps)) / len(steps)) if steps else None
 
 
 def worst(changes: Sequence[CaseChange]) -> CaseChange:
-    """The one that a sentence is about."""
+    """Return the change with the worst status, and of equal ones the lowest ratio."""
     return min(changes, key=lambda change: (SEVERITY.index(change.status), change.ratio or 0.0))

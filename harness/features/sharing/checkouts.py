@@ -1,7 +1,7 @@
-"""Checkouts: two versions of a project as folders, each with an interpreter that imports from it.
+"""Check out versions of a project as folders, each with an interpreter that imports from it.
 
-A version is what git has of it, unpacked once below the results: nothing of the user's clone is
-touched. Without an install command it runs in this environment, its own files first on the path.
+Each version is unpacked from git once, below the results, so the user's clone is not touched.
+Without an install command the version runs in this environment, with its files first on the path.
 """
 
 import io
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from harness.base.errors import LaunchError, SpecError
 
-#: Where Python projects keep their packages, below their root.
+#: Folders below a project's root that can contain its packages.
 _SOURCES = ("src", ".")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A commit, what it was asked for as, and whether it is the working tree as it is."""
+    """A commit, the name by which it was requested, and whether it is the edited working tree."""
 
     asked: str
     commit: str
@@ -33,12 +33,12 @@ class Version:
 
 
 def root_of(folder: Path) -> Path:
-    """The clone that a folder is in; SpecError where it is in none."""
+    """Return the root of the clone that contains a folder; raise SpecError if there is none."""
     try:
         return Path(_git(folder, "rev-parse", "--show-toplevel")).resolve()
     except subprocess.CalledProcessError as error:
         raise SpecError(
-            "not in a git repository",
+            "this folder is not in a git repository",
             where=str(folder),
             expected="a clone of the project whose change is measured",
             fix="git clone REPOSITORY && cd PROJECT",
@@ -46,37 +46,37 @@ def root_of(folder: Path) -> Path:
 
 
 def base_of(project: Path, asked: str, head: str = "HEAD") -> Version:
-    """Where a change began: the last commit that ``head`` and this version have in common.
+    """Return the version at which a change began: the last common commit of ``asked`` and ``head``.
 
-    What others have added to the branch since then is no part of the change.
+    Commits that others have added to the branch since then are not part of the change.
     """
     try:
         commit = _git(project, "merge-base", f"{asked}^{{commit}}", head)
     except subprocess.CalledProcessError as error:
         raise SpecError(
-            f"--base {asked}: {(error.stderr or '').strip() or 'it shares no commit with HEAD'}",
+            f"--base {asked}: {(error.stderr or '').strip() or 'no commit in common with HEAD'}",
             where=str(project),
-            expected="a branch, tag or commit that is in this clone, with its history",
+            expected="a branch, tag or commit in this clone, with its history",
             fix="git fetch --unshallow origin; git branch --all",
         ) from error
     return Version(asked=asked, commit=commit)
 
 
 def head_of(project: Path, asked: str | None) -> Version:
-    """The changed version: a commit, or the working tree with what is not committed yet."""
+    """Return the changed version: a commit, or the working tree with its uncommitted changes."""
     if asked is not None:
         try:
             commit = _git(project, "rev-parse", "--verify", f"{asked}^{{commit}}")
         except subprocess.CalledProcessError as error:
             raise SpecError(
-                f"--head {asked}: no such commit",
+                f"--head {asked}: there is no such commit",
                 where=str(project),
-                expected="a branch, tag or commit that is in this clone",
+                expected="a branch, tag or commit in this clone",
                 fix="git branch --all",
             ) from error
         return Version(asked=asked, commit=commit)
     nobody = ("-c", "user.name=scaleproof", "-c", "user.email=scaleproof@localhost")
-    edited = _git(project, *nobody, "stash", "create")  # a commit that no branch has
+    edited = _git(project, *nobody, "stash", "create")  # This commit is on no branch.
     commit = edited or _git(project, "rev-parse", "HEAD")
     return Version(
         asked="the working tree" if edited else "HEAD", commit=commit, edited=bool(edited)
@@ -94,10 +94,11 @@ class Checkout:
 def unpacked(
     project: Path, version: Version, into: Path, *, data: Sequence[str] = (), install: str = ""
 ) -> Checkout:
-    """A version's files below ``into``, once; ``data`` are paths that are not in git, and shared.
+    """Unpack a version's files below ``into``, unless they exist already.
 
     Args:
-        install: a shell command with {source} and {folder} that leaves ``{folder}/bin/python``.
+        data: paths that are not in git. The checkout gets symbolic links to them.
+        install: a shell command with {source} and {folder} that creates ``{folder}/bin/python``.
     """
     place = (into / version.commit).absolute()
     source = place / "source"
@@ -119,7 +120,7 @@ def unpacked(
 
 
 def _wrapped(source: Path, place: Path) -> Path:
-    """This environment's interpreter, with the version's own files before what is installed."""
+    """Return a script that runs this interpreter with the version's files first on the path."""
     python = place / "bin" / "python"
     python.parent.mkdir(exist_ok=True)
     first = ":".join(
@@ -135,7 +136,10 @@ def _wrapped(source: Path, place: Path) -> Path:
 
 
 def _installed(source: Path, place: Path, install: str) -> Path:
-    """Runs the user's command in a checkout; LaunchError with its last line where it fails."""
+    """Run the user's install command in a checkout and return its interpreter.
+
+    Raises LaunchError with the last line of the output if the command fails.
+    """
     environment = place / "environment"
     python = environment / "bin" / "python"
     done = place / "installed"
@@ -157,7 +161,7 @@ def _installed(source: Path, place: Path, install: str) -> Path:
     if ended.returncode or not python.exists():
         output = (ended.stdout + ended.stderr).strip().splitlines() or ["no output"]
         raise LaunchError(
-            f"this version cannot be installed: {output[-1]}",
+            f"the install command failed for this version: {output[-1]}",
             where=command,
             expected=f"exit status 0 and {python}",
             fix=f"cd {source} && {command}",

@@ -1,4 +1,4 @@
-"""A change in the forms that code hosts read: Markdown, annotations of lines, a quality report.
+"""Write the effect of a change for code hosts: Markdown, line annotations, a quality report.
 
 GitHub: https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 GitLab: https://docs.gitlab.com/ci/testing/code_quality/ ("Code Quality report format")
@@ -16,30 +16,30 @@ from harness.interface.report.tabled import Table, harmless
 from harness.interface.report.text import Column
 from harness.record import Status
 
-#: By this a bot finds its comment of the last push, and writes over it.
+#: The mark by which a bot finds its comment on the previous push and replaces it.
 MARK = "<!-- scaleproof compare pr -->"
-#: How a status is annotated; what passes is not.
+#: The level of the annotation for each status. A PASS has no annotation.
 _LEVELS = {Status.FAIL: "error", Status.ERROR: "error", Status.INCONCLUSIVE: "warning"}
 _SEVERITY = {Status.FAIL: "critical", Status.ERROR: "blocker", Status.INCONCLUSIVE: "minor"}
 
 
 def sentence(changes: Sequence[CaseChange]) -> str:
-    """``FAIL: ddp/decoder-tiny/weak@2cpu has 0.910 [0.902, 0.918] of base's speed, 0.95 is asked``
+    """Return a sentence about the worst case.
 
-    Of several cases the worst one.
+    ``FAIL: ddp/decoder-tiny/weak@2cpu has 0.910 [0.902, 0.918] of base throughput, threshold 0.95``
     """
     change = worst(changes)
-    asked = f"{1 - change.allowed:g} is asked"
+    asked = f"threshold {1 - change.allowed:g}"
     if change.ratio is None or change.status is Status.ERROR:
         return f"{change.status}: {change.case}: {change.why}"
     others = f" (the worst of {len(changes)} cases)" if len(changes) > 1 else ""
-    figure = f"{change.case} has {_span(change.ratio, change.low, change.high)} of base's speed"
+    figure = f"{change.case} has {_span(change.ratio, change.low, change.high)} of base throughput"
     why = f": {change.why}" if change.why else ""
     return f"{change.status}: {figure}{others}, {asked}{why}"
 
 
 def table(changes: Sequence[CaseChange]) -> Table[CaseChange]:
-    """A row a case, with the same version beside itself."""
+    """Return a table with a row per case, which also compares the base version with itself."""
     return Table(
         columns=[
             Column[CaseChange]("result", 100, lambda c: str(c.status), left=True),
@@ -68,19 +68,20 @@ def _span(ratio: float | None, low: float | None, high: float | None) -> str:
 def markdown(
     changes: Sequence[CaseChange], versions: tuple[Version, Version], about: Sequence[str]
 ) -> list[str]:
-    """A comment: one sentence, the table, and what it rests on behind a fold."""
+    """Return a comment in Markdown: one sentence, the table, and the method in a folded section."""
     base, head = versions
-    edited = " with what is not committed" if head.edited else ""
+    edited = " with uncommitted changes" if head.edited else ""
     lines = [MARK, f"### {harmless(sentence(changes))}", "", *table(changes).markdown(), ""]
     lines += [f"- {harmless(f'{change.case}: {change.why}')}" for change in changes if change.why]
     return [
         *lines,
         "<details><summary>How this was measured</summary>",
         "",
-        f"- base is `{base.short}`, where this change left {harmless(base.asked)};"
+        f"- base is `{base.short}`, the last commit in common with {harmless(base.asked)};"
         f" head is `{head.short}`{edited}.",
-        "- Throughput of head over base, launched in turn in the same blocks, so drift is in"
-        " neither. The interval holds however often one looks; base/base is one version twice.",
+        "- head/base is the throughput ratio of launches that alternate in the same blocks, so"
+        " drift affects both equally. The interval stays valid however often it is inspected."
+        " base/base compares the base version with itself.",
         *(f"- {harmless(line)}" for line in about),
         "",
         "</details>",
@@ -88,7 +89,7 @@ def markdown(
 
 
 def annotations(changes: Sequence[CaseChange]) -> list[str]:
-    """Workflow commands of GitHub, which show beside the file; ``::error file=...::``."""
+    """Return workflow commands of GitHub (``::error file=...::``), which annotate files."""
     lines = []
     for change in changes:
         if change.status in _LEVELS:
@@ -109,7 +110,7 @@ def _property(text: str) -> str:
 
 
 def quality(changes: Sequence[CaseChange]) -> str:
-    """The list that GitLab shows in a merge request: degradations, empty where there are none."""
+    """Return the list of degradations that GitLab shows in a merge request."""
     issues: list[Mapping[str, Json]] = [
         {
             "description": sentence([change]),

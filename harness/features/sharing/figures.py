@@ -1,4 +1,4 @@
-"""Figures of a run for other programs: each with its interval, and the verdicts."""
+"""Collect the figures of a run for other programs, each with its interval."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from harness.record import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure of a case; ``low`` and ``high`` are its 95 % interval, None where it has none."""
+    """One figure of a case; ``low`` and ``high`` are its 95 % interval, or None if it has none."""
 
     case: str
     measure: str
@@ -22,7 +22,7 @@ class Figure:
 
 
 def figures(run: RunRecord) -> Iterator[Figure]:
-    """Throughput and step of every case, efficiency of every rung; what is missing is left out."""
+    """Yield throughput and step time of every case, and every efficiency, as far as measured."""
     known_measures = set()
     for plan in run.plans:
         for arm in plan.arms:

@@ -1,9 +1,10 @@
-"""A run as OpenTelemetry's metrics and spans, sent to a collector while it goes on.
+"""Send a run's state to an OpenTelemetry collector, as metrics and spans, while the run goes on.
 
-    Progress -> gauges, one span a launch -> the SDK's own threads -> OTLP over HTTP -> a collector
+    Progress -> gauges, one span per launch -> threads of the SDK -> OTLP over HTTP -> a collector
 
-Nobody waits for a collector: spans lie in a queue that drops its oldest, gauges are read when they
-are sent, and the end of a run waits for ``FLUSH_S`` at most. What was not taken is said then.
+A run never waits for a collector. Spans are queued, and a full queue drops its oldest span. Gauges
+are read when they are sent. The end of a run waits at most ``FLUSH_S`` seconds, and then reports
+telemetry that was lost.
 """
 
 from __future__ import annotations
@@ -36,47 +37,47 @@ if TYPE_CHECKING:
 
 WATCH = "OpenTelemetry"
 PACKAGE = "opentelemetry-exporter-otlp-proto-http"
-#: Seconds between two sendings of the gauges, for one request, and for what is left at the end.
+#: Seconds between two exports of the gauges, for one request, and for the rest at the end of a run.
 EVERY_S = 5.0
 REQUEST_S = 3.0
 FLUSH_S = 5.0
-#: Spans that wait to be sent; one more drops the oldest.
+#: The largest number of spans in the queue. One more span drops the oldest.
 MOST_SPANS = 2048
-#: Gauge -> its unit, by UCUM, and what it is.
+#: The unit (UCUM code) and the description of each gauge.
 GAUGES: Mapping[str, tuple[str, str]] = {
-    "scaleproof.run.running": ("1", "1 while it is measured, 0 once it ended, however it did."),
-    "scaleproof.run.exit": ("1", "The exit status that its verdicts, or what broke it, come to."),
-    "scaleproof.run.elapsed": ("s", "Seconds spent on it."),
-    "scaleproof.run.left": ("s", "Seconds that it is expected to take yet."),
-    "scaleproof.run.step": ("1", "The step that the launch under way is at."),
-    "scaleproof.run.notes": ("1", "Notes so far."),
+    "scaleproof.run.running": ("1", "1 while the run is measured, 0 after it ended or failed."),
+    "scaleproof.run.exit": ("1", "The exit status of the run, by its verdicts or by its error."),
+    "scaleproof.run.elapsed": ("s", "Seconds since the run began."),
+    "scaleproof.run.left": ("s", "Seconds that the run is expected to continue."),
+    "scaleproof.run.step": ("1", "The current step of the current launch."),
+    "scaleproof.run.notes": ("1", "The number of notes so far."),
     "scaleproof.run.launches": ("1", "Launches that ended, by purpose and status."),
-    "scaleproof.agents": ("1", "Agents that are there, while others are waited for."),
-    "scaleproof.throughput": ("1/s", "Samples a second of the latest timed launch of a case."),
-    "scaleproof.step.mean": ("s", "A mean optimizer step of that launch."),
-    "scaleproof.verdict.value": ("1", "What a verdict judged, in the unit of its metric."),
+    "scaleproof.agents": ("1", "Agents that are ready, while the run waits for others."),
+    "scaleproof.throughput": ("1/s", "Samples per second of the latest timed launch of a case."),
+    "scaleproof.step.mean": ("s", "Mean duration of an optimizer step in that launch."),
+    "scaleproof.verdict.value": ("1", "The judged value of a verdict, in the unit of its metric."),
     "scaleproof.verdict.low": ("1", "The lower end of its 95 % interval."),
     "scaleproof.verdict.high": ("1", "The upper end of its 95 % interval."),
-    "scaleproof.verdicts": ("1", "How many verdicts have a status."),
+    "scaleproof.verdicts": ("1", "The number of verdicts with a status."),
 }
 
 Labels = tuple[tuple[str, str | bool], ...]
 
 
 def watch(inner: Progress, address: str) -> Progress:
-    """Shows what ``inner`` shows, and sends it to the collector at ``address``, too.
+    """Return a progress that shows everything on ``inner`` and sends it to a collector, too.
 
-    SpecError where the address is none of HTTP, or the SDK is not installed.
+    Raises SpecError if ``address`` is not an HTTP address, or if the SDK is not installed.
     """
     if not address.startswith(("http://", "https://")):
         raise SpecError(
-            f"--heartbeat {address}: not an address of a collector",
+            f"--heartbeat {address}: not an address of an OTLP collector",
             expected="OTLP over HTTP",
             fix="--heartbeat http://localhost:4318",
         )
     if importlib.util.find_spec("opentelemetry") is None or not _exporter():
         raise SpecError(
-            f"--heartbeat {address} needs the package {PACKAGE}",
+            f"--heartbeat {address} needs the package {PACKAGE}, which is not installed",
             expected="opentelemetry-sdk and its OTLP exporter in this environment",
             fix="pip install 'scaleproof[otlp]'",
         )
@@ -91,7 +92,7 @@ def _exporter() -> bool:
 
 
 class Telemetry(Beside):
-    """The state of one run; read by the threads that send it."""
+    """A progress that stores the state of one run, which threads of the SDK read and send."""
 
     def __init__(self, inner: Progress, address: str) -> None:
         super().__init__(inner)
@@ -105,7 +106,7 @@ class Telemetry(Beside):
         self._root: Span | None = None
 
     def begin(self, run: Run) -> None:
-        """Connects to nothing yet: the threads that send are started."""
+        """Start the threads that send. They connect to the collector later."""
         super().begin(run)
         from opentelemetry.sdk.resources import Resource
 
@@ -144,7 +145,7 @@ class Telemetry(Beside):
         return observe
 
     def show(self, moment: Moment | Waiting | Looking) -> None:
-        """Only notes the figures; the threads send the latest ones."""
+        """Store the figures of a moment. The threads send the latest ones."""
         super().show(moment)
         if isinstance(moment, Waiting):
             self._set("scaleproof.agents", moment.here)
@@ -162,7 +163,7 @@ class Telemetry(Beside):
                 notes[self._where()] = notes.get(self._where(), 0.0) + 1.0
 
     def launched(self, case: CaseSpec, launch: LaunchRecord) -> None:
-        """A span of its time, and the figures of a timed one."""
+        """Record a span for the launch, and the figures of a timed launch."""
         super().launched(case, launch)
         assert self._run is not None and self._tracer_provider is not None
         stand_in = bool(stand_ins(case, self._run.nodes or (self._run.machine,) * len(case.nodes)))
@@ -209,7 +210,7 @@ class Telemetry(Beside):
         """Send the results of the run, their counts, and its exit status."""
         super().ended(record)
         if self._root is None:
-            return  # it broke, or is written down again
+            return  # The run broke before, or its record is written again.
         every = results(record)
         for result in every:
             self._result(result)
@@ -234,7 +235,7 @@ class Telemetry(Beside):
             self._set(f"scaleproof.verdict.{name}", getattr(result, name), *labels)
 
     def broke(self, error: BaseException) -> None:
-        """Whatever ended it has an exit status, too."""
+        """Send the exit status for the error that ended the run."""
         super().broke(error)
         status = Exit.INTERNAL
         if isinstance(error, ScaleproofError):
@@ -260,12 +261,12 @@ class Telemetry(Beside):
         sending.start()
         sending.join(FLUSH_S)
         if sending.is_alive():
-            self._lost.told.append(f"it did not answer within {FLUSH_S:g} s")
+            self._lost.told.append(f"the collector did not answer within {FLUSH_S:g} s")
         if self._lost.told:
             self.note(f"{self._address} did not take all telemetry: {self._lost.told[-1]}")
 
     def _send_rest(self) -> None:
-        """Gauges first: how a run ended matters most."""
+        """Send the rest of the telemetry, gauges first, because the exit status matters most."""
         assert self._tracer_provider is not None and self._meter_provider is not None
         self._meter_provider.shutdown()
         self._tracer_provider.shutdown()
@@ -308,7 +309,7 @@ def _metering(
 
 
 class _Lost(logging.Handler):
-    """Keeps what the SDK logs of telemetry that was not taken: by itself it would be on screen."""
+    """A log handler that stores the SDK's messages about lost telemetry and prints none."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

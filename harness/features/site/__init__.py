@@ -1,1 +1,1 @@
-"""Site: every run of a team as one folder of static pages."""
+"""A static web site with every run of a team, in one folder."""

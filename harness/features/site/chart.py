@@ -1,4 +1,4 @@
-"""A case over its runs as a small drawing: a dot a run, its interval, a line between them."""
+"""Draw a case over its runs: a dot for each run, its interval, and a line through the dots."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ LEFT = 44
 RIGHT = 12
 TOP = 12
 BOTTOM = 22
-#: Above so many runs dots would be a band of their own.
+#: With more runs than this, dots of PASS and RECORDED are small, because they would overlap.
 MOST_DOTS = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartPoint:
-    """One run's figure, with the page that it leads to and what is said of it."""
+    """One run's figure, with the link to its page and its description."""
 
     value: float
     low: float | None
@@ -31,13 +31,13 @@ class ChartPoint:
     text: str
 
 
-#: Intervals are drawn whole up to this share of the values around these; beyond, they are marked.
-#: Wider ones would make a line of every change.
+#: Intervals are drawn whole up to this distance beyond the values, as a share of the largest value.
+#: Wider intervals are clipped and marked, because they would make every change look flat.
 WIDEST = 0.5
 
 
 class _Plane:
-    """Runs from left to right; values with some space around."""
+    """The coordinate system: runs from left to right, values with space above and below."""
 
     def __init__(self, points: Sequence[ChartPoint]) -> None:
         values = [point.value for point in points]
@@ -57,7 +57,7 @@ class _Plane:
         return LEFT + (i + 0.5) / self._count * (WIDTH - LEFT - RIGHT)
 
     def clipped(self, value: float) -> bool:
-        """Whether a value lies outside what is drawn."""
+        """Return whether a value lies outside of the drawn range."""
         return not self.low <= value <= self.high
 
     def y(self, value: float) -> float:
@@ -66,7 +66,7 @@ class _Plane:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def ticks(self) -> Iterator[tuple[float, str]]:
-        """Two to four round values, and how they are written."""
+        """Yield two to four round values with their labels."""
         rough = (self.high - self.low) / 3
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
@@ -76,16 +76,16 @@ class _Plane:
 
 
 def _arrow(x: float, y: float, *, up: bool) -> Markup:
-    """Return the mark of an interval that goes on beyond the drawing."""
+    """Return the mark of an interval that continues beyond the drawing."""
     base = y + (5 if up else -5)
     return Markup(
         '<path class="beyond" d="M{:.1f} {:.1f}L{:.1f} {:.1f}H{:.1f}Z">'
-        "<title>the interval goes on beyond the drawing</title></path>"
+        "<title>the interval continues beyond the drawing</title></path>"
     ).format(x, y, x - 4, base, x + 4)
 
 
 def chart(points: Sequence[ChartPoint], label: str, days: tuple[str, str]) -> Markup:
-    """One case; the scale is its own, and is written beside it."""
+    """Return the drawing of one case, with its own scale at the left."""
     plane = _Plane(points)
     out = [
         Markup('<svg viewBox="0 0 {} {}" role="group" aria-label="{}">').format(

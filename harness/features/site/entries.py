@@ -1,8 +1,8 @@
-"""Entries: what a site says of each run, read and verified once.
+"""Read and verify each run once, and store an entry about it for the pages of a site.
 
-    results -> folders of runs -> an entry each (kept by what lies in the folder) -> pages
+    results -> folders of runs -> an entry each (stored by the folder's content) -> pages
 
-A run whose figures nobody vouches for is shown with the reason, and none of its verdicts counts.
+A run that does not verify is shown with the reason, and none of its verdicts counts.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
 
-#: What the entries of a site are kept in, beside its pages; programs may read it, too.
+#: The file with the entries of a site, in the folder of its pages. Other programs may read it.
 FILE = "entries.json"
-#: So few runs are read sooner than processes are started.
+#: The number of runs for each worker process. Reading fewer is faster than starting a process.
 FEW = 8
 
 A = TypeVar("A")
@@ -39,9 +39,10 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFigure:
-    """A case in a run: ``throughput`` in samples/s of all ranks, and its worst result.
+    """A case in a run, with its worst result.
 
-    ``text`` is the figure of that result with its judged interval; empty if nothing was judged.
+    ``throughput`` is in samples/s of all ranks. ``text`` is the figure of the result with its
+    judged interval; it is empty if nothing was judged.
     """
 
     case: str
@@ -60,7 +61,7 @@ class CaseFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleFigure:
-    """A rule in a run, with the worst of what it judged. ``counts`` is after a waiver."""
+    """A rule in a run, with its worst result. ``counts`` is the status after a waiver."""
 
     rule: str
     pattern: str
@@ -78,8 +79,10 @@ class RuleFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteEntry:
-    """A run. ``doubt`` is why nobody vouches for it; then ``status`` is ERROR. ``place`` is its
-    folder below the results, ``key`` what the entry was made from.
+    """A run on a site.
+
+    ``doubt`` is the reason why the run is not verified; its ``status`` is then ERROR. ``place`` is
+    its folder below the results, and ``key`` identifies the content from which the entry was made.
     """
 
     run: str
@@ -100,7 +103,7 @@ class SiteEntry:
 
     @property
     def says(self) -> str:
-        """The headline without its status, which stands beside it."""
+        """The headline without its status, which the page shows separately."""
         return self.headline.removeprefix(f"{self.status}: ")
 
     @property
@@ -113,12 +116,12 @@ class SiteEntry:
 
 
 def runs_below(results: Path) -> list[Path]:
-    """The folders of runs; SpecError where there is none."""
+    """Return the folders of runs; raise SpecError if there is none."""
     folders = sorted({path.parent for path in results.glob("**/record.json") if path.is_file()})
     if not folders:
         raise SpecError(
-            f"no run below {results}",
-            expected="a folder of results, as runs are written to",
+            f"there is no run below {results}",
+            expected="a results folder to which runs were written",
             fix="scaleproof run demo && scaleproof report site results",
         )
     return folders
@@ -127,9 +130,10 @@ def runs_below(results: Path) -> list[Path]:
 def entries(
     results: Path, folders: Sequence[Path], kept: Path, note: Callable[[str], None]
 ) -> tuple[list[SiteEntry], list[str]]:
-    """An entry for each run, newest first, and what could not be read, and why.
+    """Return an entry for each run, newest first, and a message for each that cannot be read.
 
-    Those of the last time are in the file ``kept``; a run that is as it was then is not read again.
+    The file ``kept`` has the entries of the previous call. A run that has not changed since then is
+    not read again.
     """
     known = {e.key: e for e in _kept(kept) if e.key}
     keys = {folder: stamp(folder) for folder in folders}
@@ -143,7 +147,7 @@ def entries(
 
 
 def _read(asked: tuple[Path, Path, str]) -> SiteEntry | str:
-    """A run's entry; or why there is none."""
+    """Return a run's entry, or a message if it cannot be read."""
     results, folder, key = asked
     place = str(folder.relative_to(results))
     try:
@@ -156,7 +160,7 @@ def _read(asked: tuple[Path, Path, str]) -> SiteEntry | str:
 def on_all_cores(
     make: Callable[[A], B], asked: Sequence[A], note: Callable[[int], None]
 ) -> list[B]:
-    """Calls ``make`` on each, and returns the results in order; of many in a process a core."""
+    """Return the results of ``make`` in order; many calls run in one process per CPU core."""
     cores = min(len(asked) // FEW, len(os.sched_getaffinity(0)))
     answers = []
     if cores < 2:
@@ -164,7 +168,7 @@ def on_all_cores(
             note(number)
             answers.append(make(item))
         return answers
-    # Forked, each with what is imported here: runs of the same machine are alike.
+    # Forked processes inherit the modules that are imported here, so they start fast.
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("fork")) as pool:
         for number, answer in enumerate(pool.map(make, asked, chunksize=4), 1):
             note(number)
@@ -173,13 +177,13 @@ def on_all_cores(
 
 
 def keep(kept: Path, every: Sequence[SiteEntry]) -> None:
-    """For the next time."""
+    """Store the entries for the next call."""
     document = {"package": files.digest_of_package(), "entries": [to_doc(entry) for entry in every]}
     write_text(kept, json.dumps(document, separators=(",", ":")))
 
 
 def _kept(file: Path) -> Sequence[SiteEntry]:
-    """Of another version of this package nothing is taken over."""
+    """Return the stored entries, or none if another version of this package wrote them."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         if document["package"] != files.digest_of_package():
@@ -190,15 +194,17 @@ def _kept(file: Path) -> Sequence[SiteEntry]:
 
 
 def stamp(folder: Path) -> str:
-    """The stamp of all that an entry was made from: every byte of the run, and where it lies, since
-    its page is found by that. Empty where that cannot be said; such a run is read each time.
+    """Return a digest of everything that an entry depends on.
+
+    These are every byte of the run, and its folder, because its page is found by that. Return an
+    empty text if the digest is unknown; such a run is read every time.
     """
     key = verify_cache.key_of(folder)
     return "" if key is None else hashlib.sha256(f"{folder}\0{key}".encode()).hexdigest()
 
 
 def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
-    """The entry of one run on a site; nobody vouches for it where there is a ``doubt``."""
+    """Return the entry of one run. If there is a ``doubt``, the run is shown as not verified."""
     counts = [result.counts for result in (*required(run), *defects(run))]
     status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
     return SiteEntry(
@@ -221,7 +227,7 @@ def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
 
 
 def _cases(run: RunRecord) -> list[CaseFigure]:
-    """Each case once, with its worst result; with one on efficiency if several are equally bad."""
+    """Return each case once with its worst result; of equally bad results prefer an efficiency."""
     shown: dict[str, CaseFigure] = {}
     for plan in run.plans:
         for arm in plan.arms:
@@ -254,7 +260,7 @@ def _text(result: Result) -> str:
 
 
 def _rank(result: Result) -> tuple[int, bool, bool, bool]:
-    """Worst first; of equal ones those that a threshold judges, and those on efficiency."""
+    """Return a sort key: worst first, results with a threshold before others, efficiency first."""
     return (
         SEVERITY.index(result.counts),
         result.rule is None,
@@ -266,7 +272,7 @@ def _rank(result: Result) -> tuple[int, bool, bool, bool]:
 def _rules(run: RunRecord) -> list[RuleFigure]:
     rules = {threshold.name: threshold for threshold in run.thresholds}
     shown: dict[str, RuleFigure] = {}
-    for result in required(run):  # worst first
+    for result in required(run):  # The worst results come first.
         rule = rules.get(result.rule or "")
         if rule is None or rule.name in shown:
             continue

@@ -1,6 +1,6 @@
-"""The pages of a site: runs, cases over time, machines side by side, nights, contracts.
+"""Write the pages of a site: runs, cases over time, machines, nights, contracts.
 
-Each is one file that needs no server and no network; whatever is searched is in the page itself.
+Each page is one file that needs no server and no network. The data for the search is in the page.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from harness.record.outcome import SEVERITY
 from harness.record.store import write_text
 
 HERE = Path(__file__).parent
-#: File -> what it is called.
+#: The files of the pages and their titles.
 PAGES = {
     "index.html": "Runs",
     "cases.html": "Cases over time",
@@ -30,11 +30,11 @@ PAGES = {
     "nights.html": "Nights",
     "contracts.html": "Contracts",
 }
-#: Columns of the table of nights.
+#: The largest number of days in the table of nights.
 MOST_DAYS = 45
-#: Pages of several runs, which other verbs leave below the results.
+#: Pages about several runs that other commands write below the results.
 BESIDE = ("history.html", "handover.html", "machines.html")
-#: One letter says what a colour says.
+#: One letter per status, so that the colour of a cell does not carry information alone.
 LETTERS = {
     Status.PASS: "P", Status.FAIL: "F", Status.INCONCLUSIVE: "?", Status.ERROR: "E",
     Status.RECORDED: "·", Status.SKIP: "-",
@@ -43,7 +43,7 @@ LETTERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """A case in a run."""
+    """A case in a run, with the run's entry and the case's figure."""
 
     entry: SiteEntry
     figure: CaseFigure
@@ -54,7 +54,7 @@ class Ran:
 
     @property
     def text(self) -> str:
-        """``0.82 [0.78, 0.86] · PASS · 2026-11-25 02:05``"""
+        """The result in words, such as ``0.82 [0.78, 0.86] · PASS · 2026-11-25 02:05``."""
         figure = self.figure
         throughput = f"{rate(figure.throughput)} samples/s"
         parts = (figure.text, throughput, str(figure.status), self.entry.at)
@@ -62,14 +62,14 @@ class Ran:
 
 
 def link(entry: SiteEntry) -> str:
-    """Where the page of a run is."""
+    """Return the address of a run's page, relative to the site."""
     return f"{quote(entry.place)}/report.html"
 
 
 def write(
     results: Path, entries: Sequence[SiteEntry], unreadable: Sequence[str], to: Path, name: str
 ) -> list[Path]:
-    """All pages but those of runs, and the other documents that lie below the results."""
+    """Write all pages except those of single runs; copy the other documents below the results."""
     documents = _documents(results, to)
     environment = templates(HERE / "templates")
     common = {
@@ -100,7 +100,7 @@ def write(
 def copy_reports(
     results: Path, entries: Sequence[SiteEntry], to: Path, note: Callable[[str], None]
 ) -> None:
-    """The page of every run: as it lies beside its record, else made now."""
+    """Copy the page of every run to the site, or render it if the run has no up-to-date page."""
     new = []
     for entry in entries:
         folder = results / entry.place
@@ -123,7 +123,7 @@ def _render(asked: tuple[Path, Path]) -> None:
 
 
 def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
-    """(link, what it is) of pages of several runs; they are copied."""
+    """Copy the pages about several runs to the site; return their links and names."""
     pages = []
     for path in sorted(p for name in BESIDE for p in results.glob(f"**/{name}")):
         if to.resolve() in path.resolve().parents:
@@ -135,18 +135,18 @@ def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
 
 
 def counts(entries: Sequence[SiteEntry]) -> list[tuple[Status, int]]:
-    """How many runs there are of each status, worst first."""
+    """Return the number of runs with each status, worst first."""
     every = [entry.status for entry in entries]
     return [(status, every.count(status)) for status in SEVERITY if status in every]
 
 
 def titles(entries: Sequence[SiteEntry]) -> dict[str, str]:
-    """Machines by key, those of the newest runs first."""
+    """Return the titles of machines by key, those of the newest runs first."""
     return {entry.machine: entry.title for entry in reversed(entries)}
 
 
 def ran(entries: Sequence[SiteEntry]) -> Iterator[Ran]:
-    """Every case of every run, oldest first."""
+    """Yield every case of every run, oldest first."""
     for entry in reversed(entries):
         for figure in entry.cases:
             yield Ran(entry=entry, figure=figure)
@@ -154,7 +154,7 @@ def ran(entries: Sequence[SiteEntry]) -> Iterator[Ran]:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One case on one machine over its runs; ``what`` is drawn."""
+    """One case on one machine over its runs; ``what`` is the quantity that is drawn."""
 
     case: str
     what: str
@@ -164,7 +164,7 @@ class Card:
 
 
 def over_time(entries: Sequence[SiteEntry]) -> list[tuple[str, str, list[Card]]]:
-    """(machine, title, cards): a drawing for each case, most often measured first."""
+    """Return (machine, title, cards) for each machine, the cards with the worst status first."""
     series: dict[str, dict[str, list[Ran]]] = {}
     for case in ran(entries):
         series.setdefault(case.entry.machine, {}).setdefault(case.figure.case, []).append(case)
@@ -178,7 +178,7 @@ def over_time(entries: Sequence[SiteEntry]) -> list[tuple[str, str, list[Card]]]
 
 
 def _card(case: str, of_case: Sequence[Ran]) -> Card:
-    """The figure of the last run's verdict, in all runs that have it; else throughput."""
+    """Return a drawing of the last verdict's metric in all runs that have it, or of throughput."""
     last = of_case[-1].figure
     scaled = last.value is not None
     points = []
@@ -209,7 +209,7 @@ def _card(case: str, of_case: Sequence[Ran]) -> Card:
 
 
 def side_by_side(entries: Sequence[SiteEntry]) -> dict[str, object]:
-    """The newest figure of each case on each machine; stand-ins say nothing of hardware."""
+    """Return the newest figure of each case on each machine, without simulated hardware."""
     newest: dict[str, dict[str, Ran]] = {}
     stand_ins = set()
     for case in ran(entries):
@@ -229,7 +229,7 @@ def side_by_side(entries: Sequence[SiteEntry]) -> dict[str, object]:
 
 
 def nights(entries: Sequence[SiteEntry]) -> dict[str, object]:
-    """The newest day first, machines and cases from top to bottom: the day's worst status."""
+    """Return the worst status of each case on each day, newest day first."""
     days = sorted({entry.day for entry in entries}, reverse=True)[:MOST_DAYS]
     rows: dict[tuple[str, str], dict[str, Ran]] = {}
     for case in ran(entries):
@@ -244,7 +244,7 @@ def nights(entries: Sequence[SiteEntry]) -> dict[str, object]:
 
 
 def contracts(entries: Sequence[SiteEntry]) -> list[tuple[SiteEntry, RuleFigure, int]]:
-    """The newest answer to each rule on each machine, worst first; and how many runs asked it."""
+    """Return the newest result of each rule on each machine, worst first, with its run count."""
     newest: dict[tuple[str, str], tuple[SiteEntry, RuleFigure]] = {}
     asked: dict[tuple[str, str], int] = {}
     for entry in reversed(entries):

@@ -1,1 +1,1 @@
-"""Reports for people: tables, the live line, the HTML page. Reads records, and a run's progress."""
+"""Present records, and the progress of a run, as terminal tables, live line and HTML page."""

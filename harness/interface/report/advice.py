@@ -1,4 +1,4 @@
-"""Advice for people: what a run lost its time to, what may help, and what did."""
+"""Print advice: what a run lost time to, which remedies may help, and what a trial measured."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from harness.interface.report.text import Column, rule, table, wrap
 
 
 def lost(losses: Sequence[Loss], width: int) -> list[str]:
-    """A table for each case: a row for each large term, with what may help it."""
+    """Return a table for each case: a row for each large loss with the remedies that may help."""
     if not losses:
-        return [f" no part of a step grew by {LARGE:.0%} of it or more: there is nothing to advise"]
+        return [f" no part of a step grew by {LARGE:.0%} of the step or more: there is no advice"]
     columns = [
         Column[Loss]("lost to", 9, lambda x: WORDS[x.term], left=True),
         Column("ms a step", 8, lambda x: f"{x.excess_ns / 1e6:.2f}"),
@@ -23,12 +23,12 @@ def lost(losses: Sequence[Loss], width: int) -> list[str]:
     for case in dict.fromkeys(loss.case for loss in losses):
         of_case = [loss for loss in losses if loss.case == case]
         shown += [rule(case, width), *table(columns, of_case, width)]
-    note = " gives back = efficiency without all of that growth: no remedy can do more"
+    note = " gives back = efficiency without all of that growth, the most that a remedy can gain"
     return [*shown, *wrap(note, width, 1)]
 
 
 def outcome(tried: Sequence[Tried], width: int) -> list[str]:
-    """A table for each case."""
+    """Return a table of the tried remedies for each case."""
     columns = [
         Column[Tried]("tried", 10, lambda t: t.remedy + ("" if t.alike else " *"), left=True),
         Column("gain [95%]", 9, _gain, left=True),
@@ -36,12 +36,12 @@ def outcome(tried: Sequence[Tried], width: int) -> list[str]:
         Column("pairs", 4, lambda t: str(t.num_pairs or "")),
         Column("", 8, _reads, left=True),
     ]
-    shown = [rule("measured beside the case as it is, in the same blocks", width)]
+    shown = [rule("each measured with the unchanged case in the same blocks", width)]
     for case in dict.fromkeys(t.case for t in tried):
         shown += [f" {case}", *table(columns, [t for t in tried if t.case == case], width)]
-    notes = " gain = samples a second against the case as it is"
+    notes = " gain = change of samples per second relative to the unchanged case"
     if any(not t.alike for t in tried):
-        notes += "; * trains otherwise: another batch, or gradients that lost something"
+        notes += "; * changes the training: another batch size, or gradients with lower precision"
     return [*shown, *wrap(notes, width, 1)]
 
 
@@ -63,4 +63,4 @@ def _reads(t: Tried) -> str:
         return "faster"
     if t.high is not None and t.high < 1:
         return "SLOWER"
-    return "no difference to be seen"
+    return "no difference detected"

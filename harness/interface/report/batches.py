@@ -1,4 +1,4 @@
-"""Batches to the same loss: a line each, and where a larger one stops paying."""
+"""Print the samples that each batch size needs to reach a loss, and the critical batch size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.interface.report.tabled import Table, TitledTable
 from harness.interface.report.text import Column
 from harness.record import RunRecord
 
-#: A batch, the samples that each launch needed, and the noise of its gradients.
+#: A batch size, the samples that each launch needed, and the noise scale of its gradients.
 Needed = tuple[int, Sequence[float], NoiseScale | None]
 
 
@@ -41,24 +41,24 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def note(samples: Sequence[Needed]) -> str:
-    """The critical batch with its interval, or why there is none."""
+    """Return the critical batch size with its interval, or why there is none."""
     fitted = batches.critical_batch({batch: needed for batch, needed, _ in samples})
     if fitted is None:
         return (
-            f"critical batch: not said, {batches.FEWEST_BATCHES} batches have to come to the loss"
+            f"critical batch: unknown, {batches.FEWEST_BATCHES} batch sizes have to reach the loss"
         )
     if math.isinf(fitted.batch):
         return f"critical batch: above {max(batch for batch, _, _ in samples)}, samples do not grow"
     high = "any" if math.isinf(fitted.high) else f"{fitted.high:.0f}"
     return (
-        f"critical batch: {fitted.batch:.0f} samples [{fitted.low:.0f}, {high}], of this loss;"
-        " twice the fewest samples are needed there; the noise scale foretells it from gradients"
-        " alone, of each batch's own training"
+        f"critical batch: {fitted.batch:.0f} samples [{fitted.low:.0f}, {high}], for this loss;"
+        " there training needs twice the fewest samples; the noise scale predicts it from gradients"
+        " alone, for each batch size from its own training"
     )
 
 
 def tables(run: RunRecord) -> Iterator[TitledTable]:
-    """The table of each such plan, and its note."""
+    """Yield the table of each plan that searches the critical batch size, with its note."""
     for plan in plans(run):
         by_batch = batches.by_batch(run, plan)
         samples = [

@@ -1,4 +1,4 @@
-"""Columns of codecs beside dense training: what each costs, and below which link rate it wins."""
+"""Compare compressors with dense training: their costs, and the link rate below which each wins."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from harness.interface.report.tabled import Table, TitledTable
 from harness.interface.report.text import Column
 from harness.record import RunRecord
 
-#: Link rates in bit/s at which steps are shown.
+#: Link rates in bit/s for which the tables show step times.
 RATES = (100e6, 1e9, 10e9)
-#: What a plan of codecs is called that looks for each one's best learning rate.
+#: The end of the name of a plan that searches the best learning rate of each compressor.
 TUNED = " codecs, tuned"
-#: Link rates of the chart.
+#: Link rates in Gbit/s on the x axis of the chart.
 DRAWN_GBPS = (0.1, 0.316, 1.0, 3.16, 10.0)
-#: Codecs on it, beside dense: as many as can be told apart.
+#: The largest number of compressors in the chart besides dense training. More lines would be hard
+#: to tell apart.
 MOST_DRAWN = 5
-#: A loss so many times that of dense training is one.
+#: A compressor learned less if its loss is above this multiple of the loss of dense training.
 WORSE = 1.05
 
 
 def compared(plan: Plan) -> bool:
-    """Whether a plan holds codecs against dense training, and nothing else that trains."""
+    """Return whether a plan compares dense training with compressors only.
+
+    Arms that do not communicate may be in the plan, too.
+    """
     first, *others = plan.arms
     coded = [arm for arm in others if arm.case.compressor]
     apart = [arm for arm in others if not arm.case.communicate]
@@ -37,7 +41,7 @@ def compared(plan: Plan) -> bool:
 def columns(
     costs: Sequence[EncodingCost], here: float, rates: Sequence[float] = RATES
 ) -> Iterator[Column[EncodingCost]]:
-    """The columns of a codec's line beyond its measured metrics."""
+    """Yield the columns of a compressor's row that follow its measured metrics."""
     alternatives = dict.fromkeys(other for cost in costs for other in cost.pays)
     yield Column(
         "B/param", 70, lambda c: f"{c.bytes_per_parameter:.3g}", raw=lambda c: c.bytes_per_parameter
@@ -74,7 +78,7 @@ def _raw_at(rate: float, here: float) -> Callable[[EncodingCost], float]:
 
 
 def _rate(rate: float) -> str:
-    """``100M``, ``10G``: a rate in bit/s as a header."""
+    """Return a rate in bit/s as a column header, such as ``100M`` or ``10G``."""
     return f"{rate / 1e9:g}G" if rate >= 1e9 else f"{rate / 1e6:g}M"
 
 
@@ -94,11 +98,11 @@ def _ends(pays: Pays | None) -> str:
 
 
 def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
-    """Explains the columns, and says what to take over this link."""
+    """Return notes that explain the columns and say which compressor to use over this link."""
     measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
     sentences = [
-        f"measured over {measured}; columns of rates: a step, with as much more time for its bytes",
-        "wins below: the link rate at which it is as fast as dense (of X: as X)",
+        f"measured over {measured}; columns of rates: the step time at that link rate",
+        "wins below: the link rate below which it is faster than dense (of X: faster than X)",
     ]
     dense = next((cost for cost in costs if cost.name == DENSE), None)
     others = [cost for cost in costs if cost.pays]
@@ -108,7 +112,7 @@ def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
     others = [other for other in others if other not in worse]
     if worse:
         names = ", ".join(cost.name for cost in worse)
-        sentences.append(f"learned less in as many steps, and are no choice as they are: {names}")
+        sentences.append(f"learned less in as many steps, so they are not recommended: {names}")
     if not others:
         return sentences
     sentences.append(_here(others, dense, here))
@@ -121,25 +125,31 @@ def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
 
 
 def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> str:
-    """Which codecs win over the link that was there, and why the slowest of them loses."""
-    where = "here" if math.isinf(here) else f"at the {si(here, 'bit/s')} that this fabric gave"
+    """Return which compressors win over the measured link, and why the slowest one loses."""
+    where = "here" if math.isinf(here) else f"at the measured rate of {si(here, 'bit/s')}"
     ranked = sorted(others, key=lambda cost: cost.step_s)
     winners = [cost for cost in ranked if cost.step_s < dense.step_s]
     wins = [f"{winner.name} wins {dense.step_s / winner.step_s:.2f}x" for winner in winners[:2]]
     if (last := ranked[-1]) not in winners:
         coded = (last.encode_s or 0.0) + (last.decode_s or 0.0)
-        reason = f": its codec takes {si(coded, 's')}" if coded else ""
+        reason = f": encoding and decoding take {si(coded, 's')}" if coded else ""
         wins.append(f"{last.name} loses{reason}")
     return f"{where}: {', '.join(wins)}"
 
 
 def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:
-    """Whether its loss is above dense training's after as many steps; unknown is no reproach."""
+    """Return whether a compressor's loss is above that of dense training after as many steps.
+
+    Return False if one of the losses is unknown.
+    """
     return c.loss is not None and dense.loss is not None and c.loss > WORSE * dense.loss
 
 
 def tuned_table(losses: Sequence[TunedLoss]) -> Table[TunedLoss]:
-    """A line a codec: its best rate and loss beside dense training's, under one optimizer."""
+    """Return a row for each compressor: its best learning rate and its loss.
+
+    The row also has the loss of dense training with the same optimizer.
+    """
     return Table(
         columns=[
             Column("", 99, lambda t: t.name, left=True),
@@ -163,24 +173,25 @@ def _times(t: TunedLoss) -> str:
 
 
 def tuned_notes(losses: Sequence[TunedLoss], untrained: Sequence[str] = ()) -> list[str]:
-    """Says what was tried, where the grid may have been too small, and which codecs were not
-    trained.
+    """Return notes on the rates that were tried.
+
+    They say if the best rate may lie beyond the grid, and which compressors gave no loss.
     """
     factors = ", ".join(f"{factor:g}" for factor in compressors.FACTORS)
     sentences = [
-        f"each at the best of {factors} times its optimizer's usual rate; so is dense training"
+        f"each at the best of {factors} times its optimizer's usual rate, as is dense training"
     ]
     if any(loss.at_edge for loss in losses):
-        sentences.append("*: the end of that grid: a better rate may lie beyond")
+        sentences.append("*: the best rate is at the end of that grid; a better one may lie beyond")
     if untrained:
         sentences.append(f"no loss at any rate: {', '.join(untrained)}")
     if ruined := [f"{loss.name} at {lr:g}" for loss in losses for lr in loss.diverged]:
-        sentences.append(f"no loss was left: {', '.join(ruined)}")
+        sentences.append(f"the loss diverged: {', '.join(ruined)}")
     return sentences
 
 
 def tuned_tables(run: RunRecord) -> Iterator[TitledTable]:
-    """Of every plan that looked for best rates."""
+    """Yield a table for every plan that searched the best learning rates."""
     for plan in run.plans:
         if plan.name.endswith(TUNED):
             losses = compressors.best(run, plan)
@@ -189,7 +200,10 @@ def tuned_tables(run: RunRecord) -> Iterator[TitledTable]:
 
 
 def curves(costs: Sequence[EncodingCost], here: float) -> list[Curve]:
-    """Steps over link rates, of dense and of the best that are a choice; none where none is."""
+    """Return curves of step time over link rate for dense training and the best compressors.
+
+    Return no curves if no compressor wins at any link rate.
+    """
     dense = next((cost for cost in costs if cost.name == DENSE), None)
     wins = [
         cost

@@ -1,4 +1,4 @@
-"""Two runs side by side in the terminal."""
+"""Print the comparison of two runs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,15 +11,18 @@ from harness.interface.report.timeline import TERMS
 from harness.measure.interleaving import SAME, Difference
 from harness.record import RunRecord, Term
 
-#: Readings that are worth a line of their own.
+#: Readings that are listed without ``--every``.
 _CHANGED = (Reading.FASTER, Reading.SLOWER)
 
 
 def lines(
     a: RunRecord, b: RunRecord, comparison: Comparison, width: int, *, every: bool = False
 ) -> list[str]:
-    """Machines, what differs, a row for each case, the geometric mean over what both ran, other
-    figures that changed (all with ``every``), and how the parts of steps changed.
+    """Return the comparison of two runs.
+
+    It lists machines and differences, has a row for each case, and ends with the geometric mean
+    over the cases that both ran. Other metrics are listed if they changed (with ``every``: all).
+    The last table shows how the parts of a step changed.
     """
     shown = []
     for ab, run in (("A", a), ("B", b)):
@@ -28,7 +31,7 @@ def lines(
             f" {ab}  {run.machine.key}  {run.machine.title}  torch {torch}  {run.started_at[:10]}"
         )
     if a.run == b.run:
-        shown.append(" A and B are one and the same run")
+        shown.append(" A and B are the same run")
     for text in comparison.forced:
         shown += wrap(f" FORCED   not comparable: {text}", width, 10)
     for text in comparison.differs:
@@ -37,7 +40,7 @@ def lines(
     shown += [*_others(comparison, width, every), *_shifts(comparison, width)]
     both = sum(row.ratio is not None for row in comparison.rows)
     if comparison.mean is not None:
-        span = "n/a: a case has fewer than 2 launches"
+        span = "n/a: at least one case has fewer than 2 launches"
         if comparison.mean_low is not None:
             span = f"{comparison.mean_low:.3f}, {comparison.mean_high:.3f}"
         shown += wrap(
@@ -47,10 +50,10 @@ def lines(
             1,
         )
     else:
-        shown.append(" the two runs have no case in common: nothing to compare")
+        shown.append(" the two runs have no case in common, so there is nothing to compare")
     shown += wrap(
-        f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
-        f" no change: all of it within {DRIFT:.0%}; else undecided",
+        f" better or worse: the whole interval lies more than {DRIFT:.0%} from 1, because machines"
+        f" drift between runs; no change: all of it within {DRIFT:.0%}; otherwise undecided",
         width,
         1,
     )
@@ -60,7 +63,7 @@ def lines(
 
 
 def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
-    """Compares the cases on other metrics: those that changed, and how many did not."""
+    """Return the comparison by other metrics: those that changed, and the number of the others."""
     shown = [other for other in comparison.others if every or other.reading in _CHANGED]
     rest = len(comparison.others) - len(shown)
     columns = [
@@ -73,12 +76,12 @@ def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
     ]
     lines = [rule("other figures", width), *table(columns, shown, width)] if shown else []
     if rest:
-        lines.append(f" {rest} other figures: no change found (--every lists them)")
+        lines.append(f" {rest} other figures: no change detected (--every lists them)")
     return [*lines, ""] if lines else []
 
 
 def _shifts(comparison: Comparison, width: int) -> list[str]:
-    """Profiled steps of both runs, and by how many ms each part of them grew."""
+    """Return the profiled steps of both runs, and by how many ms each part of them grew."""
     if not (shifts := comparison.shifts):
         return []
     terms = [t for t in TERMS if any(abs(shift.terms_ns.get(t, 0.0)) > 1e4 for shift in shifts)]
@@ -107,7 +110,7 @@ def interleaved(
     software: Mapping[str, Mapping[str, str]],
     width: int,
 ) -> list[str]:
-    """Two environments, in which software they differ, and a row for each case."""
+    """Return two environments, their software differences, and a row for each case."""
     shown = []
     for name, python in setups:
         torch = software.get(name, {}).get("torch", "n/a")
@@ -125,8 +128,8 @@ def interleaved(
     for difference in differences:
         shown += wrap(_alike(difference), width, 6)
     shown += wrap(
-        f" measured in the same blocks, so drift is in neither; no change: all of the interval"
-        f" within {SAME:.0%}; the interval stays valid however often it is looked at",
+        f" measured in the same blocks, so drift affects A and B equally; no change: all of the"
+        f" interval within {SAME:.0%}; the interval stays valid however often it is inspected",
         width,
         1,
     )
@@ -134,14 +137,14 @@ def interleaved(
 
 
 def _alike(difference: Difference) -> str:
-    """Says by how much A differed from itself; where it did, nothing else can be read."""
+    """Return the ratio A/A; if it differs from 1, the ratio B/A is not reliable."""
     where = f" A/A  {difference.case}:"
     if difference.alike is None:
         return f"{where} n/a, no block has two launches of A"
     low, high = difference.alike_low, difference.alike_high
-    text = f"{where} {_ratio_of(difference.alike, low, high)}, launches of one block"
+    text = f"{where} {_ratio_of(difference.alike, low, high)}, launches of the same block"
     if low is not None and high is not None and not low <= 1.0 <= high:
-        text += "; A differs from itself, so do not believe B/A: look for load"
+        text += "; A differs from itself, so B/A is not reliable: look for background load"
     return text
 
 
@@ -155,7 +158,7 @@ def _ratio_of(ratio: float, low: float | None, high: float | None) -> str:
 
 
 def _table(comparison: Comparison, width: int) -> list[str]:
-    """One row per case; a ratio is never left out for the sake of a name."""
+    """Return one row per case. If names leave too little width for the ratio, they get lines."""
     unit = METRICS[comparison.metric].unit
     rows = sorted(
         comparison.rows, key=lambda compared: (compared.case.family, compared.case.world_size)
@@ -182,7 +185,7 @@ def _table(comparison: Comparison, width: int) -> list[str]:
     ]
     nothing = f" no launch of either run has {comparison.metric}"
     header, *shown = table(columns, rows, width) if rows else [nothing]
-    if rows and "B/A" not in header:  # names have lines of their own
+    if rows and "B/A" not in header:  # Names get separate lines.
         header, *alone = table(columns[1:], rows, width - 2)
         header = f"  {header}"
         shown = []

@@ -1,4 +1,4 @@
-"""A run in few words for other programs: JSON of a page's length, Markdown for CI, CSV."""
+"""Summarize a run for other programs: JSON, Markdown for CI systems, CSV, a proposal."""
 
 import shlex
 
@@ -48,7 +48,7 @@ def document(run: RunRecord) -> dict[str, Json]:
 
 
 def markdown(run: RunRecord) -> list[str]:
-    """A heading, why, and a table, as CI systems render them; figures of stand-ins say so."""
+    """Return a heading, the causes and a table in Markdown, with a mark on simulated results."""
     heading, _, quoted = headline(run).partition(". ")
     shown = ("status", "case", "metric", "value", "interval", "bound")
     lines = [f"### {heading}", "", *([quoted, ""] if quoted else [])]
@@ -69,7 +69,7 @@ def markdown(run: RunRecord) -> list[str]:
 
 
 def proposal(run: RunRecord, plot: str) -> list[str]:
-    """A plot, a table and a paragraph on method, for an application for computing time."""
+    """Return a plot, a table and a paragraph on method, for an application for computing time."""
     lines = ["# Scaling", "", *_caveat(run), f"![speedup]({plot})", ""]
     for plan in run.plans:
         if len(rows_ := ladder_rows(run, plan)) < 1 or run.stand_ins(plan.arms[0].case):
@@ -100,25 +100,25 @@ def proposal(run: RunRecord, plot: str) -> list[str]:
 
 
 def _caveat(run: RunRecord) -> list[str]:
-    """The caveat for a reader of the table: that something is open, or was measured in doubt."""
+    """Return a caveat if a threshold is not met or inconclusive, or if a result has a caveat."""
     judged = required(run)
     doubtful = [result for result in results(run) if result.doubt]
     if all(result.counts is Status.PASS for result in judged) and not doubtful:
         return []
     open_ = [f"{tally(run)}."] if judged else []
-    noisy = [f"{len(doubtful)} figures were measured beside other work: {doubtful[0].doubt}."]
+    noisy = [f"{len(doubtful)} results have a caveat: {doubtful[0].doubt}."]
     return [f"**Not settled.** {' '.join([*open_, *(noisy if doubtful else [])])}", ""]
 
 
 def _method(run: RunRecord) -> list[str]:
-    """How it was measured, in a paragraph that can be quoted."""
+    """Return a paragraph about the method that can be quoted."""
     timed = [launch for launch in run.launches if launch.purpose is Purpose.TIMED and launch.usable]
     steps = sum(launch.steps.count for launch in timed if launch.steps is not None)
     machine, software = run.machine, run.software
     scripts = any(arm.case.script for plan in run.plans for arm in plan.arms)
     checked = (
-        "It was checked that ranks were one world, started and ended alike, trained on samples of"
-        " their own and exchanged gradients once a step."
+        "It was checked that all ranks formed one world, started and ended with identical"
+        " parameters, trained on different samples and exchanged gradients once per step."
         if scripts
         else "The losses of every launch were compared with those of a training on one device."
     )
@@ -126,16 +126,17 @@ def _method(run: RunRecord) -> list[str]:
         "## Method",
         "",
         f"Measured on {run.started_at[:10]} on {machine.title} with torch {software.get('torch')}"
-        f" ({len(timed)} launches of fresh processes, {steps} steps after warm-up). Rungs and their"
-        " baseline were launched in turn, in blocks of random order, so that what changes on the"
-        " machine meets both alike. The launch is the unit of replication; each end of an interval"
-        " is a 95% confidence limit, however often one looked. Throughput is samples that really"
-        f" reached the model over the wall time of the slowest rank. {checked}",
+        f" ({len(timed)} launches of fresh processes, {steps} steps after warm-up). The world sizes"
+        " and their baseline were launched alternately in blocks of random order, so changes of the"
+        " machine affect both equally. The launch is the unit of replication. Each end of an"
+        " interval is a 95% confidence limit, which stays valid however often the data are"
+        " inspected. Throughput is the number of samples that reached the model, divided by the"
+        f" wall time of the slowest rank. {checked}",
         "",
         f"Reproduce: `{shlex.join(run.settings.argv)}`",
     ]
 
 
 def table(run: RunRecord) -> list[str]:
-    """CSV with a header."""
+    """Return the results as CSV lines with a header."""
     return written(rows(run))

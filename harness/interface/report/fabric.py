@@ -1,4 +1,4 @@
-"""The fabric's table: every operation over every world."""
+"""Print the results of a fabric sweep: every collective operation over every set of ranks."""
 
 from functools import partial
 from statistics import median
@@ -11,7 +11,7 @@ from harness.record.fabric import sizes, swept
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """A line for each world and operation; nothing where nothing was swept."""
+    """Return a line for each world and operation, or no lines if the run swept no fabric."""
     if not run.fabric:
         return []
     table = tabled(run, named=False).lines(width)
@@ -19,7 +19,10 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def brief(run: RunRecord, width: int) -> list[str]:
-    """A line for the largest world, where a fabric was swept beside trainings; else its table."""
+    """Return one line about the largest world, or the whole table.
+
+    The table is returned if the run measured no trainings, or if an operation gave a wrong result.
+    """
     operations = swept(run.fabric)
     if not any(plan.arms for plan in run.plans) or not all(
         operation.right for operation in operations
@@ -40,7 +43,10 @@ def brief(run: RunRecord, width: int) -> list[str]:
 
 
 def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
-    """A row for each world and operation; all ``named``, or only the first of each world."""
+    """Return a row for each world and operation.
+
+    With ``named`` every row names its world; otherwise only the first row of each world does.
+    """
     operations = swept(run.fabric)
     shown = sizes(run.settings.device)[1:]
     firsts = {
@@ -76,20 +82,20 @@ def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
 
 
 def note(run: RunRecord) -> str:
-    """Over what was measured, how often, and what the figures are."""
+    """Return how the figures were measured and what they mean: transport, sweeps, definitions."""
     transports = ", ".join(dict.fromkeys(row.transport for row in run.fabric))
     sweeps = max((len({row.launch for row in s.rows}) for s in swept(run.fabric)), default=0)
     sentence = (
         f"over {transports}; every result checked; medians of {sweeps} "
-        f"sweep{'s' if sweeps > 1 else ''}; bus = what the busiest link carries"
+        f"sweep{'s' if sweeps > 1 else ''}; bus = rate of the busiest link"
     )
     if sweeps == 1:
-        sentence += "; one sweep has no spread: --sweeps 4 shows whether a low figure stays low"
+        sentence += "; one sweep shows no variation: --sweeps 4 shows whether a low figure persists"
     return sentence
 
 
 def _binary(size: int) -> str:
-    """``64 KiB``, ``1 GiB``"""
+    """Return a size in bytes as text, such as ``64 KiB`` or ``1 GiB``."""
     for power, unit in ((30, "GiB"), (20, "MiB")):
         if size >> power:
             return f"{size >> power} {unit}"

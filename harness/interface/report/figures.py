@@ -1,4 +1,4 @@
-"""How the figure of a result is written: one form for terminals, pages, Markdown and notebooks."""
+"""Format the figure of a result, in one form for terminals, pages, Markdown and notebooks."""
 
 from collections.abc import Callable
 from functools import partial

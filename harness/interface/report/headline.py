@@ -1,4 +1,4 @@
-"""One sentence that a manager could quote: what was asked, what came out, what would decide it."""
+"""Write the headline of a run, the causes of open results, and the commands that resolve them."""
 
 import math
 import re
@@ -19,15 +19,15 @@ from harness.interface.report.script import launching
 from harness.record import Purpose, Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
-#: Where more verdicts than this need the same, the whole run is told.
+#: If more verdicts than this need the same remedy, only the command of the whole run is printed.
 FEW = 2
-#: What others use of less than this part of a core is no cause of anything.
+#: Background load in cores below which it is not reported as a cause.
 LEAST_CORES = 0.1
-#: Ranks of the smallest ladder that begins at two.
+#: The smallest number of ranks for a scaling sweep that starts at two ranks.
 LEAST_RANKS = 4
-#: What a script has said itself: its last words, or its exception.
+#: The part of an error message that a script printed itself: its last lines, or its exception.
 _SAID = re.compile(r"\(it said: .*|left with status \d+: .*|\A[\w.]*(Error|Exception): .*", re.S)
-#: What a script says that one rank is too few for; of GPUs it says it where there are some.
+#: Messages of a script that needs more than one rank. Messages about GPUs count only on GPUs.
 _OF_RANKS = {
     Device.CPU: re.compile(
         r"(?!.*(gpu|cuda|nvidia)).*(rank|world|process|(?<!data)parallel)", re.I | re.S
@@ -36,36 +36,40 @@ _OF_RANKS = {
         r"(?!.*driver).*(rank|world|process|gpu|device|(?<!data)parallel)", re.I | re.S
     ),
 }
-#: What says "rank", too, and is no matter of how many there are.
+#: Messages that contain "rank" but do not depend on the number of ranks.
 _OF_WORDS = re.compile(r"unrecognized arguments|arguments are required|starts ranks of its own")
-#: What is said of a training that is too short, in any world.
+#: Part of the message about a training that is too short at any world size.
 _SHORT = "before an optimizer had stepped twice"
-#: What is said of one that is shorter than its window, which one more step is behind.
+#: The message about a script that ends before its window does. The first group counts its steps.
 _ENDED = re.compile(r"the script ended after (\d+) of the \d+ steps wanted")
-#: Of a script that is short: steps before those that are timed, and how few of these are any.
+#: For a script with few steps: proposed warm-up steps, and the fewest steps that can be timed.
 WARM_UP = 4
 LEAST_STEPS = 4
-#: So much longer a warm-up is proposed where a period of updates was left.
+#: The proposed warm-up is this many times longer if a period of updates was left.
 LONGER = 4
 _LEFT_PERIOD = "left its period"
-#: What a verdict asks whose samples are those of the other mode.
+#: The question in a verdict whose samples per step fit the other scaling mode.
 _MODE_ASKED = re.compile(r"\(--mode \w+\?\)")
-#: The check of a script that failed, behind the launch that it failed in; a fork has a cure.
+#: The message of a check that failed, with the check's name; checks that ``--fresh`` fixes are
+#: excluded.
 _OF_CHECK = re.compile(r"(?:[\w-]+: )?(\w+): (?!.*--fresh)", re.DOTALL)
-#: What a verdict asks whose samples cannot be counted.
+#: The request in a verdict whose samples cannot be counted.
 _SAMPLES_ASKED = re.compile(r"say how many a step has on one rank")
 
 
 def headline(run: RunRecord) -> str:
-    """The worst status, how many requirements hold, the worst case with its figure, the largest
-    rung.
+    """Return one sentence about the run's result.
+
+    It states the worst status, how many thresholds pass, the worst result, and the efficiency at
+    the largest world size.
     """
     return brief(run, _headline(run))
 
 
 def brief(run: RunRecord, text: str) -> str:
-    """A text without the command of the run's own script, which stands once on a screen; of several
-    scripts each keeps its own.
+    """Return a text without the command of the run's script, which the screen shows once.
+
+    If a run has several scripts, return the text unchanged.
     """
     of_scripts = {arm.case.script: arm.case for plan in run.plans for arm in plan.arms}
     if len(of_scripts) != 1:
@@ -89,7 +93,7 @@ def _headline(run: RunRecord) -> str:
 
 
 def why_open(run: RunRecord) -> list[str]:
-    """The causes of what does not pass, each once, with the number of results that rest on it."""
+    """Return the causes of results that do not pass, with the number of results they affect."""
     judged = required(run)
     still_open = [result for result in judged if result.counts is Status.INCONCLUSIVE]
     causes = []
@@ -114,9 +118,9 @@ def why_open(run: RunRecord) -> list[str]:
 
 
 def _neighbour(run: RunRecord, judged: Sequence[Result], still_open: bool) -> str:
-    """Return what other processes used during this run, if that left something open or in doubt.
+    """Return the load of other processes during this run, if it affected a result.
 
-    The text is empty if the host was unfit for another reason, such as a GPU that others use.
+    Return an empty text if the host was unfit for another reason, such as a GPU in use by others.
     """
     if any(f.level is Level.BAD and f.check != "load" for f in run.admission):
         return ""
@@ -139,7 +143,7 @@ def _neighbour(run: RunRecord, judged: Sequence[Result], still_open: bool) -> st
 
 
 def _unruled(run: RunRecord) -> str:
-    """The headline of a run without thresholds: its worst error, or that results were recorded."""
+    """Return the headline of a run without thresholds: its worst error, if it has one."""
     every = results(run)
     result = min(every, key=lambda r: SEVERITY.index(r.counts), default=None)
     if result is not None and result.counts in (Status.ERROR, Status.FAIL):
@@ -151,10 +155,10 @@ def _unruled(run: RunRecord) -> str:
 
 
 def decide(run: RunRecord) -> list[str]:
-    """Return what would decide each inconclusive result, with the command to run.
+    """Return a remedy for each inconclusive result, with the command to run.
 
-    The command is that of one case, or of the whole run if several results need the same. Results
-    that this machine cannot measure are left out.
+    The command is for one case, or for the whole run if several results need the same remedy.
+    Results that this machine cannot measure are left out.
     """
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     rules = {rule.name: rule for rule in run.thresholds}
@@ -175,7 +179,7 @@ def decide(run: RunRecord) -> list[str]:
         for case in undecided:
             again = command(cases[case], run.settings)
             whole = cases[case].script or case in of_tests
-            if whole:  # its sweep may begin at any size, and its threshold may be of a test
+            if whole:  # Its sweep may begin at any size, and its threshold may belong to a test.
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (
@@ -187,13 +191,15 @@ def decide(run: RunRecord) -> list[str]:
 
 
 def _cut(run: RunRecord) -> list[Plan]:
-    """The plans that the time budget ended."""
+    """Return the plans that the time budget ended."""
     return [plan for plan in run.plans if plan.hash in run.out_of_time]
 
 
 def _longer(run: RunRecord) -> Iterator[str]:
-    """Says what budget of time would do for all that was cut, by how long its launches took; those
-    that never ran are taken for as long as the longest.
+    """Yield the command with a time budget that is sufficient for the plans that were cut.
+
+    The estimate uses the durations of their launches. Cases that never ran are assumed to take as
+    long as the longest launch.
     """
     wrong_cases = {result.case for result in results(run) if result.counts is Status.ERROR}
     cut = [x for x in _cut(run) if not any(arm.case.id in wrong_cases for arm in x.arms)]
@@ -214,7 +220,7 @@ def _longer(run: RunRecord) -> Iterator[str]:
 
 
 def _later_rung(run: RunRecord) -> Iterator[str]:
-    """Says how a script is measured that refuses to train on one rank, as far as it says so."""
+    """Yield the command for a script that refuses to train on one rank."""
     for plan in run.plans:
         alone = {arm.case.hash for arm in plan.arms if arm.case.script and arm.case.world_size == 1}
         refused = any(
@@ -240,7 +246,7 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
 
 
 def _other_mode(run: RunRecord) -> Iterator[str]:
-    """Says how a script is measured whose steps have the samples of the other mode."""
+    """Yield the command for a script whose samples per step fit the other scaling mode."""
     asked = {result.case for result in results(run) if _MODE_ASKED.search(result.detail)}
     for plan in run.plans:
         if not any(arm.case.script and arm.case.id in asked for arm in plan.arms):
@@ -253,7 +259,7 @@ def _other_mode(run: RunRecord) -> Iterator[str]:
 
 
 def _stated_samples(run: RunRecord) -> Iterator[str]:
-    """Says how a script is measured whose samples nobody can count but its loader."""
+    """Yield the command for a script whose samples can only be counted by its data loader."""
     asked = {result.case for result in results(run) if _SAMPLES_ASKED.search(result.detail)}
     for plan in run.plans:
         if not any(arm.case.script and arm.case.id in asked for arm in plan.arms):
@@ -272,7 +278,7 @@ def _stated_samples(run: RunRecord) -> Iterator[str]:
 
 
 def _longer_warm_up(run: RunRecord) -> Iterator[str]:
-    """Says how a script is measured whose period is longer than its warm-up shows."""
+    """Yield the command for a script whose update period is longer than the warm-up."""
     left = {result.case for result in results(run) if _LEFT_PERIOD in result.detail}
     for plan in run.plans:
         if _of_script(run) and any(arm.case.id in left for arm in plan.arms):
@@ -281,7 +287,7 @@ def _longer_warm_up(run: RunRecord) -> Iterator[str]:
 
 
 def _accepting(run: RunRecord) -> Iterator[str]:
-    """Says how a script is measured whose user knows better than a check of it."""
+    """Yield the command that accepts a failed check, if the failure is intended."""
     named: dict[str, set[str]] = {}
     for result in results(run):
         of_check = _OF_CHECK.match(result.detail)
@@ -295,11 +301,11 @@ def _accepting(run: RunRecord) -> Iterator[str]:
             before = filter(None, largest.accepted.split(","))
             accepted = ",".join(sorted({*before, *checks}))
             again = _with(replace(largest, accepted=accepted), run, {"accept": accepted})
-            yield f"if that is meant: {again}"
+            yield f"if this is intended: {again}"
 
 
 def _fewer_steps(run: RunRecord) -> Iterator[str]:
-    """Says how a script is measured that ends before its window does."""
+    """Yield the command for a script that ends before its window does."""
     ends = (
         _ENDED.search(launch.cause.message) for launch in run.launches if launch.cause is not None
     )
@@ -308,17 +314,18 @@ def _fewer_steps(run: RunRecord) -> Iterator[str]:
     if done - 1 - warm_up < LEAST_STEPS or not _of_script(run):
         return
     options = {"steps": str(done - 1 - warm_up), "warm_up": str(warm_up)}
-    yield f"if it is to stay as short: {changed(run.settings.argv, **options)}"
+    yield f"if it is to remain this short: {changed(run.settings.argv, **options)}"
 
 
 def _of_script(run: RunRecord) -> bool:
-    """Whether the run was typed as one of a user's own script."""
+    """Return whether the run was started for a user's script."""
     return "--script" in run.settings.argv and "--" in run.settings.argv
 
 
 def _with(case: CaseSpec, run: RunRecord, options: Mapping[str, str]) -> str:
-    """The command of a run as it was typed, with other values of these options; where it was not
-    typed, that of a case, which has them.
+    """Return the run's command with changed options.
+
+    If the run was not started for a script, return the command of ``case``, which has the options.
     """
     if _of_script(run):
         return changed(run.settings.argv, **options)
@@ -335,16 +342,16 @@ def _why(result: Result) -> str:
 
 
 def _largest(run: RunRecord) -> str:
-    """The efficiency of the largest world size on real hardware, as its row on the screen has it.
+    """Return the efficiency at the largest world size on real hardware, as its row shows it.
 
-    Of several results the worst is quoted. Results that are inconclusive or in doubt are not.
+    Of several results, the worst is quoted. Inconclusive results and those with a caveat are not.
     """
     rungs = list(_rungs(run))
     if not rungs:
         return ""
     largest = max(case.world_size for case, _ in rungs)
     of_largest = [result for case, result in rungs if case.world_size == largest]
-    # If a threshold judges one of them, the others would stand in for one that is open.
+    # If a threshold judges a result, the others must not replace it while it is inconclusive.
     judged = [result for result in of_largest if result.rule] or of_largest
     quotable = [result for result in judged if _stands(result)]
     if not quotable:
@@ -360,8 +367,8 @@ def _largest(run: RunRecord) -> str:
 def _rungs(run: RunRecord) -> Iterator[tuple[CaseSpec, Result]]:
     """Yield every efficiency on several ranks of real hardware that has a row on the screen.
 
-    Those are the ones that a threshold judges, and in other sweeps those against the baseline that
-    the screen shows.
+    These are the efficiencies that a threshold judges. In sweeps without a threshold, they are
+    relative to the baseline that the screen shows.
     """
     cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     for result in results(run):
@@ -376,7 +383,7 @@ def _rungs(run: RunRecord) -> Iterator[tuple[CaseSpec, Result]]:
 
 
 def _stands(result: Result) -> bool:
-    """Whether a figure may be quoted."""
+    """Return whether a result may be quoted: it is decided, or has no threshold and no caveat."""
     decided = result.status in (Status.PASS, Status.FAIL)
     unruled = result.status is Status.RECORDED and result.reason is Reason.NO_RULE
     return result.value is not None and (decided or (unruled and not result.doubt))

@@ -1,7 +1,7 @@
-"""A file that a watchdog reads while a run goes on: where it is, and when it last said so.
+"""Write the progress of a run to a file that a watchdog can read.
 
-In the format of OpenMetrics, for a node exporter's textfile collector; or by its time alone: a run
-that has not written it for a minute is stuck, whatever it was at.
+The file is in the OpenMetrics format, for the textfile collector of a node exporter. A watchdog
+can also use its modification time only: a run that has not written it for a minute is stuck.
 """
 
 import os
@@ -13,12 +13,15 @@ from harness.base.errors import SpecError
 from harness.cases import heads
 from harness.measure.progress import Beside, Looking, Moment, Progress, Waiting
 
-#: Seconds between two writes.
+#: Seconds between two writes of the file.
 EVERY_S = 5.0
 
 
 def watched(inner: Progress, where: str) -> Progress:
-    """Shows progress in the file or at the address ``where``, too; nowhere if it is empty."""
+    """Return a progress that is also sent to ``where``, a file or an address.
+
+    Return ``inner`` unchanged if ``where`` is empty.
+    """
     if not where:
         return inner
     if "://" not in where:
@@ -27,16 +30,17 @@ def watched(inner: Progress, where: str) -> Progress:
         beside: Progress = module.watch(inner, where)
         return beside
     raise SpecError(
-        f"--heartbeat {where}: nothing here sends to an address",
+        f"--heartbeat {where}: no installed feature can send progress to an address",
         expected="a file",
         fix="--heartbeat heartbeat.prom",
     )
 
 
 class Heartbeat(Beside):
-    """Shows all that ``inner`` shows, and leaves it in a file as well.
+    """A progress that shows everything on ``inner`` and also writes it to a file.
 
-    Raises SpecError where the file cannot lie; a disk that fails later ends no run.
+    Raises SpecError if the file's folder is missing or not writable. If a write fails later, for
+    example on a full disk, the run continues with a note.
     """
 
     def __init__(self, inner: Progress, path: Path) -> None:
@@ -47,15 +51,15 @@ class Heartbeat(Beside):
         self._told = False
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise SpecError(
-                f"--heartbeat {path}: {path.parent} is no folder that can be written",
-                expected="a file in a folder that is there",
+                f"--heartbeat {path}: {path.parent} is not a writable folder",
+                expected="a file in a folder that exists",
                 fix="--heartbeat heartbeat.prom",
             )
 
     def show(self, moment: Moment | Waiting | Looking) -> None:
         self._inner.show(moment)
         if isinstance(moment, Looking):
-            return  # nothing is launched yet
+            return  # No launch has begun.
         if time.monotonic() - self._written_at >= EVERY_S:
             self._written_at = time.monotonic()
             self._leave(openmetrics(moment, time.time(), self._notes))
@@ -74,7 +78,7 @@ class Heartbeat(Beside):
 
 
 def openmetrics(moment: Moment | Waiting, now_s: float, notes: int) -> str:
-    """A moment as gauges; ``now_s`` in seconds of the epoch."""
+    """Return a moment as OpenMetrics gauges; ``now_s`` is in seconds since the epoch."""
     if isinstance(moment, Waiting):
         labels = f'plan="",case="",purpose="waiting for {moment.wanted} agents"'
         gauges = {"agents": moment.here, "elapsed_seconds": moment.waited_s}

@@ -1,4 +1,4 @@
-"""The live line: one rewriting line on a terminal, one plain line per arm and block otherwise."""
+"""Print the live line, which is rewritten on a terminal and otherwise printed once per arm."""
 
 import shutil
 from collections.abc import Callable
@@ -11,10 +11,11 @@ from harness.record import Purpose
 
 
 class Live(Progress):
-    """Draws moments on ``stream``; ``quiet`` keeps only notes.
+    """Print the progress of a run on ``stream``; ``quiet`` prints only notes.
 
-    ``column`` says how far another program has written on the current line: the live line is then
-    drawn below it, and the cursor is brought back when it is removed.
+    ``column`` returns the column to which another program has written on the current line. The live
+    line is then drawn below that line, and the cursor returns to the column when the live line is
+    removed.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class Live(Progress):
         self.column = column
         self._last = ""
         self._drawn = False
-        self._broken_at = 0  # the column at which we last began a new line
+        self._broken_at = 0  # The column at which a new line last began.
 
     def show(self, moment: Moment | Waiting | Looking) -> None:
         if self.quiet:
@@ -49,7 +50,7 @@ class Live(Progress):
         return max(20, shutil.get_terminal_size((100, 24)).columns - 1)
 
     def _print(self, text: str) -> None:
-        """Whole lines, below what another program has written on this one."""
+        """Print whole lines below the line that another program has begun."""
         column = self.column() if self.column else 0
         start = "\n" if column != self._broken_at else ""
         self._broken_at = column
@@ -66,16 +67,16 @@ class Live(Progress):
 
 
 def _key(m: Moment | Waiting | Looking) -> str:
-    """The key of which a pipe gets only one line."""
+    """Return a key; without a terminal, only the first of successive moments with it is printed."""
     if isinstance(m, Looking):
         return "looking"
     return f"waiting {m.says}" if isinstance(m, Waiting) else f"{m.plan} {m.purpose}"
 
 
-#: What a launch that is not timed does.
+#: Descriptions of what a launch does that is not timed.
 _DOES = {
     Purpose.GATE: "checking correctness",
-    Purpose.PROBE: "alone and beside others",
+    Purpose.PROBE: "alone and with others at the same time",
     Purpose.PILOT: "choosing warm-up and number of steps",
     Purpose.REFERENCE: "computing the expected losses",
     Purpose.PROFILE: "profiling its steps",
@@ -85,9 +86,10 @@ _DOES = {
 
 
 def line(m: Moment | Waiting | Looking) -> str:
-    """``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``
+    """Return the live line of a moment.
 
-    Plan 3 of 11, launch 9 of 32 of that plan.
+    ``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``
+    shows plan 3 of 11 and launch 9 of 32 of that plan.
     """
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""

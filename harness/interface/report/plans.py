@@ -1,4 +1,4 @@
-"""Screen of ``plan``: a row for each arm, the rules that judge them, and what all of it takes."""
+"""Print the plans of a run: a row for each arm, its thresholds, and the time they take."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ from harness.host.machine import Machine
 from harness.interface.report import text
 from harness.record import Described
 
-#: Characters of the column that says why an arm is left out.
+#: Width in characters of the column that explains why an arm is left out.
 TOLD_WIDE = 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOutlook:
-    """One plan with what the agent said of its cases, and which rules judge each arm.
+    """A plan with the descriptions of its cases, and the thresholds that judge each arm.
 
-    ``seconds`` is what its launches take, less those that earlier plans share with it, and
-    ``device_s`` what devices work in them.
+    ``seconds`` is the duration of its launches, without launches that it shares with earlier plans.
+    ``device_s`` is the device time in these launches.
     """
 
     plan: Plan
@@ -35,8 +35,10 @@ class PlanOutlook:
 
 @dataclass(frozen=True)
 class PlanLine:
-    """An arm of the table; the ``last`` one of a plan says in what its case differs from what is
-    usual, those before it in what they differ from that one.
+    """An arm in the table of plans.
+
+    ``last`` is the last arm of its plan. Its name lists how its case differs from the defaults.
+    The names of the other arms list only how they differ from the last arm.
     """
 
     arm: Arm
@@ -53,7 +55,7 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class PlanPlace:
-    """Where plans would run: here, or ``on`` hardware that is not."""
+    """The place where plans would run: this machine, or ``on`` other hardware."""
 
     machine: Machine
     on: Hardware | None
@@ -74,7 +76,7 @@ class PlanPlace:
         return f"{1e3 * step_s:.3g} ms" if step_s < 1 else f"{step_s:.3g} s"
 
     def memory(self, line: PlanLine) -> str:
-        """Bytes of a rank, and of its card where it has one."""
+        """Return the bytes of a rank, and their share of its GPU memory if it has a GPU."""
         expected, card_gib = line.described.expected, self.machine.gpu_memory_gib
         if expected is None:
             return ""
@@ -84,12 +86,12 @@ class PlanPlace:
         return f"{needed} {expected.memory_bytes / 2**30 / card_gib:4.0%}"
 
     def mfu(self, line: PlanLine) -> str:
-        """MFU by the roofline of the device's data sheet."""
+        """Return the largest MFU that the roofline of the device's data sheet allows."""
         used = roofline.mfu_of(line.described, line.arm.case, self.machine.gpu)
         return "" if used is None else f"{used:.2f}"
 
     def sends(self, line: PlanLine) -> str:
-        """Bytes that the busiest rank sends in a step, and how long its link needs for them."""
+        """Return the bytes that the busiest rank sends in a step, and how long its link needs."""
         expected, case = line.described.expected, line.arm.case
         sent = 0.0 if expected is None else max(expected.sent_bytes)
         if self.on is None or not sent or case.device is Device.CPU:
@@ -98,7 +100,7 @@ class PlanPlace:
         return f"{si(sent, 'B')} {1e3 * sent / link:.3g} ms"
 
     def judged(self, line: PlanLine) -> str:
-        """How many rules judge an arm, or why it is left out."""
+        """Return how many thresholds judge an arm, or why it is left out."""
         d, many = line.described, line.num_rules
         if d.facts is None or d.expected is None:
             message = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
@@ -115,7 +117,7 @@ def lines(
     place: PlanPlace,
     width: int,
 ) -> list[str]:
-    """The tables of ``plan``; ``swept`` is how many swept worlds each rule judges, by its name."""
+    """Return the table of plans; ``swept`` counts by threshold the fabric worlds it judges."""
     columns = [
         text.Column[PlanLine]("case", 9, lambda line: line.name, left=True),
         text.Column("ranks", 9, lambda x: x.arm.case.world),
@@ -137,7 +139,7 @@ def lines(
         for outlook in outlooks
         for arm in outlook.plan.arms
     ]
-    table = text.table(columns, rows, width) if rows else [" nothing to launch here"]
+    table = text.table(columns, rows, width) if rows else [" nothing can be launched here"]
     totals = text.wrap(_totals(outlooks, place), width, 1)
     return [*table, "", *_judging(outlooks, thresholds, swept, width), *totals]
 
@@ -148,7 +150,7 @@ def _judging(
     swept: Mapping[str, int],
     width: int,
 ) -> list[str]:
-    """Every rule that judges something here, with its bound and how often."""
+    """Return every threshold that applies here, with its bound and the number of arms."""
     arms = Counter(
         name for outlook in outlooks for names in outlook.rules.values() for name in names
     ) + Counter(swept)
@@ -164,7 +166,7 @@ def _judging(
 
 
 def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
-    """How long it takes, what that costs, and what the figures are from."""
+    """Return duration, cost and memory of all plans, and how these figures were estimated."""
     on = place.on
     launches = sum(outlook.num_launches for outlook in outlooks)
     took = sum(outlook.seconds for outlook in outlooks)
@@ -178,10 +180,10 @@ def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
     return (
         f"{sentence}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}),"
         f" {idle:.0%} of them idle"
-        f" beside small worlds. Memory is a rank's and"
-        f" of its card, bytes are the busiest rank's and as long as its link needs for them:"
+        f" while small world sizes run. Memory is per rank, with its share of the GPU memory."
+        f" Bytes are those of the busiest rank, with the time that its link needs:"
         f" {on.link_bytes / 1e9:.0f} GB/s within a node, {on.network_bytes / 1e9:.0f} GB/s between"
-        f" nodes. MFU< is the most by the roofline of the device's data sheet; cases below"
-        f" {roofline.MECHANICS:.2f} show mechanics, not speed. Steps are estimates:"
-        f" {forecast.ROOFLINE_SHARE:.0%} of the roofline, or the link"
+        f" nodes. MFU< is the upper bound by the roofline of the device's data sheet; cases below"
+        f" {roofline.MECHANICS:.2f} test mechanics, not speed. Steps are estimates from"
+        f" {forecast.ROOFLINE_SHARE:.0%} of the roofline, or from the link"
     )

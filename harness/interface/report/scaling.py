@@ -1,4 +1,4 @@
-"""The scaling table: every rung of every ladder, in the terminal and on the page."""
+"""Build the scaling table for terminal and page: every world size of every scaling sweep."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice, zip_longest
@@ -15,18 +15,18 @@ from harness.interface.report.text import Column, number, table, wrap
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
-#: A line of the scaling table: a name, and a rung unless the name has more lines than rungs.
+#: A line of the scaling table: a name and a world size, or None if the name has more lines.
 Named: TypeAlias = tuple[str, LadderRow | None]
-#: The lines of a ladder's name, and its rungs.
+#: The lines of a scaling sweep's name, and its world sizes.
 Ladder: TypeAlias = tuple[list[str], list[LadderRow]]
-#: The column of what devices took.
+#: The header of the column with the energy that devices used.
 ENERGY = "J/sample"
 MFU = "MFU"
 MOST_MFU = "MFU<"
 
 
 def interval(value: float | None, low: float | None, high: float | None) -> str:
-    """``0.954 [0.946, 0.961]``"""
+    """Return text like ``0.954 [0.946, 0.961]``."""
     if value is None:
         return "n/a"
     if low is None or high is None:
@@ -35,8 +35,8 @@ def interval(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
-    """Every rung against plain, worst ladder first; stand-ins apart."""
-    ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # by whether it is a stand-in
+    """Return every world size relative to plain, worst sweep first, simulated devices apart."""
+    ladders: dict[bool, list[Ladder]] = {False: [], True: []}  # True: the device is simulated.
     worst = {
         p.hash: min(
             (SEVERITY.index(result.status) for result in results_of(run, p.hash)),
@@ -62,7 +62,7 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
     shown = [header, *(line for of_one in lines[:num_real] for line in of_one)]
     if ladders[True]:
         kinds = sorted({s for p in run.plans for arm in p.arms for s in arm.case.stand_in})
-        shown.append(f" -- stand-ins ({', '.join(kinds)}): never compared with hardware --")
+        shown.append(f" -- simulated ({', '.join(kinds)}): never compared with hardware --")
         shown += [line for of_one in lines[num_real:] for line in of_one]
     if crowded := sorted(
         {
@@ -73,8 +73,8 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
         }
     ):
         shown.append(
-            f" -- oversubscribed ({', '.join(crowded)}): more ranks than cores, a stand-in that is"
-            " never compared with hardware --"
+            f" -- oversubscribed ({', '.join(crowded)}): more ranks than cores, which counts as"
+            " simulated and is never compared with hardware --"
         )
     return shown
 
@@ -82,10 +82,10 @@ def scaling_table(run: RunRecord, width: int = 100) -> list[str]:
 def _laid_out(
     columns: Sequence[Column[Named]], ladders: Sequence[Ladder], width: int
 ) -> tuple[str, list[list[str]]]:
-    """The header, and the lines of each ladder.
+    """Return the header, and the lines of each scaling sweep.
 
-    A verdict is never shown without its bound: where that has no room beside the names, these have
-    lines of their own.
+    A verdict is never shown without its bound. If the bounds do not fit next to the names, the
+    names get separate lines.
     """
     beside = [list(zip_longest(names, rungs, fillvalue=None)) for names, rungs in ladders]
     flat = [(name or "", rung) for ladder in beside for name, rung in ladder]
@@ -126,7 +126,7 @@ def _bound(row: LadderRow) -> str:
 
 
 def _status(row: LadderRow) -> str:
-    """The word; a figure that no rule judges is marked where nobody should rely on it."""
+    """Return the status, with a mark if no threshold judges the result and it has a caveat."""
     if row.result is None:
         return ""
     doubtful = row.result.status is Status.RECORDED and row.result.doubt
@@ -134,7 +134,7 @@ def _status(row: LadderRow) -> str:
 
 
 def _lifted(column: Column[LadderRow]) -> Column[Named]:
-    """A rung's column in a table whose lines also hold names."""
+    """Return a column for a table whose lines may have only a name."""
     return Column(
         column.header,
         column.keep,
@@ -143,7 +143,7 @@ def _lifted(column: Column[LadderRow]) -> Column[Named]:
     )
 
 
-#: What is told of a rung.
+#: The columns of a world size.
 RUNGS: Sequence[Column[LadderRow]] = (
     Column("ranks", 99, lambda r: r.row.case.world, raw=lambda r: r.row.case.world_size),
     number("samples/s", 58, lambda row: row.point.throughput, rate),
@@ -173,7 +173,7 @@ _NAMES = Column[Named]("case", 100, lambda line: line[0], left=True)
 
 
 def twin(run: RunRecord, plans: Sequence[Plan]) -> Table[LadderRow]:
-    """The rungs of these ladders as one table: what a chart of them shows."""
+    """Return the world sizes of these scaling sweeps as one table, for the chart of them."""
     rows = [row for plan in plans for row in ladder_rows(run, plan)]
     case = Column[LadderRow](
         "case", 100, lambda r: r.row.case.family + r.row.case.extras, left=True
@@ -184,7 +184,10 @@ def twin(run: RunRecord, plans: Sequence[Plan]) -> Table[LadderRow]:
 def _measured(
     columns: Sequence[Column[LadderRow]], rows: Sequence[LadderRow]
 ) -> list[Column[LadderRow]]:
-    """Energy only where a device told it, MFU only of one whose peak is known."""
+    """Return the columns without those that need unavailable data.
+
+    The energy needs a device that reports it, and the MFU a device whose peak is known.
+    """
     metered = any(row.row.energy_j is not None for row in rows)
     rated = any(row.row.mfu is not None for row in rows)
     known = {ENERGY: metered, MFU: rated, MOST_MFU: rated}

@@ -1,8 +1,8 @@
-"""One screen: what a run came to, why, the evidence, and what to do next.
+"""Print a run on one screen: its result, the cause, the evidence and the next command.
 
-    the sentence to quote, the cause of what is open
-    a line for each requirement (of what has none: for each rung), stand-ins apart
-    where the time went for what lost most
+    the headline, and the causes of inconclusive results
+    a line for each threshold (without thresholds: for each world size), simulated ones apart
+    where the time went at the world sizes with the largest losses
     the page, and the next command
 
 Everything else is on the page and in ``report --every`` (``tables``).
@@ -36,19 +36,19 @@ from harness.interface.report.text import Column, rule, shortened, table, wrap
 from harness.record import Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
-#: So many lines of verdicts stand on one screen, the worst ones; the others are counted.
+#: The largest number of verdicts on one screen. The worst are shown, the others are counted.
 MOST_ROWS = 14
-#: So many rungs are told where their time went, and so many things that were noticed.
+#: The largest number of world sizes with a time budget, and of notices, on one screen.
 FEW = 3
-#: A rung that keeps more of a rank's speed lost nothing worth a line.
+#: Scaling efficiency above which a world size lost too little time for a line about it.
 KEEPS = 0.97
-#: Where there is room for the speedup, too.
+#: Terminal width, in characters, from which the columns ``speedup`` and ``attains`` are shown.
 WIDE = 100
-#: A name is shortened, but never to less.
+#: The shortest length, in characters, to which a case's name is shortened.
 LEAST_NAME = 24
 
 
-#: The explanation beside the most common heading.
+#: The explanation after the most common heading.
 _PLAIN = " (throughput per rank, relative to one device)"
 
 
@@ -70,7 +70,7 @@ class ScreenRow:
 
     @property
     def status(self) -> str:
-        """The status; marked if nobody should rely on a value that no threshold judges."""
+        """The status, with a mark if a value without a threshold is unreliable."""
         result = self.result
         if result.waived:
             return f"{result.status} (waived)"
@@ -83,7 +83,7 @@ class ScreenRow:
 def lines(
     run: RunRecord, folder: Path, rerun: str, width: int = 80, *, page: Path | None = None
 ) -> list[str]:
-    """The lines at the end of a run."""
+    """Return the lines that are printed at the end of a run."""
     first = headline(run)
     causes = [cause for cause in why_open(run) if not first.endswith(cause)]
     shown = [rule("scaling", width, "="), *wrap(f" {first}", width, 1)]
@@ -99,7 +99,7 @@ def lines(
 
 
 def measured_on(run: RunRecord) -> str:
-    """``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``"""
+    """Return ``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``."""
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
     many = len(run.launches)
     parts = [
@@ -111,9 +111,10 @@ def measured_on(run: RunRecord) -> str:
 
 
 def _rows(run: RunRecord, width: int) -> list[str]:
-    """The results that thresholds judge, and those of plans without a threshold.
+    """Return the rows of results that thresholds judge, and of plans without a threshold.
 
-    A heading names the metric and the baseline of the rows below it. Simulated results are apart.
+    A heading names the metric and the baseline of the rows below it. Simulated results come last
+    under a separate heading.
     """
     every = _screen_rows(run)
     shown, hidden = _fitting(every)
@@ -137,13 +138,13 @@ def _rows(run: RunRecord, width: int) -> list[str]:
 
 
 def _kinds(run: RunRecord) -> list[str]:
-    """The kinds of simulated hardware that this run used."""
+    """Return the kinds of simulated hardware that this run used."""
     cases = [arm.case for plan in run.plans for arm in plan.arms]
     return sorted({stand_in for case in cases for stand_in in run.stand_ins(case)})
 
 
 def _grouped(rows: Sequence[ScreenRow]) -> Mapping[str, list[ScreenRow]]:
-    """The rows below the heading of their metric and baseline, worst group first."""
+    """Group rows by the heading with their metric and baseline, worst group first."""
     groups: dict[str, list[ScreenRow]] = {}
     for row in sorted(rows, key=lambda row: SEVERITY.index(row.result.counts)):
         groups.setdefault(_heading(row.result), []).append(row)
@@ -158,7 +159,7 @@ def _heading(result: Result) -> str:
 
 
 def shown_results(run: RunRecord) -> list[Result]:
-    """Every result that the screen has a row for, if there is enough room."""
+    """Return every result that has a row on the screen if there is enough space."""
     caught = [result for result in results(run) if result.reason is Reason.CAUGHT]
     simulated = [r for r in results(run) if r.simulated and r.rule and r not in caught]
     asked = [*defects(run), *required(run), *simulated]
@@ -207,7 +208,7 @@ def _screen_rows(run: RunRecord) -> list[ScreenRow]:
 
 
 def _value(run: RunRecord, result: Result) -> str:
-    """The figure; for an open result that was not measured, the estimate of its calibration."""
+    """Return the figure, or the estimate from calibration launches if nothing else was measured."""
     if result.reason is Reason.CAUGHT:
         return "detected, as expected"
     if result.value is None and result.status is Status.INCONCLUSIVE:
@@ -216,9 +217,9 @@ def _value(run: RunRecord, result: Result) -> str:
 
 
 def _names(run: RunRecord, cases: Sequence[str]) -> dict[str, str]:
-    """The shortest name of each case that tells it from the others, by hash.
+    """Return a short unique name for each case, by hash.
 
-    That is its family and ranks, or its whole name if others share these.
+    The name is the family and the ranks, or the full name if several cases share these.
     """
     known = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     hashes = [digest for digest in dict.fromkeys(cases) if digest in known]
@@ -234,7 +235,7 @@ def _names(run: RunRecord, cases: Sequence[str]) -> dict[str, str]:
 
 
 def _by_pilots(run: RunRecord, result: Result) -> str:
-    """The figure by calibration launches alone, or an empty text if these measured nothing."""
+    """Return the estimate from calibration launches, or an empty text if these measured nothing."""
     plan = run.plan_of.get(result.plan)
     contrasts = () if plan is None else plan.contrasts
     for contrast in contrasts:
@@ -246,18 +247,18 @@ def _by_pilots(run: RunRecord, result: Result) -> str:
 
 
 def _mfu(rung: LadderRow | None) -> str:
-    """The MFU, on devices whose peak is known."""
+    """Return the MFU, or an empty text if the device's peak is unknown."""
     return "" if rung is None or rung.row.mfu is None else f"{rung.row.mfu:.2f}"
 
 
 def _fitting(rows: Sequence[ScreenRow]) -> tuple[list[ScreenRow], Counter[str]]:
-    """The worst rows, as many as the screen has room for, and the statuses of the others."""
+    """Return the worst rows that fit the screen, and the number of other rows by status."""
     ordered = sorted(rows, key=lambda row: (SEVERITY.index(row.result.counts), row.result.stand_in))
     return ordered[:MOST_ROWS], Counter(row.status for row in ordered[MOST_ROWS:])
 
 
 def _laid_out(rows: Sequence[ScreenRow], width: int) -> list[str]:
-    """The header and a line for each row: a long name is shortened, figures never are."""
+    """Return the header and a line for each row. Long names are shortened, figures never."""
     columns: list[Column[ScreenRow]] = [
         Column("value [95% limits]", 99, lambda row: row.value, left=True),
         Column("threshold", 97, lambda row: "" if row.caught else row.result.bound),
@@ -279,7 +280,7 @@ def _laid_out(rows: Sequence[ScreenRow], width: int) -> list[str]:
 
 
 def _spent(run: RunRecord, width: int) -> list[str]:
-    """Where the time went, for the rungs that lost most, and what to try for the first of them."""
+    """Return where the time went at the worst world sizes, and one remedy to try."""
     known = [rung for rung in rungs(run) if not rung.refused and rung.efficiency < KEEPS]
     if not known:
         return []
@@ -304,12 +305,12 @@ def _spent(run: RunRecord, width: int) -> list[str]:
 
 
 def _shown_by_profile(r: Rung) -> bool:
-    """Whether the profile is of the step that was timed, and loses anything."""
+    """Return whether the profiled step is the step that was timed, and is longer than ideal."""
     return not r.apart and r.losses.step_ns > r.losses.ideal_ns
 
 
 def _lost(r: Rung) -> str:
-    """``26.0 of 56.1 lost: compute 20.7, transfer 3.3``: the largest terms, most of the loss."""
+    """Return ``26.0 of 56.1 lost: compute 20.7, transfer 3.3``: the terms with most of the loss."""
     lost_ns = r.losses.step_ns - r.losses.ideal_ns
     terms = sorted(r.losses.excess_ns.items(), key=lambda item: -item[1])
     large = [(timeline.TERMS[term], ns) for term, ns in terms if ns > lost_ns / 10][:FEW]
@@ -318,7 +319,7 @@ def _lost(r: Rung) -> str:
 
 
 def _noticed(run: RunRecord, width: int) -> list[str]:
-    """The first things that were noticed; of more their number."""
+    """Return the first notices, and the number of the others."""
     every = [*notices.sentences(run, load=not why_open(run)), *run.notes]
     skipped = dict.fromkeys(
         result.detail for result in results(run) if result.status is Status.SKIP
@@ -340,7 +341,7 @@ def _noticed(run: RunRecord, width: int) -> list[str]:
 
 
 def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | None) -> Iterator[str]:
-    """Where everything stands, and what to type next."""
+    """Yield the location of the results, and the next command to type."""
     if page is not None:
         yield f" page    {page}"
     yield f" all     scaleproof report {folder} --every"

@@ -1,12 +1,12 @@
-"""Sections: the parts of a report that features add, each with one file for every kind of report.
+"""Collect the sections that features add to reports; one file serves every kind of report.
 
-A module states ``SECTION`` in its head: title, anchor, after which part of the page it stands, and
-its place among the others. It has any of
+A module states ``SECTION`` in its head: title, anchor, the part of the page after which it
+comes, and its place among the other sections. It has any of
 
     lines(run, width)   tables for a terminal
     remarks(run)        sentences after the verdicts
-    html(run)           what stands below its title on a page; empty where there is nothing
-    data(run)           what a page embeds as JSON
+    html(run)           the body of the section on a page; empty if there is nothing to show
+    data(run)           the data that a page embeds as JSON
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,17 +30,17 @@ class ShownSection(NamedTuple):
 
 
 def lines(run: RunRecord, width: int) -> list[str]:
-    """The lines of all sections for a terminal, in their order."""
+    """Return the lines of all sections for a terminal, in the order of their places."""
     return [line for show in _each("lines") for line in show(run, width)]
 
 
 def remarks(run: RunRecord) -> list[str]:
-    """Sentences of all sections."""
+    """Return the remarks of all sections."""
     return [sentence for tell in _each("remarks") for sentence in tell(run)]
 
 
 def shown(run: RunRecord) -> list[ShownSection]:
-    """The sections of a page that have something to show."""
+    """Return the sections of a page that have something to show."""
     bodies = ((module.SECTION, module.html(run)) for module in _modules() if _has(module, "html"))
     return [
         ShownSection(title=head["title"], anchor=head["anchor"], after=head["after"], body=body)
@@ -50,7 +50,7 @@ def shown(run: RunRecord) -> list[ShownSection]:
 
 
 def data(run: RunRecord) -> Mapping[str, Json]:
-    """The data that a page embeds, of all sections."""
+    """Return the data of all sections that a page embeds."""
     return {name: value for read in _each("data") for name, value in read(run).items()}
 
 

@@ -1,4 +1,4 @@
-"""Cases side by side: what each takes, sends and holds."""
+"""Print cases side by side: the time of a step, the bytes sent, the memory held."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from harness.interface.report.text import Column
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
-#: Fewer cases are a comparison of two, and have their own words.
+#: The smallest number of cases in such a table. Two cases are printed as a comparison instead.
 FEWEST_ARMS = 3
-#: What a metric is called in a narrow column.
+#: Names of metrics in narrow columns.
 HEADERS = {
     "throughput_ratio": "rate", "bubble_share": "bubble", "step_s": "step", "sent_bytes": "sent",
     "time_to_loss": "to loss", "time_to_loss_ratio": "time", "samples_to_loss": "samples to loss",
@@ -30,9 +30,10 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BesideLine:
-    """One case with its results by metric; ``ideal`` is the share that its schedule leaves.
+    """One case with its results by metric.
 
-    ``cost`` is what encoding costs, where codecs are compared.
+    ``ideal`` is the efficiency that its pipeline schedule allows. ``cost`` is the cost of encoding
+    if compressors are compared.
     """
 
     arm: Arm
@@ -42,8 +43,10 @@ class BesideLine:
 
 
 def plans(run: RunRecord) -> list[Plan]:
-    """The plans whose cases stand side by side, and no ladder: more than two of them, or two that
-    no rule judges, whose figures would be shown nowhere.
+    """Return the plans that compare cases and are no scaling sweep.
+
+    They have more than two cases, or two cases without a threshold. The results of the latter
+    would be printed nowhere else.
     """
     return [
         plan
@@ -60,10 +63,10 @@ def _unjudged(run: RunRecord, plan: Plan) -> bool:
 
 
 def of_plan(run: RunRecord, plan: Plan, rates: Sequence[float] = codecs.RATES) -> TitledTable:
-    """The table of one plan; ratios are to its first case.
+    """Return the table of one plan; ratios are relative to its first case.
 
     Args:
-        rates: of links in bit/s, at which steps of codecs are shown.
+        rates: link rates in bit/s, for which the table has the steps of compressors.
     """
     costs = compressors.costs(run, plan) if codecs.compared(plan) else []
     link_rate = compressors.link_bps(run, plan.arms[0].case)
@@ -111,7 +114,7 @@ def _columns(
 
 
 def _of_cost(column: Column[EncodingCost]) -> Column[BesideLine]:
-    """A column of costs on lines that may have none."""
+    """Return a column of costs whose cell is empty for a case without costs."""
     raw = column.raw
 
     def value(line: BesideLine) -> Json:
@@ -144,33 +147,37 @@ def _column(name: str, keep: int) -> Column[BesideLine]:
 
 
 def _left(line: BesideLine) -> str:
-    """The bubble that the schedule leaves with equal stages."""
+    """Return the share of the pipeline bubble that the schedule leaves with equal stages."""
     return "" if line.ideal is None else f"{1 - line.ideal:.1%}"
 
 
 def _worst(line: BesideLine) -> str:
-    """The worst verdict of the case; nothing where nothing was asked."""
+    """Return the worst verdict of the case, or an empty text if no threshold applies to it."""
     statuses = sorted((result.status for result in line.results.values()), key=SEVERITY.index)
     return "" if not statuses or statuses[0] is Status.RECORDED else str(statuses[0])
 
 
 def notes(plan: Plan) -> list[str]:
-    """Explains its columns."""
+    """Return notes that explain the columns."""
     of = {
         HEADERS.get(contrast.metric, contrast.metric): metrics.metric(contrast.metric)
         for contrast in plan.contrasts
     }
     ratios = [name for name, metric in of.items() if metric.form is not Form.ABSOLUTE]
     sentences = (
-        [f"{', '.join(ratios)}: beside {plan.arms[0].name}, in the same blocks"] if ratios else []
+        [f"{', '.join(ratios)}: relative to {plan.arms[0].name}, in the same blocks"]
+        if ratios
+        else []
     )
     if plan.to_loss is not None and any(m.of_loss for m in of.values()):
-        sentences.append(f"to loss: until it is {plan.to_loss:g} nats above its data's entropy")
+        sentences.append(
+            f"to loss: until it is {plan.to_loss:g} nats above the entropy of the data"
+        )
     return sentences
 
 
 def tables(run: RunRecord) -> list[TitledTable]:
-    """Every such plan."""
+    """Return the table of every plan that compares cases."""
     return [of_plan(run, plan) for plan in plans(run)]
 
 
@@ -179,5 +186,5 @@ def plan_tables(run: RunRecord) -> list[TitledTable]:
 
 
 def lines(run: RunRecord, width: int) -> list[str]:
-    """For a terminal."""
+    """Return the tables of all plans as lines for a terminal."""
     return [line for table in plan_tables(run) for line in table.lines(width)]

@@ -1,4 +1,4 @@
-"""One table in four forms: for terminals, pages, Markdown and other programs."""
+"""Write one table in four forms: for terminals, pages, Markdown and other programs."""
 
 import csv
 import io
@@ -16,32 +16,33 @@ from harness.interface.report.text import Column
 from harness.record import Status
 
 Row = TypeVar("Row")
-#: What makes a spreadsheet take a text for a formula.
 _STATUS = frozenset(Status)
+#: The characters with which a cell starts that a spreadsheet would evaluate as a formula.
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 _SPECIAL = re.compile("[&<>'\"]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Generic[Row]):
-    """Columns and rows of one thing; a column that says nothing of any row is left out."""
+    """A table: its columns and rows. Columns whose cells are all empty are not shown."""
 
     columns: Sequence[Column[Row]]
     rows: Sequence[Row]
 
     @property
     def shown_columns(self) -> list[Column[Row]]:
-        """The columns that say something."""
+        """The columns that have a cell with text."""
         return [column for column in self.columns if any(column.cell(row) for row in self.rows)]
 
     def lines(self, width: int) -> list[str]:
-        """For a terminal: columns drop until it fits."""
+        """Return lines for a terminal; columns are dropped until the table fits ``width``."""
         return text.table(self.shown_columns, self.rows, width) if self.rows else []
 
     def html(self, name: str, ids: Sequence[str] = ()) -> Markup:
-        """For a page: sorted by its header; cells carry their value beside their words.
+        """Return HTML for a page.
 
-        ``ids`` are what rows are linked by.
+        Readers sort it by its header, so each cell carries its value besides its text. ``ids`` are
+        the anchors of the rows.
         """
         if not self.rows:
             return Markup("")
@@ -56,13 +57,13 @@ class Table(Generic[Row]):
             f"<tr{id_}>{''.join(cells)}</tr>"
             for id_, *cells in zip(names, *by_column, strict=False)
         )
-        return Markup(  # of its own making, or escaped
+        return Markup(  # All other text in it is escaped.
             f'<div class="wide" tabindex="0" role="region" aria-label="{_escaped(name)}"><table>'
             f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
         )
 
     def markdown(self) -> list[str]:
-        """For a CI system's summary."""
+        """Return the table in Markdown, for the summary of a CI system."""
         columns = self.shown_columns
         lines = [
             [column.header for column in columns],
@@ -72,18 +73,18 @@ class Table(Generic[Row]):
         return [f"| {' | '.join(cells)} |" for cells in lines]
 
     def records(self) -> list[dict[str, Json]]:
-        """For other programs: whole values where there are some."""
-        columns = self.shown_columns  # all rows are looked at for it: once, not for each of them
+        """Return the rows for other programs, with values instead of text if a column has them."""
+        columns = self.shown_columns  # Computed once, because it reads all rows.
         return [{column.header: plain(column, row) for column in columns} for row in self.rows]
 
 
 def plain(column: Column[Row], row: Row) -> Json:
-    """A cell's value for programs."""
+    """Return the value of a cell for programs."""
     return column.cell(row).replace("\n", " ") if column.raw is None else column.raw(row)
 
 
 def written(rows: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Rows as comma-separated values with a header; texts that are formulas are kept from it."""
+    """Return rows as comma-separated values with a header; formulas are quoted as text."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -107,7 +108,7 @@ def _number(value: str) -> bool:
 
 
 def harmless(cell: str) -> str:
-    """A cell that can neither end its column nor be HTML."""
+    """Return a cell that cannot end its column in Markdown and contains no HTML."""
     cell = cell.replace("\n", " ").replace("|", "\\|").replace("`", "'")
     return cell.replace("<", "&lt;").replace(">", "&gt;")
 
@@ -117,12 +118,12 @@ def _aligned(column: Column[Row]) -> str:
 
 
 def _escaped(words: str) -> str:
-    """Words as HTML; most have nothing to escape."""
+    """Return text as HTML. Most texts contain nothing to escape, so a regex is tried first."""
     return str(escape(words)) if _SPECIAL.search(words) else words
 
 
 def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
-    """A column's cells as HTML: pages have hundreds of thousands."""
+    """Return a column's cells as HTML. This must be fast: a page has up to 10^5 cells."""
     aligned = "" if column.left else "n"
     cells = []
     for row in rows:
@@ -150,7 +151,7 @@ class TitledTable:
     y_label: str = ""
 
     def lines(self, width: int) -> list[str]:
-        """For a terminal."""
+        """Return title, table and notes as lines for a terminal."""
         notes = [line for note in self.notes for line in text.wrap(f" {note}", width, 3)]
         return [text.rule(self.title, width), *self.table.lines(width), *notes, ""]
 
@@ -160,7 +161,7 @@ class TitledTable:
 
     @property
     def drawn(self) -> Markup:
-        """The chart of its curves, with a logarithmic axis; empty where it has none."""
+        """The chart of the curves with a logarithmic axis, or empty HTML without curves."""
         if not self.curves:
             return Markup("")
         return Markup(chart(self.curves, y_label=self.y_label, x_label=self.x_label, log=True))

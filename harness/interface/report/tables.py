@@ -1,4 +1,4 @@
-"""All tables of a run: scaling, verdicts and coverage."""
+"""Print all tables of a run: scaling, verdicts, coverage and cost."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -26,7 +26,7 @@ from harness.record.outcome import SEVERITY
 
 
 def coverage(run: RunRecord, width: int = 100) -> list[str]:
-    """Lines for the end of a run; nothing that was not measured is passed over."""
+    """Return the coverage of a run: what was measured, and everything that was not."""
     asked = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     if not asked:
         return []
@@ -40,7 +40,7 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
         if launch.purpose is Purpose.PROFILE and launch.budget
     }
     controls = sum(arm.role is Role.CONTROL for plan in run.plans for arm in plan.arms)
-    apart = f" ({controls} controls are only checked)" if controls else ""
+    apart = f" (controls, which are only checked: {controls})" if controls else ""
     lines = [
         f" covered    timed {len(cases)} of {len(asked)} cases{apart}, profiled {len(profiled)}"
     ]
@@ -60,11 +60,11 @@ def coverage(run: RunRecord, width: int = 100) -> list[str]:
 
 
 def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
-    """World sizes out of 1 to the largest, ranks and modes; stand-ins apart."""
+    """Return world sizes, missing sizes, ranks and modes, separately for simulated devices."""
     parts = []
     real = {case.world_size for case in cases if not run.stand_ins(case)}
     stand_in = {case.world_size for case in cases if run.stand_ins(case)}
-    for label, worlds in (("", real), ("stand-ins ", stand_in)):
+    for label, worlds in (("", real), ("simulated ", stand_in)):
         if worlds:
             skipped = [str(n) for n in range(1, max(worlds)) if n not in worlds]
             gap = f" (not {', '.join(skipped)})" if 0 < len(skipped) <= 8 else ""
@@ -79,7 +79,7 @@ def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
 
 
 def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]:
-    """Strategies, models and compressors out of those that the program offers."""
+    """Return the strategies, models and compressors that were used, out of those available."""
     used = {
         "strategies": {case.strategy for case in cases},
         "models": {case.model for case in cases},
@@ -91,7 +91,7 @@ def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]
         unnamed = [name for name in offered if name not in names]
         without = f" (not {', '.join(unnamed)})" if unnamed else ""
         word = {"strategies": "strategy", "models": "model", "compressors": "compressor"}[kind]
-        named = f"{_list(sorted(names))}: " if names else ""  # "none" is a compressor, too
+        named = f"{_list(sorted(names))}: " if names else ""  # A compressor is called "none", too.
         rows.append((word, f"{named}{len(names)} of {len(offered)}{without}"))
     return rows
 
@@ -101,7 +101,10 @@ def _list(names: Iterable[str]) -> str:
 
 
 def unmet(run: RunRecord, width: int = 100) -> list[str]:
-    """Rules that met nothing: because they could not here, or because they match no case."""
+    """Return the thresholds that judged nothing.
+
+    This machine cannot test some of them; others match no case of the run.
+    """
     if not any(plan.arms for plan in run.plans):
         return []
     beyond: dict[str, list[str]] = {}
@@ -115,11 +118,11 @@ def unmet(run: RunRecord, width: int = 100) -> list[str]:
     number = sum(map(len, beyond.values()))
     if unused:
         names = ", ".join(unused)
-        match = "rules match" if len(unused) > 1 else "rule matches"
+        match = "thresholds match" if len(unused) > 1 else "threshold matches"
         lines += wrap(f" unused     {len(unused)} {match} no case: {names}", width, 12)
     if beyond:
         why = "; ".join(f"{reason} ({len(names)})" for reason, names in beyond.items())
-        lines += wrap(f" untested   {number} rules are not tested here: {why}", width, 12)
+        lines += wrap(f" untested   {number} thresholds are not tested here: {why}", width, 12)
     return lines
 
 
@@ -127,18 +130,18 @@ _EFFICIENCY = (
     " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
     "; each end of an interval is a 95% confidence limit"
 )
-#: Columns of the scaling table that need words.
+#: Explanations of columns of the scaling table. Only those of shown columns are printed.
 _EXPLAINED = {
     "worst": "worst = worst pair of launches",
     "p95": "p95 = efficiency by 95th percentiles of steps",
-    "MFU": "MFU = the model's FLOPs of the device's peak, MFU< = its most by roofline",
+    "MFU": "MFU = the model's FLOP/s over the device's peak, MFU< = its upper bound by roofline",
 }
-#: Phases of a rank that any training has.
+#: Phases of a rank that every training has, so they are not overhead.
 _TRAINING = ("model", "data")
 
 
 def header(run: RunRecord) -> str:
-    """One line: what was measured on."""
+    """Return one line about machine, torch and backends."""
     software = run.software
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
     parts = [
@@ -150,12 +153,12 @@ def header(run: RunRecord) -> str:
 
 
 def verdict_lines(run: RunRecord, width: int = 100) -> list[str]:
-    """A sentence for every result, worst first."""
+    """Return a sentence for every result, worst first."""
     return [line for result in ranked(run) for line in verdict_line(result, width)]
 
 
 def verdict_line(result: Result, width: int) -> list[str]:
-    """``FAIL  case  metric v baseline: value [interval], bound: why``"""
+    """Return the lines ``FAIL  case  metric v baseline: value [interval], bound: why``."""
     form = metrics.metric(result.metric).form
     figure = figures.figure(result)
     figure = f" {figure}" if figure else ""
@@ -167,7 +170,7 @@ def verdict_line(result: Result, width: int) -> list[str]:
 
 
 def counts(run: RunRecord) -> list[str]:
-    """``9 PASS  1 FAIL ...``, and how many of them hold together."""
+    """Return ``9 PASS  1 FAIL ...``, and how many remain after correction for multiple tests."""
     every = results(run)
     caught = sum(result.reason is Reason.CAUGHT for result in every)
     by_status = Counter(result.status for result in every if result.reason is not Reason.CAUGHT)
@@ -181,8 +184,8 @@ def counts(run: RunRecord) -> list[str]:
     if by_status[Status.PASS] or by_status[Status.FAIL]:
         passes, fails = verdicts.together(run.verdicts)
         lines += [
-            " each verdict on its own: at most 5% errors",
-            f" after correction for all rules (false discovery rate 5%): {passes} of"
+            " error rate of each single verdict: at most 5%",
+            f" after correction for all thresholds (false discovery rate 5%): {passes} of"
             f" {by_status[Status.PASS]} PASS, {fails} of {by_status[Status.FAIL]} FAIL remain",
         ]
         if len(run.settings.nodes) > 1:
@@ -191,13 +194,13 @@ def counts(run: RunRecord) -> list[str]:
             lines.append(
                 " every launch ran on nodes drawn from all of them"
                 if drawn
-                else " they hold for these nodes: every launch filled them in the same order"
+                else " valid for these nodes only, because every launch used them in the same order"
             )
     return lines
 
 
 def cost(run: RunRecord, width: int = 100) -> list[str]:
-    """Launches, seconds per launch, and the overhead of the run."""
+    """Return the number of launches, their duration, and the overhead of the run."""
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     if not timed:
         return [] if run.fabric or run.recoveries else [" cost       nothing was timed"]
@@ -209,7 +212,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     launch = (wall - _stepping_s(timed)) / len(timed)
     message = (
         f" cost       {len(timed)} timed launches of {wall / len(timed):.2f} s ({launch:.2f} s each"
-        f" to start and end), {len(pilots)} pilots, {len(gates)} gates,"
+        f" to start and end), {len(pilots)} for calibration, {len(gates)} correctness checks,"
         f" {len(profiles)} profiles;"
         f" {overhead(run):.0%} of {duration(run.elapsed_s)} is overhead"
     )
@@ -217,22 +220,22 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
         at_once = len(slots) / len(set(slots))
         probes = sum(x.purpose is Purpose.PROBE for x in run.launches)
         message += f"; {len(slots)} launches ran side by side, {at_once:.1f} at a time"
-        message += f", after {probes} probes of what neighbours take" if probes else ""
+        message += f", after {probes} probes of how launches slow each other" if probes else ""
     lines = wrap(message, width, 12)
     if run.device_s:
         used = sum(x.wall_s * len(x.ranks) for x in run.launches)
         decided = sum(r.status in (Status.PASS, Status.FAIL) for r in results(run))
         share = used / run.device_s
         message = f" devices    {_hours(run.device_s)} held, {share:.0%} of that in launches"
-        message += f"; {_hours(run.device_s / decided)} a decided verdict" if decided else ""
+        message += f"; {_hours(run.device_s / decided)} per decided verdict" if decided else ""
         lines += wrap(message, width, 12)
     return lines
 
 
 def overhead(run: RunRecord) -> float:
-    """The share of a run's time in which nothing is built, trained or checked."""
+    """Return the share of a run's time in which nothing was built, trained or checked."""
     busy = {launch.slot or launch.launch: 0.0 for launch in run.launches}
-    for launch in run.launches:  # those of a slot ran at once
+    for launch in run.launches:  # The launches of a slot ran at the same time.
         slot = launch.slot or launch.launch
         checks = launch.purpose in (Purpose.GATE, Purpose.REFERENCE)
         making_s = max(
@@ -244,7 +247,7 @@ def overhead(run: RunRecord) -> float:
 
 
 def _hours(device_s: float) -> str:
-    """Device-hours, or device-seconds while they are few."""
+    """Return device-hours, or device-seconds below 0.1 device-hours."""
     return (
         f"{device_s / 3600:.2g} device-hours"
         if device_s >= 360
@@ -259,7 +262,7 @@ def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
 def summary(
     run: RunRecord, folder: Path, rerun: str, width: int = 100, *, page: Path | None = None
 ) -> list[str]:
-    """Every table of a run, and a line for every verdict."""
+    """Return every table of a run, and a line for every verdict."""
     lines = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
     if table_ := scaling_table(run, width):
         columns = [words for column, words in _EXPLAINED.items() if f"  {column}" in table_[0]]

@@ -1,4 +1,4 @@
-"""Templates of pages: those of a folder, and the style that all pages share."""
+"""Load the templates of pages: those of a folder, and the style that all pages share."""
 
 import functools
 import re
@@ -14,11 +14,11 @@ SHARED = Path(__file__).parent
 
 
 def _still(value: Any) -> Any:
-    return still(value) if type(value) is str else value  # a Markup is ours
+    return still(value) if type(value) is str else value  # Markup is produced by this program.
 
 
 def breakable(name: str) -> Markup:
-    """A case's name that a browser may break where its parts meet, and nowhere else."""
+    """Return a case's name as HTML that a browser may break only between its parts."""
     return Markup("<wbr>").join(
         escape(part) for part in re.split(r"(?<=[/@])|(?=[+])", still(name))
     )
@@ -26,7 +26,7 @@ def breakable(name: str) -> Markup:
 
 @functools.cache
 def templates(folder: Path) -> Environment:
-    """The templates beside a page's code; each is compiled once, however many pages are made."""
+    """Return the templates in a page's folder. They are compiled once, for any number of pages."""
     environment = Environment(
         loader=FileSystemLoader([folder, SHARED]),
         autoescape=True,

@@ -1,4 +1,7 @@
-"""Plain text for terminals: columns that drop rather than truncate, colour that is never alone."""
+"""Format plain text for terminals.
+
+Tables drop columns instead of truncating them, and colour never carries information alone.
+"""
 
 import os
 import re
@@ -16,7 +19,8 @@ from harness.cases import CaseSpec
 
 Row = TypeVar("Row")
 
-#: The words of statuses, and how they are painted: what only lists imports no record.
+#: ANSI codes of the statuses. The statuses are written out here because commands that only list
+#: things must not import the record.
 _COLORS = {
     "PASS": "32",
     "FAIL": "31;1",
@@ -29,9 +33,10 @@ _COLORS = {
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column: its header, and a row's cell. The lowest ``keep`` goes first from a wide table.
+    """A column: its header and a function that returns the cell of a row.
 
-    ``raw`` is the cell's value for programs, where its words are not.
+    If a table is too wide, the column with the lowest ``keep`` is dropped first. ``raw`` returns
+    the value of a cell for programs if the text of the cell is not suitable.
     """
 
     header: str
@@ -48,7 +53,7 @@ def number(
     form: Callable[[float], str],
     none: str = "",
 ) -> Column[Row]:
-    """A column of numbers; ``none`` stands where there is none."""
+    """Return a column of numbers. ``none`` is the cell of a row without a value."""
 
     def cell(row: Row) -> str:
         return none if (known := value(row)) is None else form(known)
@@ -57,9 +62,9 @@ def number(
 
 
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str]:
-    """Aligned rows under a header; columns are dropped until the widest row fits ``width``.
+    """Return aligned rows under a header, without the columns that do not fit ``width``.
 
-    A cell of several lines goes on below, where the other cells of its row are empty.
+    A cell with several lines continues below, where the other cells of its row are empty.
     """
     cells = [[column.header for column in columns]]
     for row in rows:
@@ -83,7 +88,10 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> li
 
 
 def shortened(name: str, room: int) -> str:
-    """A name that is too long without its middle: both ends say what it is."""
+    """Return a name of at most ``room`` characters.
+
+    A longer name loses its middle, because both ends identify it.
+    """
     if len(name) <= room:
         return name
     tail = (room - 1) // 2
@@ -91,17 +99,20 @@ def shortened(name: str, room: int) -> str:
 
 
 def named(case: CaseSpec) -> str:
-    """A case's family, and a line for each thing in which it differs from the default."""
+    """Return a case's family, and a line for each setting that differs from the default."""
     return "\n  +".join([case.family, *re.split(r"\+(?=[A-Za-z_])", case.extras)[1:]])
 
 
 def rule(title: str, width: int, fill: str = "-") -> str:
-    """A title in the middle of a line."""
+    """Return a line with a title in the middle."""
     return f" {title} ".center(width, fill)
 
 
 def wrap(text: str, width: int, indent: int) -> list[str]:
-    """Lines of at most ``width``, all but the first indented; words are never broken."""
+    """Return lines of at most ``width`` characters without breaking words.
+
+    All lines except the first are indented.
+    """
     return textwrap.wrap(
         text,
         width=width,
@@ -112,36 +123,39 @@ def wrap(text: str, width: int, indent: int) -> list[str]:
 
 
 def columns() -> int:
-    """The width to draw for: the terminal's, within 80 and 140."""
+    """Return the terminal's width in characters, limited to 80 to 140."""
     return min(140, max(80, shutil.get_terminal_size((100, 24)).columns))
 
 
 def shown(path: Path) -> Path:
-    """A path relative to where the user stands, if it lies below."""
+    """Return a path relative to the working directory if it is inside of it."""
     here = Path.cwd()
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Colour on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    """Return whether to print in colour: on a terminal, unless NO_COLOR is set.
+
+    The variable is described at https://no-color.org.
+    """
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def paint(line: str) -> str:
-    """Colour the status words of a line; the words stay, so colour is never alone."""
+    """Colour the status words of a line. The words remain, so colour is never the only sign."""
     for status, code in _COLORS.items():
         line = re.sub(rf"(?<!\b0 )\b{status}\b", f"\033[{code}m{status}\033[0m", line)
     return line
 
 
 def write(lines: Sequence[str], stream: TextIO) -> None:
-    """Print lines, in colour where that is wanted, in characters that the stream has."""
+    """Print lines, in colour if the stream supports it."""
     color = wants_color(stream)
     for line in map(plain, lines):
         put(stream, (paint(line) if color else line) + "\n")
 
 
 def put(stream: TextIO, words: str) -> None:
-    """Write what may have characters that the stream's encoding lacks: these become ``?``."""
+    """Write text; characters that the stream's encoding does not have become ``?``."""
     encoding = stream.encoding or "utf-8"
     stream.write(words.encode(encoding, "replace").decode(encoding))

@@ -1,4 +1,4 @@
-"""Budgets for people: one row a rung, what was lost, whom it waited for, what to try."""
+"""Print time budgets: the losses at each world size, their causes, and possible remedies."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -13,7 +13,7 @@ from harness.interface.report.text import Column, rule, table, wrap
 from harness.record import RunRecord, Term
 from harness.record.budget import EXPOSED, OUTLINE
 
-#: The terms in the words of a column.
+#: The names of terms in column headers.
 TERMS = {
     Term.COMPUTE: "compute",
     Term.MOVE: "copies",
@@ -26,12 +26,12 @@ TERMS = {
     Term.IDLE: "idle",
     Term.OTHER: "queued",
 }
-#: Columns of what compute does not hide.
+#: Terms of communication and copies that compute does not hide; their columns have a star.
 _EXPOSED = (*EXPOSED, Term.MOVE)
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """The table of what was lost, and a line for each thing worth saying; nothing if nothing is."""
+    """Return the table of losses and remarks on it, or no lines if nothing was profiled."""
     all_rungs = rungs(run)
     if not all_rungs:
         return []
@@ -40,32 +40,33 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     if trusted:
         shown += _table(trusted, width)
         note = (
-            " lost = step - ideal = the sum of the columns to its right; each of these columns is a"
-            " term's growth against the baseline (* not hidden behind compute)"
+            " lost = step - ideal = the sum of the columns to its right; each of these columns is"
+            " the growth of a term relative to the baseline (* not hidden behind compute)"
         )
         if "ranks lost" in shown[1]:
-            note += "; ranks lost = ranks less the speedup of these profiled steps"
+            note += "; ranks lost = ranks minus the speedup of these profiled steps"
         shown += wrap(note, width, 1)
         shown += _captured(trusted, width)
     return [*shown, *remarks(run, width), ""]
 
 
 def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
-    """How these profiles were made, and which of them may have changed what they show."""
+    """Return how the profiles were made, and which of them may have changed the step time."""
     shown = []
     outlines = [rung for rung in trusted if rung.budget.capture == OUTLINE]
     if outlines:
-        some = "" if len(outlines) == len(trusted) else f" of {len(outlines)} rungs"
+        some = "" if len(outlines) == len(trusted) else f" of {len(outlines)} world sizes"
         shown += wrap(
-            f" outline  profiles{some} without operators: what a rank neither waits for nor loads"
-            " counts as compute, Python included (--operators follows each of them)",
+            f" outline  profiles{some} without operators: all time in which a rank neither waits"
+            " nor loads data counts as compute, including Python code (--operators records each"
+            " operator)",
             width,
             10,
         )
     if doubtful := [rung for rung in trusted if rung.doubtful]:
         names = ", ".join(f"{rung.arm.case.id} {rung.perturbation:.2f}x" for rung in doubtful)
         shown += wrap(
-            f" caution  profiled steps may take over {PERTURBED}x as long as others: {names}",
+            f" caution  profiled steps may take over {PERTURBED}x as long as other steps: {names}",
             width,
             10,
         )
@@ -73,7 +74,7 @@ def _captured(trusted: Sequence[Rung], width: int) -> list[str]:
 
 
 def remarks(run: RunRecord, width: int) -> list[str]:
-    """Remarks on bubbles, both estimates of communication, advice, refusals."""
+    """Return remarks on bubbles, both estimates of communication, remedies, refused profiles."""
     all_rungs = rungs(run)
     shown = [line for rung in all_rungs if not rung.refused for line in of_rung(run, rung, width)]
     refused = [rung for rung in all_rungs if rung.refused]
@@ -97,7 +98,7 @@ def remarks(run: RunRecord, width: int) -> list[str]:
 
 
 def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Iterator[str]:
-    """The lines of one profile beside its table: nothing of another step than was timed."""
+    """Yield the remarks on one profile; if it is of another step than was timed, only that."""
     name = f"{r.arm.case.id}: " if named else ""
     if r.apart:
         yield from wrap(f" apart    {name}{unexplained(r)} ms", width, 10)
@@ -130,13 +131,14 @@ def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Itera
 
 
 def unexplained(r: Rung) -> str:
-    """The lines of a profile beside what was timed, where these are different steps."""
+    """Return by how much the profiled step differs from the timed step."""
     step_ms = float(r.losses.step_ns) / 1e6
     timed_ms = (r.timed_ns or 0.0) / 1e6
     return f"not explained: profiled steps took {step_ms:.1f}, timed ones {timed_ms:.1f}"
 
 
-#: Percentage points that an ablation's interval may span; a wider one agrees with anything.
+#: The widest interval of an ablation that is compared, as a share of the step. A wider interval
+#: is consistent with any value.
 WIDEST_ABLATION = 0.2
 
 
@@ -164,9 +166,9 @@ def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
 
 
 def _table(trusted: Sequence[Rung], width: int) -> list[str]:
-    """The largest terms that have room, and the rest of them in one column: the sum holds.
+    """Return the table with as many terms as fit; one column has the sum of all others.
 
-    Where names leave no room for all terms, they have lines of their own.
+    If names leave too little width for all terms, the names get separate lines.
     """
     shown = [term for term in TERMS if any(_ms(rung, term) for rung in trusted)]
     lines, rest = _fitting(trusted, shown, width, first=0)
@@ -181,7 +183,7 @@ def _table(trusted: Sequence[Rung], width: int) -> list[str]:
 def _fitting(
     trusted: Sequence[Rung], shown: Sequence[Term], width: int, first: int
 ) -> tuple[list[str], list[Term]]:
-    """The table from its ``first`` column on, and the terms that have no column of their own."""
+    """Return the table from its column ``first`` on, and the terms without a column."""
     ranked = sorted(shown, key=lambda term: -max(abs(_ms(rung, term)) for rung in trusted))
     for count in range(len(shown), -1, -1):
         fitting = [term for term in shown if term in ranked[:count]]
@@ -211,13 +213,13 @@ def _columns(kept: Sequence[Term], rest: Sequence[Term]) -> list[Column[Rung]]:
 
 
 def _rest(r: Rung, terms: Sequence[Term]) -> str:
-    """The sum of these terms."""
+    """Return the sum of these terms in ms."""
     excess = sum((r.losses.excess_ns.get(term, Fraction(0)) for term in terms), Fraction(0))
     return f"{float(excess / 10**6):.1f}"
 
 
 def head(term: Term) -> str:
-    """A term's column; the star marks what compute does not hide."""
+    """Return the header of a term's column. A star marks time that compute does not hide."""
     return TERMS[term] + ("*" if term in _EXPOSED else "")
 
 

@@ -1,4 +1,4 @@
-"""The map of each kind of node: cores, caches, GPUs and what joins them, cards."""
+"""Print the topology of each kind of node: cores, caches, GPUs, their links, network cards."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TOPOLOGY = "topology: "
 _NETWORK = "network: "
 _GPU = f"{_TOPOLOGY}gpu "
 _CARD = f"{_TOPOLOGY}card "
-#: A GPU and its row of the matrix.
+#: A GPU and its row of the matrix of links.
 Row = tuple[str, Sequence[str]]
 
 
 def lines(run: RunRecord, width: int) -> list[str]:
-    """One map for all nodes that are alike; nothing of a record that has no map."""
+    """Return one map for each group of identical nodes, or no lines if the record has no map."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, facts in run.facts.items():
         seen = {key: fact for key, fact in facts.items() if key.startswith((_TOPOLOGY, _NETWORK))}
@@ -51,7 +51,7 @@ def _map(facts: Mapping[str, str], width: int) -> list[str]:
 
 
 def _matrix(facts: Mapping[str, str], width: int) -> list[str]:
-    """The link between each pair of GPUs, as ``nvidia-smi topo -m`` names it."""
+    """Return the link between each pair of GPUs, with the names of ``nvidia-smi topo -m``."""
     gpus = {key.removeprefix(_GPU): fact for key, fact in facts.items() if key.startswith(_GPU)}
     if not gpus:
         return []

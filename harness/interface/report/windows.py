@@ -1,4 +1,4 @@
-"""Profiled windows for people: every rank's step, and what it consisted of."""
+"""Print profiled windows: the step of every rank and the parts of it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,7 +11,7 @@ from harness.record import Blame, Budget, RankBudget, Term
 
 
 def window_lines(title: str, budget: Budget, width: int) -> list[str]:
-    """One profiled window: every rank's mean step, and what can be said of it."""
+    """Return the lines of one profiled window: the mean step of every rank, and its findings."""
     shown = [term for term in TERMS if budget.total_ns(term)]
     steps = f"{budget.steps} step{'s' if budget.steps > 1 else ''}"
     clocks = "" if not budget.clock_ns else f", clocks within {budget.clock_ns / 1e6:.2f} ms"
@@ -24,7 +24,9 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     }
 
     def share(name: str, rank: Callable[[RankBudget], float]) -> Column[RankBudget | None]:
-        """A column: ms a step of each rank, and in the last row the share of all of them."""
+        """Return a column with ms per step for each rank and the share of all ranks in the last
+        row.
+        """
         return Column(
             name,
             70 if name == "all comm" else 80,
@@ -60,12 +62,12 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
 
 
 def _waiting(b: Blame) -> str:
-    """Say how long ranks wait in a step, and for whom."""
+    """Return how long ranks wait in a step, and for which rank."""
     gross = f"{b.gross_ns / 1e6:.2f} ms a step"
     net = f"{b.net_ns / 1e6:.2f} ms net"
     longer = f": its {b.term} is {b.excess_ns / 1e6:.2f} ms longer than the others'"
     busy = longer if b.term else ""
-    if not b.gross_ns:  # a record that has no gross
+    if not b.gross_ns:  # Old records have no gross waiting time.
         return f"{b.waited_ns / 1e6:.2f} ms a step net, for rank {b.rank}{busy}"
     if b.in_turn:
         return f"{gross}, ranks for each other in turn; {net} for rank {b.rank}"
@@ -77,9 +79,9 @@ def _mean_ns(r: RankBudget, term: Term) -> float:
 
 
 def kernel_lines(kernels: Sequence[Kernel], width: int) -> list[str]:
-    """The kernels that each term of a device consists of."""
+    """Return the kernels in each term of a device's time."""
     if not kernels:
-        return [" no device in these traces: its kernels and idleness are not there"]
+        return [" these traces contain no device, so there are no kernels and no idle times"]
     columns = [
         Column[Kernel]("term", 100, lambda k: TERMS[k.term], left=True),
         Column("ms/step", 99, lambda k: f"{k.ns / 1e6:.3f}"),
@@ -91,7 +93,7 @@ def kernel_lines(kernels: Sequence[Kernel], width: int) -> list[str]:
 
 
 def idleness_lines(causes: Sequence[Idleness], width: int) -> list[str]:
-    """The host's activity while its device waited."""
+    """Return what the host did while its device waited."""
     if not causes:
         return []
     columns = [
@@ -104,9 +106,9 @@ def idleness_lines(causes: Sequence[Idleness], width: int) -> list[str]:
 
 
 def communication_lines(every: Sequence[Communication], width: int) -> list[str]:
-    """Each communication: whether it waits for a rank or for a link."""
+    """Return each communication with its shortest duration, its waiting time and its last rank."""
     if not every:
-        return [" no communication that could be matched between these traces"]
+        return [" no communication in these traces could be matched between ranks"]
     columns = [
         Column[Communication]("communication", 100, lambda c: c.kind, left=True),
         Column("ranks", 92, lambda c: str(len(c.ranks))),
@@ -118,8 +120,8 @@ def communication_lines(every: Sequence[Communication], width: int) -> list[str]
         Column("bus GB/s", 96, lambda c: "" if c.bus_bps is None else f"{c.bus_bps / 1e9:.3g}"),
     ]
     note = (
-        " shortest = its duration on the rank that waited least; waited = mean over ranks until the"
-        " last one came; bus = what the busiest link carries, while nobody waits"
+        " shortest = duration on the rank that waited least; waited = mean over ranks of the time"
+        " until the last rank arrived; bus = rate of the busiest link while no rank waits"
     )
     return [rule("communications", width), *table(columns, every, width), *wrap(note, width, 1)]
 
@@ -127,7 +129,7 @@ def communication_lines(every: Sequence[Communication], width: int) -> list[str]
 def difference_lines(
     title: str, terms: Sequence[TermChange], names: Sequence[TermChange], width: int
 ) -> list[str]:
-    """Two windows' mean steps: B less A, and what changed most in them."""
+    """Return the difference of two windows' mean steps (B - A), and what changed most in them."""
     step = TermChange(
         name="step",
         before_ns=sum(change.before_ns for change in terms),
@@ -149,7 +151,7 @@ def difference_lines(
 
 
 def _short(name: str, most: int) -> str:
-    """A name that is cut says so."""
+    """Return a name of at most ``most`` characters; a name that is cut ends in two dots."""
     name = name.removeprefix("void ")
     return name if len(name) <= most else name[: most - 2] + ".."
 
@@ -165,7 +167,7 @@ def _bytes(size: int) -> str:
 
 
 def range_lines(ranges: Sequence[Range], width: int) -> list[str]:
-    """The named ranges as a table."""
+    """Return the table of the named ranges."""
     if not ranges:
         return [" no named ranges in these traces"]
     columns = [

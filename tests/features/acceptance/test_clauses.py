@@ -85,8 +85,8 @@ def test_contracts_are_listed_and_shown(text: str, capsys: pytest.CaptureFixture
     [
         ("", "requires nothing"),
         (CLAUSE, "a rule needs a bound"),
-        (CLAUSE + "at_least = 0.5\nper = 'rack'", "no [[unit]] is of a 'rack'"),
-        (CLAUSE + "of_accepted = 90", "is no share"),
+        (CLAUSE + "at_least = 0.5\nper = 'rack'", "no [[unit]] is of the kind 'rack'"),
+        (CLAUSE + "of_accepted = 90", "is not a share"),
         (CLAUSE + "of_accepted = 0.9\nat_least = 0.5", "the accepted record gives the bound"),
         (CLAUSE + "at_least = 0.5\npairs = -1", "pairs is below zero"),
         (2 * (CLAUSE + "at_least = 0.5\n"), "has the name 'scales', too"),
@@ -319,7 +319,7 @@ def test_a_clause_that_no_run_can_measure_is_skipped_with_its_reason(
     assert main(["accept", "contract", "check", "fabric", str(sample)]) == 10
     text = " ".join(capsys.readouterr().out.split())
     assert "SKIP network_alone" in text
-    assert "asked of cuda, and these runs are of cpu; measure it: pytest" in text
+    assert "the clause is for cuda, but these runs used cpu; measure it: pytest" in text
 
 
 @pytest.mark.full

@@ -166,7 +166,9 @@ def test_the_noise_of_the_launches_is_told(sample: Path, tmp_path: Path) -> None
     main(["accept", "report", str(copy), "--to", str(tmp_path / "to")])
     page = (tmp_path / "to" / "handover.html").read_text()
     assert "load, before the run" in page
-    assert re.search(r"load, during launches</dt>\s*<dd>others used 10%.*78% at most", page)
+    assert re.search(
+        r"load, during launches</dt>\s*<dd>other processes used 10%.*78% at most", page
+    )
 
 
 def test_contract_rules_from_after_the_measurement_are_marked(

@@ -62,7 +62,7 @@ def test_a_version_that_differs_from_itself_is_inconclusive() -> None:
     for longer in (0.0, 0.2):
         change = settled(longer, 0.03, draw)
         assert change.status is Status.INCONCLUSIVE
-        assert "one and the same version differs from itself: 0.97" in change.why
+        assert "the base version differs from itself: 0.97" in change.why
 
 
 @pytest.mark.parametrize(("kind", "tries"), [(OutOfTimeError, 1), (BusyError, 3)])
@@ -103,13 +103,13 @@ FAILED = replace(PASSED, status=Status.FAIL, ratio=0.9, low=0.89, high=0.91)
 def test_a_comment_has_a_headline_its_figures_and_the_control() -> None:
     lines = comment.markdown([PASSED, FAILED], (BASE, replace(HEAD, edited=True)), ["2 <b> cores"])
     assert lines[1] == (
-        f"### FAIL: {CASE} has 0.900 [0.890, 0.910] of base's speed (the worst of 2 cases),"
-        " 0.95 is asked"
+        f"### FAIL: {CASE} has 0.900 [0.890, 0.910] of base throughput"
+        " (the worst of 2 cases), threshold 0.95"
     )
     text = "\n".join(lines)
     assert "| FAIL | " + CASE in text and "0.999 [0.990, 1.010]" in text
     assert text.count("<details>") == text.count("</details>") == 1
-    assert "with what is not committed" in text and "2 &lt;b&gt; cores" in text
+    assert "with uncommitted changes" in text and "2 &lt;b&gt; cores" in text
 
 
 def test_annotations_are_github_workflow_commands() -> None:

@@ -180,7 +180,7 @@ def test_a_slow_collector_does_not_delay_a_run_and_the_oldest_spans_are_dropped(
 
 @pytest.mark.parametrize(
     ("where", "expected"),
-    [("grpc://collector:4317", "OTLP over HTTP"), ("nowhere/at/all.prom", "no folder")],
+    [("grpc://collector:4317", "OTLP over HTTP"), ("nowhere/at/all.prom", "not a writable folder")],
 )
 def test_an_invalid_address_is_reported(where: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected):

@@ -1,7 +1,7 @@
-"""Others' results: what their tools wrote, read into the document and never judged.
+"""Read results of other tools into the acceptance document. They are shown but not judged.
 
-One file here reads one tool's format. It says so in its head (``OTHERS``), and its ``read`` gives
-(what, value) of a text, or None where the text is not of that tool.
+Each file in this folder reads the format of one tool. Its head (``OTHERS``) is the tool's name.
+Its ``read`` returns (name, value) pairs, or None if the text was not written by that tool.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ from pathlib import Path
 from harness.base.errors import SpecError
 from harness.cases import heads
 
-#: A result that is larger is a log, not a result.
+#: The largest file that is read, in bytes. A larger file is a log and not a result.
 MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class OthersResult:
-    """One file of another tool, with the words by which it can be told from any other."""
+    """One file of another tool, with the values that the document shows."""
 
     tool: str
     file: str
@@ -27,12 +27,12 @@ class OthersResult:
 
 
 def tools() -> list[str]:
-    """The tools whose results can be read."""
+    """Return the names of the tools whose results can be read."""
     return [module.OTHERS for module in heads.modules("OTHERS")]
 
 
 def read(path: Path) -> OthersResult:
-    """A file of any of the tools; SpecError for one that none of them wrote."""
+    """Read a file of any of the tools; raise SpecError if none of them can have written it."""
     try:
         body = path.read_bytes()[:MOST_BYTES]
         text = body.decode()
@@ -42,7 +42,7 @@ def read(path: Path) -> OthersResult:
         digest = hashlib.sha256(body).hexdigest()
         return OthersResult(tool=name, file=path.name, sha256=digest, lines=tuple(lines))
     raise SpecError(
-        "no tool that is known wrote this",
+        "this file has the format of no known tool",
         where=str(path),
         expected=f"a result of {', '.join(tools())}",
         fix="--beside nccl-tests.json",

@@ -1,4 +1,4 @@
-"""ClusterMAX, as ``cmax audit`` prints it."""
+"""Read the output of ClusterMAX (``cmax audit``)."""
 
 import re
 
@@ -7,7 +7,7 @@ _COUNTS = re.compile(r"^(\d+) failed, (\d+) warnings?, (\d+) passed, (\d+) skipp
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Its counts, and the titles of the checks that failed."""
+    """Return the counts, and the titles of the checks that failed."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     counts = _COUNTS.search(plain)
     if "# ClusterMAX" not in plain or counts is None:

@@ -1,4 +1,4 @@
-"""DCGM, as ``dcgmi diag -r 3 -j`` writes it."""
+"""Read the result of DCGM diagnostics (``dcgmi diag -r 3 -j``)."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ OTHERS = "DCGM"
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """How many tests ended how, and the names of those that did not pass."""
+    """Return the number of tests by status, and the names of those that did not pass."""
     document = json.loads(text)
     diagnostic = document.get("DCGM Diagnostic", document.get("DCGM GPU Diagnostic"))
     if diagnostic is None:
@@ -22,7 +22,7 @@ def read(text: str) -> list[tuple[str, str]] | None:
 
 
 def _word(test: dict) -> str:  # type: ignore[type-arg]
-    """The worst of a test's results: of each device, or of all."""
+    """Return the worst status of a test over its devices and its summary."""
     results = [r["status"] for r in test.get("results", ())]
     if summary := test.get("test_summary"):
         results.append(summary["status"])

@@ -1,4 +1,4 @@
-"""mlperf-sysinfo: the description of a system as MLPerf Training wants it."""
+"""Read the system description of mlperf-sysinfo, which MLPerf Training requires."""
 
 import json
 
@@ -10,7 +10,7 @@ _SHOWN = (
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Reads the description of the system; a capture that lacks nodes says so first."""
+    """Return the description of the system. The first line reports nodes that are missing."""
     document = json.loads(text)
     made = document.get("mlperf_sysinfo")
     if made is None:

@@ -1,4 +1,4 @@
-"""nccl-tests, as ``all_reduce_perf -J result.json`` writes it."""
+"""Read the result of nccl-tests (``all_reduce_perf -J result.json``)."""
 
 import json
 
@@ -6,7 +6,7 @@ OTHERS = "nccl-tests"
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Bandwidths are in GB/s, as there; wrong results are the first that matters."""
+    """Return the bandwidth in GB/s, the number of wrong values, and the payload sizes."""
     document = json.loads(text)
     if "average_bus_bandwidth" not in document or "results" not in document:
         return None

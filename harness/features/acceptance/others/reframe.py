@@ -1,4 +1,4 @@
-"""ReFrame, as ``reframe -r --report-file=report.json`` writes it (4.x)."""
+"""Read the report of ReFrame 4.x (``reframe -r --report-file=report.json``)."""
 
 import json
 
@@ -6,7 +6,7 @@ OTHERS = "ReFrame"
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Its last run: what failed, and every figure beside its reference."""
+    """Return the last run: failed cases, and every performance value with its reference."""
     document = json.loads(text)
     if "session_info" not in document or "runs" not in document:
         return None

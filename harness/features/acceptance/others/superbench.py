@@ -1,4 +1,4 @@
-"""SuperBench, as ``sb run`` leaves it in results-summary.jsonl: one line of JSON a node."""
+"""Read SuperBench's results-summary.jsonl from ``sb run``: one line of JSON per node."""
 
 import json
 
@@ -6,7 +6,7 @@ OTHERS = "SuperBench"
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Benchmarks that ended well on each node, and those that did not."""
+    """Return for each node how many benchmarks succeeded, and the names of those that failed."""
     nodes = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not nodes or not all(isinstance(n, dict) and "node" in n for n in nodes):
         return None
@@ -18,6 +18,6 @@ def read(text: str) -> list[tuple[str, str]] | None:
         failed = [name.partition("/return_code")[0] for name, code in codes.items() if code]
         bad = f"; failed: {', '.join(failed)}" if failed else ""
         lines.append(
-            (str(node["node"]), f"{len(codes) - len(failed)} of {len(codes)} ended well{bad}")
+            (str(node["node"]), f"{len(codes) - len(failed)} of {len(codes)} succeeded{bad}")
         )
     return lines

@@ -1,1 +1,1 @@
-"""Where runs can go to: one file is one place, found by its head."""
+"""Destinations for published results. Each file is one destination, identified by its head."""

@@ -1,4 +1,7 @@
-"""github-action-benchmark: https://github.com/benchmark-action/github-action-benchmark"""
+"""Publish to github-action-benchmark.
+
+https://github.com/benchmark-action/github-action-benchmark
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,12 +11,12 @@ from harness.features.sharing.figures import figures
 from harness.record import RunRecord
 from harness.record.store import write_text
 
-SINK = "a file of github-action-benchmark's, for tool: customBiggerIsBetter"
+SINK = "a file for github-action-benchmark, with tool: customBiggerIsBetter"
 TO = "benchmark.json"
 
 
 def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
-    """Whatever is better when it is larger: times are left out."""
+    """Write a file with all figures of which larger values are better; times are left out."""
     rows = []
     for run, _ in runs:
         for figure in figures(run):
@@ -21,7 +24,7 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
                 continue
             known = figure.low is not None and figure.high is not None
             span = f"{figure.low:.4g} to {figure.high:.4g}" if known else "n/a"
-            stand_in = ", stand-in" if figure.stand_in else ""
+            stand_in = ", simulated" if figure.stand_in else ""
             row = {
                 "name": f"{figure.case}: {figure.measure}",
                 "unit": figure.unit,

@@ -1,4 +1,4 @@
-"""Bencher Metric Format: https://bencher.dev/docs/reference/bencher-metric-format/"""
+"""Publish to Bencher (https://bencher.dev/docs/reference/bencher-metric-format/)."""
 
 import json
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from harness.features.sharing.figures import figures
 from harness.record import RunRecord
 from harness.record.store import write_text
 
-SINK = "a file of Bencher's: bencher run --adapter json --file FILE"
+SINK = "a file for Bencher: bencher run --adapter json --file FILE"
 TO = "bencher.json"
 
 
 def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
-    """Of several runs the last one's figure stands; what was written."""
+    """Write all figures to a file. If several runs have a figure, the last one is written."""
     document: dict[str, dict[str, dict[str, float]]] = {}
     for run, _ in runs:
         for figure in figures(run):

@@ -1,4 +1,4 @@
-"""MLflow: a run of its for each of ours, with figures, verdicts and the page."""
+"""Publish to MLflow: one MLflow run for each run, with figures, verdicts and the page."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,7 +14,7 @@ PACKAGE = "mlflow"
 
 
 def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
-    """Named as ours; published again, it is written once more."""
+    """Write each run to MLflow under its name. Publishing a run again adds another MLflow run."""
     import mlflow
     from mlflow.entities import Metric
 
@@ -50,5 +50,5 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
 
 
 def _named(text: str) -> str:
-    """MLflow's names have letters, digits, and _ - . / : and blanks."""
+    """Return text with only the characters that MLflow allows: letters, digits, _ - . / : space."""
     return "".join(c if c.isalnum() or c in "_-./: " else "-" for c in text)[:250]

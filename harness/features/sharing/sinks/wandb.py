@@ -1,4 +1,4 @@
-"""Weights & Biases: a run of its for each of ours; without an account in files, for later."""
+"""Publish to Weights & Biases: one W&B run for each run; without an API key into local files."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ PACKAGE = "wandb"
 
 
 def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
-    """``to`` is the project; offline runs lie below ./wandb, for ``wandb sync``."""
+    """Write each run to the project ``to``. Offline runs are in ./wandb, for ``wandb sync``."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE") or "offline" * ("WANDB_API_KEY" not in os.environ)
@@ -43,5 +43,5 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
             artifact = wandb.Artifact(f"record-{run.run}", type="scaleproof")
             artifact.add_file(str(folder / "record.json"))
             theirs.log_artifact(artifact)
-    wandb.teardown()  # until then files are written beside us
+    wandb.teardown()  # Until then, W&B still writes files in the background.
     return f"{to}: {len(runs)} runs{', offline: wandb sync wandb/offline-run-*' if mode else ''}"

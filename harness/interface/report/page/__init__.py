@@ -1,1 +1,1 @@
-"""The HTML page of a run: a file for each of its sections."""
+"""The HTML page of a run, with one file for each section of the page."""

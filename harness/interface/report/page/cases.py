@@ -1,4 +1,4 @@
-"""A page for every case: what it is, every launch and pair, bytes, checks, and how it ran."""
+"""Prepare the section of each case: its specification, launches, pairs, bytes and checks."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,14 @@ from harness.interface.report.text import Column
 from harness.record import Check, CollectiveCount, LaunchRecord, Purpose, Reason, RunRecord
 from harness.record.outcome import SEVERITY
 
-#: Cases with drawings, those with the worst verdicts first; the others have their tables.
+#: The number of cases that have drawings. Cases with the worst verdicts come first; the other cases
+#: have tables only.
 DRAWN = 48
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One case of the page: a line of the table of cases, and a page of its own."""
+    """One case of the page: its row in the table of cases, and its section."""
 
     anchor: str
     status: str
@@ -63,7 +64,7 @@ class Case:
 
 
 def anchors(run: RunRecord) -> dict[str, str]:
-    """Case hash -> what links of the page call it; unlike cases never share one."""
+    """Return the anchor of each case's section by case hash. Each case has a unique anchor."""
     by_hash: dict[str, str] = {}
     taken: set[str] = set()
     cases = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
@@ -75,7 +76,10 @@ def anchors(run: RunRecord) -> dict[str, str]:
 
 
 def cases(run: RunRecord, folder: Path | None) -> list[Case]:
-    """Every case of a run, as its plans have them; ``folder`` is where its files lie, if at all."""
+    """Return every case of a run in the order of its plans.
+
+    ``folder`` is the run's folder, or None if its files are not available.
+    """
     of_plans = {a.case.hash: (p, a) for p in reversed(run.plans) for a in reversed(p.arms)}
     order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
     names = anchors(run)
@@ -115,12 +119,12 @@ def _case(
     caught = any(result.reason is Reason.CAUGHT for result in judged)
     checks = gate.ranks[0].checks if gate and gate.ranks else ()
     unchecked = "in every launch" if row.case.script else "not checked"
-    passed = f"{len(checks)} checks hold" if gate else unchecked
+    passed = f"all {len(checks)} checks pass" if gate else unchecked
     profiled = budgets(run, row.case)
     budget = profiled[0].budget if profiled else None
     drawn = list(measured.figures(run, folder, plan, launches)) if folder else []
     if budget is not None and len(budget.ranks) > 1:
-        message = "a mean step of every rank, profiled"
+        message = "the mean step of every rank, from a profiled launch"
         drawn.append(
             Drawing(title="Where each rank's time went", svg=spent.ranks(budget), note=message)
         )
@@ -128,7 +132,7 @@ def _case(
         anchor=anchor,
         status=str(SEVERITY[_worst(judged)]) if judged else "",
         row=row,
-        gate=f"caught, as it should be: {failure}" if caught else failure or passed,
+        gate=f"injected fault caught, as expected: {failure}" if caught else failure or passed,
         gate_ok=caught or (gate is not None and failure is None),
         figures=_figures(row),
         spec=_spec(row),
@@ -148,7 +152,7 @@ def _case(
 
 
 def _figures(row: ArmRow) -> dict[str, Json]:
-    """The numbers in the table of cases, in SI units."""
+    """Return the numbers of the case in the table of cases, in SI units."""
     names = ("throughput", "step_s", "p95_s", "worst_s", "sent_bytes", "peak_bytes", "growth",
              "flops", "mfu", "energy_j", "tokens_per_s", "sent_of_form")  # fmt: skip
     return {"case": row.case.id, "launches": len(row.launches)} | {
@@ -157,7 +161,7 @@ def _figures(row: ArmRow) -> dict[str, Json]:
 
 
 def _spec(row: ArmRow) -> list[tuple[str, str]]:
-    """The specification of a case: identity, and what follows from it."""
+    """Return the specification of a case and the values that follow from it."""
     fields = [(name, value) for name, value in row.case.series.items()]
     facts = row.described.facts if row.described else None
     expected = row.described.expected if row.described else None
@@ -167,7 +171,10 @@ def _spec(row: ArmRow) -> list[tuple[str, str]]:
     if expected is not None:
         fields.append(("samples a step", f"{expected.global_batch:,}"))
         fields.append(
-            ("memory of a rank, by its closed form", si(float(expected.memory_bytes), "B"))
+            (
+                "memory of a rank, predicted by its closed form",
+                si(float(expected.memory_bytes), "B"),
+            )
         )
     ran = row.launches[0].ranks[0].ran if row.launches else None
     if ran is not None:
@@ -223,7 +230,7 @@ _LAUNCH: Sequence[Column[LaunchRecord]] = (
 
 
 def _verdicts(judged: Sequence[Result]) -> Table[Result]:
-    """Every result of a case with each of its pairs, in the order in which they were measured."""
+    """Return every result of a case with all of its pairs, in the order of measurement."""
 
     def values(result: Result, pairs: Sequence[float]) -> str:
         return " ".join(map(figures.show(result, ".4f"), pairs))
@@ -244,7 +251,7 @@ def _verdicts(judged: Sequence[Result]) -> Table[Result]:
 
 
 def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]]:
-    """The bytes that were sent against the closed form, and the collectives that sent them."""
+    """Return the sent bytes next to the closed form, and the collectives that sent them."""
     expected = row.described.expected if row.described else None
     if expected is None or row.case.world_size == 1:
         return Table(columns=[], rows=[])
@@ -266,7 +273,7 @@ def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]
                 "not recorded"
                 if issued_here is None
                 else f"{si(float(issued_here.payload_bytes), 'B')} in {issued_here.count}",
-                "not said" if payload is None else si(payload[0], "B"),
+                "not specified" if payload is None else si(payload[0], "B"),
             )
         )
     columns = [
@@ -278,7 +285,7 @@ def _bytes(row: ArmRow, gate: LaunchRecord | None) -> Table[tuple[str, str, str]
 
 
 def _checks(checks: Sequence[Check]) -> Table[Check]:
-    """The correctness gate."""
+    """Return the table of the correctness checks."""
 
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Every number of the page as one document, embedded in it: the page is an export, too."""
+"""Collect every number of the page in one JSON document, which the page embeds as an export."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,10 @@ from harness.record import RunRecord
 def embedded(
     run: RunRecord, cases: Sequence[Case], groups: Sequence[ChartGroup], spent: Sequence[Spent]
 ) -> Markup:
-    """As the text of a script element, which nothing in it can end."""
+    """Return the document as the text of a script element.
+
+    Every ``<`` is escaped, so no string in the document can close the element.
+    """
     embedded_json = json.dumps(document(run, cases, groups, spent), separators=(",", ":"))
     return Markup(embedded_json.replace("<", "\\u003c"))
 
@@ -28,7 +31,7 @@ def embedded(
 def document(
     run: RunRecord, cases: Sequence[Case], groups: Sequence[ChartGroup], spent: Sequence[Spent]
 ) -> dict[str, Json]:
-    """In SI units, times of budgets in ns."""
+    """Return all numbers of the page in SI units, except the times of budgets, which are in ns."""
     return {
         "run": run.run,
         "started_at": run.started_at,

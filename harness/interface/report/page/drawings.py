@@ -1,4 +1,4 @@
-"""Drawings of one case or one rung: figures over steps, a waterfall, one step of all ranks."""
+"""Draw one case or one world size: values over steps, a waterfall, one step of all ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,17 @@ from html import escape
 
 from harness.interface.report.page.svg import COLORS, RIGHT, WIDTH, ticks
 
-#: As many points of a line are drawn; of more the largest of each group.
+#: The largest number of points in a line. Of a longer series, each group of steps is drawn as its
+#: largest value.
 POINTS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeriesChart:
-    """One figure over the steps of a launch; ``steps`` where not every one of them has it."""
+    """The values of one quantity over the steps of a launch.
+
+    ``steps`` are the numbers of the steps if some steps have no value.
+    """
 
     name: str
     values: Sequence[float]
@@ -20,7 +24,7 @@ class StepSeriesChart:
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """(step, value): the largest of every group, so that no peak is lost."""
+        """The points (step, value) to draw: the largest value of each group keeps the peaks."""
         numbered = list(zip(self.steps or range(len(self.values)), self.values, strict=True))
         size = -(-len(numbered) // POINTS)
         return [
@@ -29,7 +33,10 @@ class StepSeriesChart:
 
 
 def over_steps(trails: Sequence[StepSeriesChart], *, title: str, unit: str, cut: int = 0) -> str:
-    """A line for each launch; steps before ``cut`` are grey, since they do not count."""
+    """Return a chart with one line for each launch.
+
+    Steps before ``cut`` are warm-up and have a grey background, because they are not measured.
+    """
     left_edge, top, height, bottom = 56, 10, 150, 34
     longest = 1 + max(step for t in trails for step, _ in t.points)
     ends = [v for t in trails for v in t.values]
@@ -58,7 +65,7 @@ def over_steps(trails: Sequence[StepSeriesChart], *, title: str, unit: str, cut:
     if cut:
         elements.append(
             f'<rect class="cut" x="{left_edge}" y="{top}" width="{x(cut) - left_edge:.1f}" height="{height}">'
-            f"<title>{cut} steps of warm-up, not counted</title></rect>"
+            f"<title>{cut} warm-up steps, not measured</title></rect>"
         )
     for i, trail in enumerate(trails):
         points = " ".join(f"{x(step):.0f},{y(v):.1f}" for step, v in trail.points)
@@ -78,7 +85,7 @@ def over_steps(trails: Sequence[StepSeriesChart], *, title: str, unit: str, cut:
 
 @dataclass(frozen=True, kw_only=True)
 class WaterfallChart:
-    """A waterfall: from one total to another, and by which parts."""
+    """A waterfall chart: the parts that lead from one total to another."""
 
     start: tuple[str, float]
     parts: Sequence[tuple[str, float]]
@@ -86,7 +93,10 @@ class WaterfallChart:
 
 
 def waterfall(fall: WaterfallChart, colors: Mapping[str, str], *, unit: str) -> str:
-    """A row for each part, with its amount in words; what saved time goes to the left."""
+    """Return a chart with one row for each part and its amount in ``unit``.
+
+    The bar of a part that reduces the total points to the left.
+    """
     left_edge, right, row = 150, 86, 24
     rows = 2 + len(fall.parts)
     level = fall.start[1]
@@ -128,7 +138,7 @@ def waterfall(fall: WaterfallChart, colors: Mapping[str, str], *, unit: str) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One rank's step: (term, start, end) from the step's beginning."""
+    """The step of one rank: its (term, start, end) parts, measured from the beginning of the step."""
 
     name: str
     parts: Sequence[tuple[str, float, float]]
@@ -137,7 +147,10 @@ class Lane:
 def lanes(
     ranks: Sequence[Lane], colors: Mapping[str, str], *, unit: str, title: str = "one step"
 ) -> str:
-    """One step of all ranks on one clock, or what else has lanes."""
+    """Return a chart with a lane for each rank, on one clock.
+
+    A lane can also show something else than a rank if ``title`` says what it is.
+    """
     left_edge, row = 64, 22
     longest = max((end for lane in ranks for _, _, end in lane.parts), default=1.0) or 1.0
     bottom = 6 + row * len(ranks)
@@ -169,7 +182,7 @@ def lanes(
 
 
 def legend(names: Sequence[str], colors: Mapping[str, str], left: int, top: int) -> str:
-    """Names beside their colours, four to a row; ``top`` is the first row's base line."""
+    """Return a legend with four names to a row. ``top`` is the base line of the first row."""
     elements = []
     for i, name in enumerate(names):
         x = left + (i % 4) * 122

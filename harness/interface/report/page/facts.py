@@ -1,4 +1,4 @@
-"""The machine, its software and settings, and what a rank used of them."""
+"""Describe the machine, its software and settings, and the resources that a rank used."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from harness.record import LaunchRecord, RunRecord
 
 
 def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The facts of the machine and the software: titles, and names and values under each."""
+    """Return the facts of machine and software as titles, each with its (name, value) rows."""
     software = sorted(run.software.items())
     for name, versions in sorted(run.setups.items()):
         software += [(f"{name}: {key}", version) for key, version in sorted(versions.items())]
@@ -30,22 +30,22 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _environment(run: RunRecord) -> list[tuple[str, str]]:
-    """Variables that libraries read; of all others the names."""
+    """Return the environment variables that libraries read; of all others only the names."""
     variables = sorted(run.environment.items())
     others = [name for name, value in variables if is_digest(value)]
     rows = [(name, value) for name, value in variables if not is_digest(value)]
-    return [*rows, *([("others, kept as digests", ", ".join(others))] if others else [])]
+    return [*rows, *([("others, stored as digests", ", ".join(others))] if others else [])]
 
 
 def _shared(run: RunRecord) -> list[tuple[str, str]]:
-    """The facts of the first node, but for what stands elsewhere on the page."""
+    """Return the facts of the first node, except those that are elsewhere on the page."""
     of_host = next(iter(run.facts.values()), {})
     elsewhere = ("hardware: ", "version: ", "environment: ")
     return [(name, text) for name, text in of_host.items() if not name.startswith(elsewhere)]
 
 
 def nodes(run: RunRecord) -> Table[Machine]:
-    """The machines of a run on several nodes."""
+    """Return the table of the machines of a run on several nodes."""
     return Table(
         columns=[
             Column[Machine]("node", 9, lambda m: m.host, left=True),
@@ -73,7 +73,10 @@ def _machine(m: Machine) -> list[tuple[str, str]]:
 
 
 def work(row: ArmRow) -> str:
-    """``12,300 tokens/s, 41.2 TFLOP/s (MFU 0.42), 0.31 J a sample``, as far as it is known."""
+    """Return text like ``12,300 tokens/s, 41.2 TFLOP/s (MFU 0.42), 0.31 J a sample``.
+
+    Unknown values are left out.
+    """
     known = (
         ("{} tokens/s", None if row.tokens_per_s is None else rate(row.tokens_per_s)),
         ("{}FLOP/s a rank", None if row.flops is None else si(row.flops)),
@@ -85,7 +88,10 @@ def work(row: ArmRow) -> str:
 
 
 def busy(launches: Sequence[LaunchRecord]) -> str:
-    """The use of host and devices, shown and never judged: CPUs a rank, and the allocator."""
+    """Return how busy host and devices were: CPU cores per rank, device load, clocks, allocator.
+
+    These values are information only. No verdict depends on them.
+    """
     ranks = [rank for launch in launches for rank in launch.ranks if rank.window_s]
     if not ranks:
         return "n/a"

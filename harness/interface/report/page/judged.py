@@ -1,4 +1,4 @@
-"""The verdicts of a page, worst first, each with its pairs as dots."""
+"""Prepare the verdicts of a page, worst first, each with its pairs as dots."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from harness.record import Reason, RunRecord
 
 
 def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A row for each verdict. ``anchors``: case hash -> its page."""
+    """Return a row for each verdict. ``anchors`` maps a case's hash to its anchor in the page."""
     scales = _scales(run)
     rules = {threshold.name: threshold for threshold in run.thresholds}
     return [
@@ -24,7 +24,7 @@ def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
-    """One scale for all strips of a metric: the same place means the same value."""
+    """Return one scale for all strips of a metric, so that equal positions mean equal values."""
     rules = {threshold.name: threshold for threshold in run.thresholds}
     values_of: dict[str, list[float]] = {}
     for result in results(run):

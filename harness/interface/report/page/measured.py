@@ -1,4 +1,4 @@
-"""Figures from the samples and traces of a case: steps, memory, ranks, one step of all ranks."""
+"""Draw the samples and traces of a case: step times, memory, ranks, one step of all ranks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,19 @@ from harness.interface.report.timeline import TERMS
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
-#: As many launches and ranks are drawn; the tables have them all.
+#: The largest numbers of launches and of ranks that are drawn. The tables list all of them.
 LAUNCHES = 12
 RANKS = 16
-#: A step is drawn in so many pieces: what is shorter is not seen.
+#: The number of pieces in the drawing of a step. Shorter spans are not visible.
 PIECES = 400
-#: Of larger traces no step is drawn, to keep a page quick: bytes of all ranks, compressed.
+#: The largest trace of which a step is drawn, in bytes: all ranks together, compressed. Larger
+#: traces would make the page slow to write.
 TRACE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A drawing with its title, and what to know of it."""
+    """A drawing with its title and a note."""
 
     title: str
     svg: Markup
@@ -40,7 +41,10 @@ class Drawing:
 def figures(
     run: RunRecord, folder: Path, plan: Plan, launches: Sequence[LaunchRecord]
 ) -> Iterator[Drawing]:
-    """The figures from the files of these launches; none from files that are gone."""
+    """Yield the drawings from the files of these launches.
+
+    Launches whose files are missing are skipped.
+    """
     timed = [
         launch
         for launch in launches
@@ -78,7 +82,7 @@ def _over_steps(
         if len(looked) > 1:
             values = (memory_bytes[looked] / 1e6).tolist()
             memory.append(StepSeriesChart(name=name, values=values, steps=looked.tolist()))
-    message = f"{len(steps)} launches; each step counts as its slowest rank's"
+    message = f"{len(steps)} launches; each step time is that of the slowest rank"
     drawn = drawings.over_steps(steps, title="step time", unit="ms", cut=cut)
     yield Drawing(title="Every step", svg=Markup(drawn), note=message)
     if memory:
@@ -87,12 +91,12 @@ def _over_steps(
 
 
 def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
-    """The step whose length is the median, on one clock."""
+    """Return a drawing of the step with the median length, all ranks on one clock."""
     shown = _shown_ranks(launch)
     paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
     try:
         if sum(map(size, paths)) > TRACE_BYTES:
-            note = "its traces are large: scaleproof report timeline RUN"
+            note = "the traces are too large to draw here: scaleproof report timeline RUN"
             return Drawing(title="One step of all ranks", svg=Markup(""), note=note)
         _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     except (OSError, ScaleproofError):
@@ -118,7 +122,10 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
 
 
 def _shown_ranks(launch: LaunchRecord) -> list[int]:
-    """All of them; of many the first, the last and whom the others waited for."""
+    """Return the ranks to draw.
+
+    Of many ranks these are the first, the last, and the rank that caused most waiting.
+    """
     ranks = [rank.rank for rank in launch.ranks]
     if len(ranks) <= RANKS:
         return ranks
@@ -130,7 +137,10 @@ def _shown_ranks(launch: LaunchRecord) -> list[int]:
 def _pieces(
     tracks: dict[str, np.ndarray], low: int, high: int, begin: int
 ) -> Iterator[tuple[str, float, float]]:
-    """(term, start, end) in ms since ``begin``: of every piece of the step its largest term."""
+    """Yield (term, start, end) in ms since ``begin``.
+
+    Divide the step into ``PIECES`` pieces and take the term that fills most of each piece.
+    """
     size = max((high - low) / PIECES, 1.0)
     edges = low + size * np.arange(PIECES + 1)
     names = list(tracks)
@@ -138,7 +148,7 @@ def _pieces(
     for i, name in enumerate(names):
         ends = tracks[name].astype(float)
         if len(ends):
-            # Time covered before each edge, differenced: no loop over a million kernels.
+            # Subtract cumulated times at the edges, because a loop over 10^6 kernels would be slow.
             before = np.concatenate(([0.0], np.cumsum(ends[:, 1] - ends[:, 0])))
             at = np.searchsorted(ends[:, 0], edges, side="right")
             over = np.where(at > 0, np.maximum(ends[np.maximum(at - 1, 0), 1] - edges, 0), 0.0)
@@ -152,7 +162,7 @@ def _pieces(
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank over the timed launches of a case; ``strip`` shows its mean step in each."""
+    """One rank over the timed launches of a case; ``strip`` shows its mean step in each launch."""
 
     name: str
     host: str
@@ -164,9 +174,10 @@ class RankRow:
 
 
 def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
-    """Every rank's own mean step, launch by launch, on one scale; of many those that were slowest.
+    """Return a row for each rank with its mean step in every launch, on one scale.
 
-    Nothing where one rank is all there is, or samples are gone.
+    Of more than ``RANKS`` ranks, return the slowest. Return no rows if there is only one rank, or
+    if the samples are missing.
     """
     timed = [x for x in launches if x.purpose is Purpose.TIMED and x.steps is not None]
     seen = [(x, samples) for x in timed[:LAUNCHES] if (samples := _samples(folder, x))]

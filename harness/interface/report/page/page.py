@@ -1,8 +1,8 @@
-"""One self-contained HTML page per run. No network, prints well.
+"""Render a run as one self-contained HTML page, which needs no network and prints well.
 
-    record (and the files beside it) -> the rows of every section -> page.html.jinja -> one file
+    record (and the files in its folder) -> the rows of every section -> page.html.jinja -> one file
 
-Its sections are the files of this folder; its tables are those of the terminal.
+Each section has a file in this folder. Its tables are the tables that the terminal prints.
 """
 
 import shlex
@@ -23,12 +23,14 @@ from harness.interface.report.templates import templates
 from harness.record import RunRecord
 from harness.record.store import write_text
 
-#: Templates lie beside their code, what they share above it.
+#: The folder of the page's templates. Templates that several pages share are in the parent folder.
 HERE = Path(__file__).parent
 
 
 def render(run: RunRecord, folder: Path | None = None) -> str:
-    """The page; without the run's ``folder`` it has no drawings of samples and traces."""
+    """Return the HTML of the page. Without the run's ``folder`` the page has no drawings of samples
+    and traces.
+    """
     linked = anchors(run)
     of_cases = cases(run, folder)
     groups = scaling.groups(run)
@@ -72,7 +74,10 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
 
 
 def write(run: RunRecord, folder: Path) -> Path | None:
-    """The page beside a run's record; None where there is no room, or nobody may write."""
+    """Write the page next to a run's record and return its path.
+
+    Return None if the disk is full or the folder is not writable.
+    """
     file = folder / "report.html"
     try:
         write_text(file, render(run, folder))

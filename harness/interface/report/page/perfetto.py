@@ -1,7 +1,8 @@
-"""The merged trace of a run, inside of its page: a button hands it to Perfetto, or saves it.
+"""Embed the merged trace of a run in its page; a button opens it in Perfetto or saves it.
 
-https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui: a page opens ui.perfetto.dev,
-asks it until it answers, and posts the bytes. They stay in the browser.
+The page opens ui.perfetto.dev, sends messages until it answers, and posts the trace to it
+(https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui). The trace stays in the
+browser.
 """
 
 import base64
@@ -17,14 +18,16 @@ from harness.base.errors import ScaleproofError
 from harness.base.packs import size
 from harness.record import LaunchRecord, RunRecord
 
-#: A page has no larger trace in it: bytes of all cases together, compressed.
+#: The largest trace that a page embeds, in bytes: the compressed traces of all cases together.
 MOST_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedded:
-    """``data`` is the file ``name`` in base 64, of so many profiled cases; empty where the traces
-    are too large for a page.
+    """A trace in a page.
+
+    ``data`` is the file ``name`` in base 64, or empty if the traces are too large for a page.
+    ``num_cases`` is the number of profiled cases in it.
     """
 
     name: str
@@ -33,7 +36,7 @@ class Embedded:
 
 
 def embedded(run: RunRecord, folder: Path | None) -> Embedded | None:
-    """The traces that the page of a run embeds; None where there is nothing to open."""
+    """Return the trace that the page of a run embeds, or None if the run has no traces to open."""
     profiled = {} if folder is None else _profiled(run, folder)
     if folder is None or not profiled:
         return None
@@ -44,14 +47,14 @@ def embedded(run: RunRecord, folder: Path | None) -> Embedded | None:
     windows = {case: functools.partial(shown, folder, x) for case, x in profiled.items()}
     try:
         packed = merge.packed(windows)
-    except ScaleproofError:  # a trace that cannot be read: the page does without
+    except ScaleproofError:  # A trace cannot be read, so the page has no trace.
         return None
     data = base64.b64encode(packed).decode() if len(packed) <= MOST_BYTES else ""
     return Embedded(name=name, num_cases=len(profiled), data=data)
 
 
 def _profiled(run: RunRecord, folder: Path) -> Mapping[str, LaunchRecord]:
-    """The profiled launch of each case whose traces are here."""
+    """Return the profiled launch of each case whose traces are on this machine."""
     cases = {arm.case.hash: arm.case.id for plan in run.plans for arm in plan.arms}
     out: dict[str, LaunchRecord] = {}
     for launch in run.launches:
@@ -61,7 +64,7 @@ def _profiled(run: RunRecord, folder: Path) -> Mapping[str, LaunchRecord]:
 
 
 def _size(folder: Path, launch: LaunchRecord) -> int:
-    """Bytes of a launch's traces; 0 where one is gone."""
+    """Return the size of a launch's traces in bytes, or 0 if a trace is missing."""
     try:
         return sum(size(trace_path(folder, launch.launch, rank.rank)) for rank in launch.ranks)
     except OSError:

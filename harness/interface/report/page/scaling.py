@@ -1,4 +1,4 @@
-"""Speedup and efficiency over ranks, and the same figures as a table."""
+"""Chart speedup and efficiency over ranks, and list the same values as a table."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,10 @@ from harness.record import RunRecord, ScalingPoint
 
 @dataclass(frozen=True, kw_only=True)
 class ChartGroup:
-    """Ladders of one mode that may be drawn together: stand-ins stay apart."""
+    """The charts and the table of all scaling sweeps with one mode.
+
+    Sweeps on simulated devices are in a separate group.
+    """
 
     title: str
     charts: Sequence[tuple[str, Markup]]
@@ -28,7 +31,7 @@ class ChartGroup:
 
 
 def groups(run: RunRecord) -> list[ChartGroup]:
-    """Speedup and efficiency, one pair for each mode, hardware and stand-ins apart."""
+    """Return two charts (speedup, efficiency) per mode, separately for simulated devices."""
     by_kind: dict[tuple[bool, str], list[Plan]] = {}
     for plan in run.plans:
         if len(points(run, plan)) > 1:
@@ -40,7 +43,10 @@ def groups(run: RunRecord) -> list[ChartGroup]:
 
 
 def speedup(run: RunRecord) -> str:
-    """The first chart of a run's page as a picture of its own; empty where nothing was scaled."""
+    """Return the first chart of a run's page as a standalone SVG file.
+
+    Return an empty text if the run has no scaling sweep.
+    """
     drawn = next((str(group.charts[0][1]) for group in groups(run)), "")
     if not drawn:
         return ""
@@ -58,7 +64,7 @@ def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> 
     rungs = [points(run, plan) for plan in plans]
     grid = sorted({float(point.world_size) for ladder in rungs for point in ladder})
     none: list[float | None] = [None] * len(grid)
-    title = f"{mode} scaling" + (" · stand-in" if stand_in else "")
+    title = f"{mode} scaling" + (" · simulated" if stand_in else "")
     charts = []
     for field, unit, ideal in (
         ("speedup", "x over the baseline", grid),
@@ -81,7 +87,7 @@ def _group(run: RunRecord, mode: str, stand_in: bool, plans: Sequence[Plan]) -> 
 
 
 def _names(plans: Sequence[Plan]) -> Iterator[str]:
-    """Names of ladders; those that share one say in what they differ."""
+    """Yield the names of the sweeps. Plans with the same name get the names of their cases."""
     often = Counter(plan.name for plan in plans)
     for plan in plans:
         case = plan.arms[-1].case
@@ -91,7 +97,7 @@ def _names(plans: Sequence[Plan]) -> Iterator[str]:
 def _series(
     run: RunRecord, plan: Plan, name: str, points: Sequence[ScalingPoint], field: str
 ) -> Curve:
-    """One field of the points with its interval, the bounds of its rules and their verdicts."""
+    """Return one field of the points as a curve: intervals, bounds of its thresholds, verdicts."""
 
     def column(suffix: str) -> list[Any]:
         return [getattr(point, field + suffix) for point in points]

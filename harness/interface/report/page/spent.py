@@ -1,4 +1,4 @@
-"""Where the time went: every rung's step in its parts, and from the ideal step to the real one."""
+"""Show where the time went: the parts of a step, and the losses from ideal to measured step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column
 from harness.record import Budget, RunRecord, Term
 
-#: A rung's name and its budget.
+#: The name of a world size and the time budget that was profiled at it.
 Named: TypeAlias = tuple[str, Budget]
 
-#: Wider than any sentence: the browser wraps.
+#: A line width, in characters, above the length of any sentence, because the browser wraps lines.
 WIDE = 10_000
-#: Okabe and Ito again, and grey for what nobody does.
+#: The palette by Okabe and Ito, and grey for time in which a rank does nothing.
 _COLORS = {
     Term.COMPUTE: "#0072B2",
     Term.MOVE: "#56B4E9",
@@ -33,14 +33,17 @@ _COLORS = {
     Term.IDLE: "#9aa0a6",
     Term.OTHER: "#5f6368",
 }
-#: The words of terms in a chart, and their colours.
+#: The colours of terms by their names in a chart.
 COLORS = {timeline.TERMS[term]: color for term, color in _COLORS.items()}
 _FALLING = {WORDS[term]: color for term, color in _COLORS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """One ladder's profiled rungs; ``apart`` says that these are other steps than were timed."""
+    """The profiled world sizes of one scaling sweep.
+
+    ``apart`` is not empty if the profiled steps differ from the timed steps.
+    """
 
     title: str
     anchor: str
@@ -56,7 +59,10 @@ class Spent:
 
 
 def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
-    """The profiled ladders, those that lost most first. ``anchors``: case hash -> its page."""
+    """Return the profiled scaling sweeps, largest loss first.
+
+    ``anchors`` maps a case's hash to its anchor in the page.
+    """
     worst_first = sorted(rungs(run), key=lambda r: float(r.losses.efficiency))
     budgets_of = [_budgets(run, rung) for rung in worst_first]
     most_ns = max((budget.step_ns for every in budgets_of for _, budget in every), default=0.0)
@@ -67,7 +73,10 @@ def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
 
 
 def ranks(budget: Budget, ideal_ns: Fraction | None = None) -> Markup:
-    """A bar for every rank of one window; dashed is what the baseline's step allows."""
+    """Return a bar for every rank of one profiled window, or 8 + 8 of more than 16 ranks.
+
+    The dashed line is the step time that the baseline allows.
+    """
     few = budget.ranks if len(budget.ranks) <= 16 else [*budget.ranks[:8], *budget.ranks[-8:]]
     bars = [svg.Bar(name=f"rank {r.rank}", parts=_parts(r.mean_ns)) for r in few]
     mark = None if ideal_ns is None else float(ideal_ns) / 1e6
@@ -79,7 +88,10 @@ def _parts(mean_ns: Callable[[Term], float]) -> list[tuple[str, float]]:
 
 
 def _budgets(run: RunRecord, rung: Rung) -> list[Named]:
-    """Every profiled rung of a ladder: that whose step is most like the timed ones'."""
+    """Return the budget of every profiled world size of a sweep.
+
+    Of several profiled launches of a case, take the one whose step is closest to the timed steps.
+    """
     launches = [(arm, nearest(run, arm.case)) for arm in rung.plan.arms]
     return [
         ("plain" if arm.case.plain else arm.case.world, launch.budget)
@@ -96,7 +108,7 @@ def _spent(run: RunRecord, rung: Rung, seen: Sequence[Named], anchor: str, most_
     rest = float(losses.step_ns - losses.ideal_ns) / 1e6 - sum(v for _, v in parts)
     parts.sort(key=lambda p: -p[1])
     if abs(rest) >= 0.005:
-        parts.append(("all else", rest))
+        parts.append(("all other", rest))
     fall = drawings.WaterfallChart(
         start=("ideal step", float(losses.ideal_ns) / 1e6),
         parts=parts,
@@ -115,14 +127,14 @@ def _spent(run: RunRecord, rung: Rung, seen: Sequence[Named], anchor: str, most_
             svg.stacked(bars, COLORS, unit="ms", mark=float(losses.ideal_ns) / 1e6, most=most_ms)
         ),
         waterfall=Markup(
-            drawings.waterfall(fall, _FALLING | {"all else": "var(--soft)"}, unit="ms")
+            drawings.waterfall(fall, _FALLING | {"all other": "var(--soft)"}, unit="ms")
         ),
         table=_table(seen),
     )
 
 
 def _table(seen: Sequence[Named]) -> Table[Named]:
-    """The chart's figures: ms of each term in a mean step of a mean rank."""
+    """Return the values of the chart: ms of each term in a step, as a mean over steps and ranks."""
     terms = [t for t in _COLORS if any(budget.total_ns(t) for _, budget in seen)]
 
     def column(term: Term) -> Column[Named]:

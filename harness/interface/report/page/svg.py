@@ -1,11 +1,12 @@
-"""Charts as inline SVG, drawn by hand: no network, no script, a few kilobytes each."""
+"""Draw charts as inline SVG. A chart has a few kilobytes and needs no network and no script."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Okabe and Ito's palette: told apart by colour-blind readers; every series has a mark of its own.
+# The palette by Okabe and Ito, which colour-blind readers can distinguish. Every series also has
+# a marker shape, so no information depends on colour alone.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("circle", "square", "diamond", "triangle", "circle", "square")
 WIDTH = 560
@@ -14,15 +15,16 @@ LEFT = 56
 RIGHT = 24
 TOP = 16
 BOTTOM = 44
-#: How far the intervals of several series stand beside each other.
+#: Horizontal distance between the intervals of two series at the same world size, in SVG units.
 ASIDE = 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One line with its interval band; ``low``/``high`` hold None where there is no interval.
+    """A line of a chart with its interval band.
 
-    ``bounds`` are required values at an x; ``told`` says of each point what came of them.
+    ``low`` and ``high`` hold None at a point that has no interval. ``bounds`` are required values
+    as pairs (x, bound). ``outcomes`` has one text for each point: the verdicts on it.
     """
 
     name: str
@@ -36,9 +38,10 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class _ChartPlane:
-    """Where values lie on a chart: world sizes on a log2 axis, values from zero.
+    """The coordinate system of a chart: world sizes on a log2 x axis, values from zero on y.
 
-    With ``log`` values are on a log2 axis too, from ``bottom``: then ideal speedup is straight.
+    With ``log`` the y axis is a log2 axis too and starts at ``bottom``. Ideal speedup is then a
+    straight line.
     """
 
     xs: Sequence[float]
@@ -72,8 +75,12 @@ def chart(
     ideal: Curve | None = None,
     log: bool = False,
 ) -> str:
-    """A line chart over world sizes on a log2 axis, up to the highest end of an interval."""
-    per_row = 2 if max(len(s.name) for s in series) <= 34 else 1  # of the legend
+    """Return a line chart over world sizes on a log2 axis.
+
+    The y axis reaches the largest value, upper interval end or bound.
+    """
+    # Long names of series need the full width of a legend row.
+    per_row = 2 if max(len(s.name) for s in series) <= 34 else 1
     tops = [v for s in series for v in (*s.y, *(h for h in s.high if h is not None))]
     tops += [b for s in series for _, b in s.bounds]
     top = max([*tops, *(ideal.y if ideal else [])], default=1.0) * 1.08
@@ -102,7 +109,7 @@ def chart(
 
 
 def _axes(plane: _ChartPlane, x_label: str, y_label: str) -> Iterator[str]:
-    """Grid, ticks and labels."""
+    """Yield the grid lines, the tick labels and the labels of both axes."""
     powers = range(int(math.log2(plane.bottom or 1.0)), int(math.log2(plane.top)) + 1)
     for tick in [2.0**power for power in powers] if plane.log else ticks(0.0, plane.top):
         y = plane.y(tick)
@@ -117,9 +124,10 @@ def _axes(plane: _ChartPlane, x_label: str, y_label: str) -> Iterator[str]:
 def _line(
     plane: _ChartPlane, s: Curve, color: str, mark: str, aside: float, *, band: bool
 ) -> Iterator[str]:
-    """One series: its intervals, its line, its points.
+    """Yield one series: its intervals, its line and its markers.
 
-    Bands of several series would hide each other: their intervals stand ``aside`` of each other.
+    A single series has a ``band``. Bands of several series would cover each other, so each of
+    several series has bars instead, which are shifted by ``aside``.
     """
     ends = zip(s.x, s.low, s.high, strict=True)
     intervals = [
@@ -168,7 +176,7 @@ def _mark(kind: str, x: float, y: float, color: str, title: str) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round values from low to high, six at most."""
+    """Return at most six round values from ``low`` to ``high``."""
     raw = (high - low) / 5 or 1.0
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(m * scale for m in (1, 2, 2.5, 5, 10) if m * scale >= raw)
@@ -184,7 +192,10 @@ def strip(
     bounds: Sequence[float],
     scale: tuple[float, float],
 ) -> str:
-    """Every pair's value as a dot, the interval as a bar, bounds as lines, from scale to scale."""
+    """Return a strip with a dot for each pair's value, a bar for the interval and lines for bounds.
+
+    The strip covers the values from ``scale[0]`` to ``scale[1]``.
+    """
     if not [*values, *(value for value in (low, high, *bounds) if value is not None)]:
         return ""
     lowest, highest = scale
@@ -213,7 +224,7 @@ def strip(
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One stacked bar: (name, value) parts from the left, all bars of a chart on one scale."""
+    """A stacked bar with its (name, value) parts from left to right."""
 
     name: str
     parts: Sequence[tuple[str, float]]
@@ -227,9 +238,10 @@ def stacked(
     mark: float | None = None,
     most: float | None = None,
 ) -> str:
-    """Horizontal bars over one axis, with a legend of what occurs.
+    """Return horizontal stacked bars on one axis, with a legend of the parts that occur.
 
-    ``mark`` is a dashed line; ``most`` is what the axis shows, where charts are to be compared.
+    ``mark`` is the position of a dashed line. ``most`` is the end of the axis; charts that readers
+    compare must have the same one.
     """
     if most is None:
         most = max([*(sum(v for _, v in b.parts) for b in bars), mark or 0.0])

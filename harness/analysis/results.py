@@ -32,7 +32,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class ResultKey:
     """The subject of a result. An output shows the fields that its rows differ in.
 
     ``plan`` is a hash, and empty for results of sweeps and trials. ``case`` is an id, ``world``
@@ -48,7 +48,7 @@ class Key:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class Limits:
     """A value with its 95 % confidence limits in the unit of the metric; a limit may be None."""
 
     value: float

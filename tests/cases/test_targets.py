@@ -65,7 +65,7 @@ def test_a_recipe_of_fault_scenarios_names_the_faults_command(
     with pytest.raises(SpecError) as error:
         plans_of("suites/ladders.py::checkpoints", SITE, KNOWN, {})
     assert error.value.fix == "scaleproof faults recover fsdp/decoder-tiny/weak"
-    assert case_of(shlex.split(error.value.fix)[2], SITE, {}).mode is Mode.WEAK
+    assert case_of(shlex.split(error.value.fix)[3], SITE, {}).mode is Mode.WEAK
 
 
 def test_settings_are_accepted_only_with_a_single_case(suite: Path) -> None:

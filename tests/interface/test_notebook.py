@@ -31,7 +31,7 @@ def test_a_run_is_shown_with_its_figures_and_escaped(
     run: notebook.NotebookRun, sample: Path
 ) -> None:
     shown = run._repr_html_()
-    for v in run.record.results:
+    for v in run.record.verdicts:
         assert v.case in shown and f"{v.value:.4g}" in shown
     assert "NOT VERIFIED" not in shown
     assert run.result("ddp").verdict is not None
@@ -62,7 +62,7 @@ def test_a_plot_shows_every_world_size_and_its_bound(
         return
     drawn = run.plot().figure.axes[0].get_lines()
     at = {(float(x), round(float(y), 6)) for line in drawn for x, y in line.get_xydata()}
-    for v in run.record.results:
+    for v in run.record.verdicts:
         if v.metric == "efficiency" and v.against == "plain" and v.value is not None:
             assert any(abs(y - v.value) < 0.02 for _, y in at)
     rules = {t.name: t.at_least for t in run.record.thresholds}

@@ -11,12 +11,12 @@ from harness.interface.report.text import wrap
 SAYS = "Benchmark and validate the scaling of distributed PyTorch training."
 #: A task of a newcomer, and the command to type for it.
 WANTED = (
-    ("try it here, in a minute", "scaleproof run demo"),
+    ("try it in a minute", "scaleproof run demo"),
     ("check this machine", "scaleproof check"),
-    ("see why a training is slow", "scaleproof run --script --cpus 2 -- train.py"),
-    ("benchmark a case on 1, 2 .. N ranks", "scaleproof run ddp/decoder-nano/weak --cpus 2"),
-    ("estimate the time on 8 GPUs", "scaleproof run plan suites --on 8xh100"),
-    ("accept a machine by my thresholds", "scaleproof new mine && pytest mine"),
+    ("see why my training is slow", "scaleproof run --script --cpus 2 -- train.py"),
+    ("benchmark one case", "scaleproof run ddp/decoder-nano/weak --cpus 2"),
+    ("estimate a run on 8 GPUs", "scaleproof run plan suites --on 8xh100"),
+    ("accept a machine", "scaleproof new mine && pytest mine"),
     ("measure every night", "scaleproof history nightly"),
     ("compare two machines", "scaleproof compare machines RUN_A RUN_B"),
     ("see and check a result", "scaleproof report RUN; scaleproof verify RUN"),

@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 from harness.base import programs
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError
-from harness.cases import Catalogue, Plan, Settings, Site, Threshold
+from harness.cases import Ablation, Catalogue, Plan, Settings, Site, Threshold
 from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.cli.planned_hardware import add_measuring_options
 from harness.interface.offered import OPTIONS, again
 from harness.interface.report import screen, text
 from harness.interface.report.heartbeat import watched
@@ -26,22 +25,6 @@ from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
-
-
-def add_hardware_options(sub: argparse.ArgumentParser) -> None:
-    """Adds the target, and the hardware to plan for."""
-    sub.add_argument(
-        "target",
-        nargs="?",
-        default="suites",
-        help="a case, a suite folder, file.py or file.py::recipe",
-    )
-    add_measuring_options(sub, cases=True)
-    sub.add_argument(
-        "--on",
-        metavar="HARDWARE",
-        help="machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
-    )
 
 
 def become(arguments: Sequence[str], results: Path) -> NoReturn:
@@ -71,6 +54,28 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
     ]
     sys.stdout.flush()
     os.execv(nsys, command)
+
+
+def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
+    """Add the options of commands that measure; with ``cases`` those of cases as well."""
+    options.add_to(sub, cases=cases)
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field or knob of the case"
+        if cases
+        else options.advanced(sub, "a knob of the engine"),
+    )
+    if cases:
+        sub.add_argument(
+            "--ablate",
+            action="append",
+            default=[],
+            choices=tuple(Ablation),
+            help=options.advanced(sub, "also measure the largest world size without this part"),
+        )
 
 
 def positive(text: str) -> int:

@@ -9,13 +9,29 @@ from _pytest.mark.expression import Expression
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
 from harness.base.errors import SpecError
-from harness.cases import Ablation, Device, Site
+from harness.cases import Device, Site
 from harness.host import devices
 from harness.host.devices import Hardware
-from harness.interface import options
+from harness.interface.cli.measuring import add_measuring_options
 
 #: The tier that ``pytest suites/`` measures where nothing else is said.
 USUAL_TIER = "not nightly and not acceptance"
+
+
+def add_hardware_options(sub: argparse.ArgumentParser) -> None:
+    """Adds the target, and the hardware to plan for."""
+    sub.add_argument(
+        "target",
+        nargs="?",
+        default="suites",
+        help="a case, a suite folder, file.py or file.py::recipe",
+    )
+    add_measuring_options(sub, cases=True)
+    sub.add_argument(
+        "--on",
+        metavar="HARDWARE",
+        help="machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
+    )
 
 
 def on(text: str | None) -> Hardware | None:
@@ -56,25 +72,3 @@ def tier(marks: str) -> Callable[[frozenset[str]], bool]:
         return expression.evaluate(has)
 
     return chosen
-
-
-def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
-    """Add the options of commands that measure; with ``cases`` those of cases as well."""
-    options.add_to(sub, cases=cases)
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a field or knob of the case"
-        if cases
-        else options.advanced(sub, "a knob of the engine"),
-    )
-    if cases:
-        sub.add_argument(
-            "--ablate",
-            action="append",
-            default=[],
-            choices=tuple(Ablation),
-            help=options.advanced(sub, "also measure the largest world size without this part"),
-        )

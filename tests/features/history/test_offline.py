@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import asv
 import pytest
 
 from harness.features.history import asv_results
@@ -14,7 +15,7 @@ from harness.features.history import asv_results
 @pytest.fixture
 def html(tmp_path: Path) -> Path:
     """Return asv's page template, as ``asv publish`` copies it."""
-    shutil.copytree(Path(asv_results.__file__).parent / "www", tmp_path / "html")
+    shutil.copytree(Path(asv.__file__).parent / "www", tmp_path / "html")
     return tmp_path / "html"
 
 

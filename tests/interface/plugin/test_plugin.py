@@ -83,7 +83,7 @@ def test_each_verdict_is_one_item_and_each_plan_is_measured_once(suite: pytest.P
             "*test_weak?ddp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
             "*test_weak?ddp-mlp_nano-weak-2cpu-sent_bytes? PASSED*",
             "*test_other?fsdp-mlp_nano-weak-2cpu-efficiency-wrapped? RECORDED*",
-            "*figure [[]95%[]]*verdict*",
+            "*value [[]95% limits[]]*verdict*",
             "* again *pytest*",
         ]
     )

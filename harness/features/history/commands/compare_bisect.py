@@ -9,7 +9,7 @@ from harness.base.documents import Json
 from harness.base.errors import Exit, SpecError
 from harness.features.history import bisection as bisecting
 from harness.features.history.bisection import Bisector, Versions
-from harness.interface.cli import environments, measuring, planned_hardware
+from harness.interface.cli import environments, measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.measure.session import Session
@@ -79,7 +79,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="SHARE",
         help="how often the answer may be wrong (default: 0.05)",
     )
-    planned_hardware.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:

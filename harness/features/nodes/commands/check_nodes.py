@@ -23,7 +23,7 @@ from harness.cases.targets import case_of
 from harness.features.nodes.checking import STEPS, check_bits
 from harness.host.admission import Level
 from harness.interface import options
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
@@ -83,7 +83,7 @@ class Fitness:
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument("--within", default="90s", metavar="T", help="90s, 2m: by then (default: 90s)")
     sub.add_argument("--case", default=CASE, help=f"what every rank trains a step of ({CASE})")
     sub.add_argument(

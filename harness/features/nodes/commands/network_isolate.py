@@ -8,7 +8,7 @@ from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.targets import case_of
 from harness.features.nodes.isolation import Isolator, Narrowing, TriedSet
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.text import wrap
@@ -50,7 +50,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument("--case", default=CASE, help=f"what is trained (default: {CASE})")
     sub.add_argument(
         "--steps",

@@ -12,7 +12,7 @@ from harness.cases.targets import case_of
 from harness.features.nodes import pairing, report
 from harness.features.nodes.pairing import Pairer
 from harness.features.nodes.rounds import MOST_ROUNDS
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record.fabric import Suspects
@@ -34,7 +34,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument("--case", default="", help="what pairs train (default: they all-reduce)")
     sub.add_argument(
         "--rounds",

@@ -21,7 +21,7 @@ from harness.features.recovery.goodput import Costs
 from harness.features.recovery.player import Player
 from harness.features.recovery.report import goodput as report
 from harness.interface import options
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 
@@ -81,7 +81,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "--short", action="store_true", help="measure what each costs, and play nothing"
     )
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
 
 
 def act(asked: Asked) -> Answer:

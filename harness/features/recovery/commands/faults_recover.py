@@ -12,7 +12,7 @@ from harness.cases.fault_scenario import resharded
 from harness.cases.script import parse, script_plan
 from harness.cases.targets import case_of
 from harness.features.recovery.recoverer import Recoverer, ScriptRecoverer
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.commands.network import needs_two
 from harness.measure.confirming import USUAL
@@ -61,7 +61,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="N",
         help=f"of each fault (default: {USUAL})",
     )
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
 
 
 def act(asked: Asked) -> Answer:

@@ -18,7 +18,7 @@ from harness.features.sharing import change, checkouts, comment
 from harness.features.sharing.change import AGAIN, BASE, HEAD, CaseChange
 from harness.features.sharing.checkouts import Checkout, Version
 from harness.interface import options
-from harness.interface.cli import environments, measuring, planned_hardware
+from harness.interface.cli import environments, measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.record import RunRecord, Status
@@ -79,7 +79,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "--gitlab", type=Path, metavar="FILE", help="write a Code Quality report there"
     )
-    planned_hardware.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
     sub.set_defaults(script=True)
 
 

@@ -13,7 +13,7 @@ from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue, Entry, Site
 from harness.host import admission, doctor, machine, ranks
 from harness.host.admission import Finding, Level
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.launch.engine import make
@@ -70,7 +70,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     """``doctor`` takes an engine and its nodes, ``attach`` a job."""
     if command == "check":
-        planned_hardware.add_measuring_options(sub, cases=False)
+        measuring.add_measuring_options(sub, cases=False)
     if command == "jobs attach":
         sub.add_argument(
             "pid", type=measuring.positive, metavar="PID", help="its launcher, or one of its ranks"

@@ -12,7 +12,7 @@ from harness.analysis.reading import load, pooled, runs_in
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.metrics import COMPARABLE
-from harness.interface.cli import environments, planned_hardware
+from harness.interface.cli import environments, measuring
 from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import comparison, text
 from harness.measure import interleaving
@@ -73,7 +73,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="CASE",
         help="measure this case in the environments A and B, in the same blocks",
     )
-    planned_hardware.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.base.errors import SpecError
 from harness.cases import Site
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.measure.confirming import USUAL
 from harness.measure.sweeper import Sweeper
@@ -30,7 +30,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument(
         "--sweeps",
         type=measuring.positive,

@@ -16,7 +16,7 @@ from harness.cases.script import script_plan
 from harness.cases.targets import bounds_of, plans_of
 from harness.host import doctor
 from harness.interface import options
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.commands import jobs
 from harness.interface.cli.commands.jobs import Detached
@@ -73,7 +73,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         "--dry-run", action="store_true", help="print the commands that would start the ranks"
     )
     _add_advanced(sub)
-    planned_hardware.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, cases=True)
 
 
 def _add_advanced(sub: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from harness.cases import (
 )
 from harness.cases.recipes import LEARNING, beside
 from harness.cases.targets import normalise
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import codecs, side_by_side, text
 from harness.interface.report.tabled import Table
@@ -58,7 +58,7 @@ CLOSE = 0.10
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("target", metavar="model", help="a model and its size, as decoder-nano")
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument(
         "--codecs", default="", metavar="A,B", help="only these (default: all that are in use)"
     )

@@ -18,7 +18,7 @@ from harness.base.formatting import si
 from harness.cases import Arm, CaseSpec, Catalogue, Device, Mode, Plan, Protocol, Role, Site
 from harness.cases.targets import case_plan
 from harness.host.machine import Machine
-from harness.interface.cli import measuring, planned_hardware
+from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
 from harness.interface.report.tabled import Table
@@ -59,7 +59,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("target", metavar="case", help="for example fsdp/decoder-1b3")
-    planned_hardware.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, cases=False)
     sub.add_argument(
         "--headroom",
         type=_share,

@@ -49,7 +49,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    measuring.add_hardware_options(sub)
+    planned_hardware.add_hardware_options(sub)
     sub.add_argument(
         "-m",
         metavar="MARKS",

@@ -34,7 +34,7 @@ def test_a_run_is_shown_with_its_figures_and_escaped(
     for v in run.record.verdicts:
         assert v.case in shown and f"{v.value:.4g}" in shown
     assert "NOT VERIFIED" not in shown
-    assert run.result("ddp").verdict is not None
+    assert run.result("ddp").result is not None
     assert "needs" not in run.result("ddp")._repr_html_()
     compared = run.compare(sample.with_name("ddp-nano-again"))
     assert f"{compared.comparison.mean:.3f}" in compared._repr_html_()

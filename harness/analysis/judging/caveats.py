@@ -194,4 +194,4 @@ def _of_floor(evidence: ContrastData, described: Described) -> Iterator[str]:
         yield "its target was met before anything was trained"
     losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
     if losses and min(losses) < floor - BELOW_NATS:
-        yield f"its model states a loss floor of {floor:.3g}, but training ends at {min(losses):.3g}"
+        yield f"its model states a loss floor of {floor:.3g}, but it trained to {min(losses):.3g}"

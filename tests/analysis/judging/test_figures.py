@@ -149,8 +149,8 @@ def test_a_rule_bounds_them(
     ("name", "unit", "says"),
     [
         ("mfu", "1", "mfu needs a device whose peak in this precision is known"),
-        ("reserved_bytes", "B", "nothing on this machine tells reserved_bytes"),
-        ("energy_per_sample", "J", "nothing on this machine tells energy_per_sample"),
+        ("reserved_bytes", "B", "nothing on this machine reports reserved_bytes"),
+        ("energy_per_sample", "J", "nothing on this machine reports energy_per_sample"),
     ],
 )
 def test_a_rule_on_what_a_machine_does_not_tell_says_so(

@@ -107,7 +107,10 @@ def test_it_is_told_only_where_it_is_worth_a_word(sample_run: RunRecord) -> None
     launch = one(sample_run)
     assert biases.sentence([launch], "the baseline") == ""
     busy = replace(launch, foreign_load=0.4)
-    assert biases.sentence([busy], "the baseline") == "others used 40% of the cores of the baseline"
+    assert (
+        biases.sentence([busy], "the baseline")
+        == "other processes used 40% of the cores of the baseline"
+    )
 
 
 def test_of_a_window_of_less_than_a_tick_nothing_is_told(sample_run: RunRecord) -> None:

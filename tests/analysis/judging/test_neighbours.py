@@ -60,7 +60,7 @@ def test_a_baseline_that_neighbours_slow_by_more_than_the_gap_passes_nothing(
     """4 % of the baseline's speed are 3 points of an efficiency of 0.75."""
     verdict = judged(sample_run, packed(0.05))[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
-    assert "worlds beside it may have taken 4.9%" in verdict.detail
+    assert "concurrent launches may have taken 4.9%" in verdict.detail
 
 
 def test_what_is_not_known_of_neighbours_is_not_taken_for_nothing(

@@ -116,17 +116,20 @@ def test_a_plain_baseline_is_the_same_training(fields: dict[str, object], word: 
 
 def test_ideals_follow_from_ranks() -> None:
     plan = with_contrast(made(), lambda c: replace(c, ideal=c.ideal * 0.8))
-    assert all("its ideal is" in why for why in told(plan))
+    assert all("its ideal ratio is" in why for why in told(plan))
 
 
 def test_nothing_is_its_own_baseline() -> None:
     plan = with_contrast(made(), lambda c: replace(c, baseline=(c.subject,), ideal=1.0))
-    assert "it is its own baseline" in told(plan)
+    assert "the subject is its own baseline" in told(plan)
 
 
 @pytest.mark.parametrize("role", [Role.ABLATION, Role.CONTROL])
 def test_what_is_wrong_on_purpose_passes_nothing(role: Role) -> None:
-    for name, word in (("@4", "wrong on purpose|nobody checks"), ("plain", "wrong on purpose")):
+    for name, word in (
+        ("@4", "incorrectly on purpose|is not checked"),
+        ("plain", "incorrectly on purpose"),
+    ):
         plan = with_arm(made(baselines=("plain",)), name, role=role)
         whys = {misnamed(plan, c) for c in plan.contrasts if name in (c.subject, *c.baseline)}
         assert whys and all(any(w in why for w in word.split("|")) for why in whys)
@@ -142,7 +145,7 @@ def test_a_device_counts_once() -> None:
         plan,
         lambda c: replace(c, baseline=c.baseline[:1] * len(c.baseline)),
     )
-    assert "a device is counted twice" in told(plan)
+    assert "the baseline counts a device twice" in told(plan)
 
 
 def test_a_plan_of_ones_own_says_what_it_compares() -> None:
@@ -157,4 +160,7 @@ def test_a_plan_of_ones_own_says_what_it_compares() -> None:
         ideal=2.0,
     )  # fmt: skip
     plan = replace(made(), arms=arms, contrasts=(fair, replace(fair, ideal=1.0)))
-    assert [misnamed(plan, c) for c in plan.contrasts] == ["", "its ideal is 1, by its ranks 2"]
+    assert [misnamed(plan, c) for c in plan.contrasts] == [
+        "",
+        "its ideal ratio is 1, but its ranks give 2",
+    ]

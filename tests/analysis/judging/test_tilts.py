@@ -141,7 +141,7 @@ def test_a_quota_that_holds_ranks_back_is_a_noisy_host(sample_run: RunRecord) ->
 
     verdict = judged(sample_run, edit)[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "others, or a CPU quota, may have taken 5" in verdict.detail
+    assert "other processes or a CPU quota may have taken 5" in verdict.detail
     assert "a CPU quota held the ranks of @2 back for 50%" in verdict.doubt
 
 
@@ -156,7 +156,7 @@ def test_stalls_beyond_the_windows_pass_nothing(sample_run: RunRecord) -> None:
 
     verdict = judged(sample_run, edit)[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "stalls that the timed windows do not hold would take 18%" in verdict.detail
+    assert "stalls that the timed windows do not contain would take 18%" in verdict.detail
 
 
 def test_lower_clocks_of_the_baseline_pass_nothing(sample_run: RunRecord) -> None:

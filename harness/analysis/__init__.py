@@ -1,1 +1,1 @@
-"""From a record to figures, budgets and verdicts: offline, without torch."""
+"""Analysis of a run's record: metrics, time budgets and verdicts, computed without torch."""

@@ -59,9 +59,9 @@ def test_a_run_as_it_went_has_nothing(sample: Path, sample_run: RunRecord) -> No
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (earlier, "began before the launch before it had ended"),
-        (copied, "has the samples of another one"),
-        (hurried, "stepped for"),
+        (earlier, "began before the previous launch had ended"),
+        (copied, "has the samples of another rank"),
+        (hurried, "its steps take"),
         (dropped, "is not in the record"),
     ],
 )

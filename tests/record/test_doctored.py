@@ -309,19 +309,19 @@ def test_blocks_that_follow_the_end_are_found(copy: Path, moved: bool) -> None:
             doc["head"] = hashlib.sha256(last.encode()).hexdigest()
 
     doctored(copy, more)
-    assert any("the chain goes on behind" in text for text in told(copy))
+    assert any("the chain continues after" in text for text in told(copy))
 
 
 def test_the_head_is_the_end_of_the_chain(copy: Path) -> None:
     lines = (copy / chain.FILE).read_text().splitlines()
     third = hashlib.sha256(lines[2].encode()).hexdigest()
     doctored(copy, setting("head", to=third))
-    assert any("the chain goes on behind the link" in text for text in told(copy))
+    assert any("the chain continues after the link" in text for text in told(copy))
 
 
 def test_a_chain_that_is_gone_is_missed(copy: Path) -> None:
     (copy / chain.FILE).unlink()
-    assert any("is missing: this run was chained" in t for t in told(copy))
+    assert any("is missing, although the record names" in t for t in told(copy))
 
 
 def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) -> None:
@@ -351,8 +351,8 @@ def test_honest_records_are_honest_wherever_they_were_interrupted(copy: Path) ->
 @pytest.mark.parametrize(
     ("purpose", "why"),
     [
-        ("stalled", "timed again, but the host did not stand still"),
-        ("flaked", "launched once more, but nothing had ended it"),
+        ("stalled", "timed again, but the host had not stood still"),
+        ("flaked", "launched once more, but had no transient failure"),
     ],
 )
 def test_no_launch_is_called_another_name_to_be_rid_of_it(

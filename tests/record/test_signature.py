@@ -93,7 +93,7 @@ def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signatu
     assert code == Exit.FAILED and "schema is not what was sealed" in out
     behind_the_end(grown, ("ended", {"notes": [], "out_of_time": []}))
     code, out = verified(capsys, grown, "--key", keys / "site.pub")
-    assert code == Exit.FAILED and "goes on behind its end" in out
+    assert code == Exit.FAILED and "continues after its end" in out
 
 
 def test_a_signature_of_a_forger_under_the_sites_name_is_told(

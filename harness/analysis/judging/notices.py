@@ -39,8 +39,8 @@ def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     if worst and (busiest := max(worst, key=lambda w: w[0]))[0] >= OVERLOADED:
         times, name, launch = busiest
         yield (
-            f"the busiest expert of {name} is chosen {times:.1f} times as often as its even share,"
-            f" and {launch.dropped_share:.0%} of all choices exceed the capacity of an expert:"
+            f"the busiest expert of {name} gets {times:.1f} times its even share of tokens, and"
+            f" {launch.dropped_share:.0%} of all choices exceed the capacity of an expert:"
             " increase the weight of the router's balance loss or the capacity (model options)"
         )
 

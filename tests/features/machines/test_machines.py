@@ -148,7 +148,7 @@ def test_stand_ins_of_one_side_are_listed(sample_run: RunRecord) -> None:
         doc["machine"]["num_cores"] = 1
 
     comparison = compare_hardware([sample_run, edited(sample_run, crowded)], "throughput")
-    assert comparison.not_compared == ("ddp/decoder-nano/weak@2cpu: a stand-in",)
+    assert comparison.not_compared == ("ddp/decoder-nano/weak@2cpu: a simulated device",)
     assert "num_cores: 2 | 1" in comparison.differs
     with pytest.raises(SpecError, match="only stand-ins"):
         compare_hardware([edited(sample_run, lambda d: [

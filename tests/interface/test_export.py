@@ -67,8 +67,8 @@ def test_a_text_that_is_a_formula_is_none_in_a_spreadsheet() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "x.xlsx"], "no form has this ending"),
-        (["--to", "x.prom", "--table", "steps"], "has no effect"),
+        (["--to", "x.xlsx"], "this file type is not supported"),
+        (["--to", "x.prom", "--table", "steps"], "does not apply"),
     ],
 )
 def test_what_cannot_be_exported_is_told(

@@ -145,9 +145,9 @@ def test_only_what_verifies_is_signed(
 @pytest.mark.parametrize(
     ("given", "status", "word"),
     [
-        ("2026-11-01T00:00Z", 0, "runs of this length fit in between the nonce and the end"),
-        ("2026-11-22T14:54:50Z", 0, "no second run of this length fits in"),
-        ("2026-12-01", 1, "before the nonce was given"),
+        ("2026-11-01T00:00Z", 0, "runs of this length fit between the nonce and the end"),
+        ("2026-11-22T14:54:50Z", 0, "no second run of this length fits between"),
+        ("2026-12-01", 1, "before the nonce was issued"),
         ("yesterday", 4, "try       date -u +%FT%TZ"),
     ],
 )

@@ -271,7 +271,7 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
 
 
 def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]:
-    """Yield the properties of a verdict for JUnit's file as ``scaling_NAME``, without empty ones."""
+    """Yield the non-empty properties of a verdict for JUnit's file, named ``scaling_NAME``."""
     folder = str(text.shown(session.run.folder))
     properties = {
         "status": verdict.status,

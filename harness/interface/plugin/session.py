@@ -167,7 +167,10 @@ class Expectation:
 
     @property
     def id(self) -> str:
-        """Return ``ddp-decoder_tiny-weak-4cpu-efficiency``, with the baseline unless it is plain."""
+        """Return the id of the item, for example ``ddp-decoder_tiny-weak-4cpu-efficiency``.
+
+        It ends with the kind of baseline unless that is plain.
+        """
         case = self.plan.arm(self.contrast.subject).case
         against = (
             ""

@@ -116,7 +116,10 @@ def test_as_its_user_runs_it(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ddp/decoder-nano", "--script", "--cpus", "2", "--", "resumes.py"], "does not go with"),
+        (
+            ["ddp/decoder-nano", "--script", "--cpus", "2", "--", "resumes.py"],
+            "cannot be used with",
+        ),
         (["--cpus", "2"], "nothing to break"),
         (["--script", "--cpus", "2", "--resume-with", "no", "--", "resumes.py"], "'no' is neither"),
     ],

@@ -184,7 +184,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _refuse(args: argparse.Namespace, site: Site, catalogue: Catalogue) -> None:
-    """Raise SpecError for a single rank, or for ``--confirm`` without an engine that shapes links."""
+    """Raise SpecError for a single rank, or if ``--confirm`` needs an engine that shapes links."""
     if site.world_size < 2:
         raise SpecError(
             "a single rank sends nothing",
@@ -250,7 +250,7 @@ def _strategies(catalogue: Catalogue) -> tuple[str, str]:
 def _plan(
     model: str, names: Sequence[str], site: Site, catalogue: Catalogue, *, bare: bool
 ) -> Plan:
-    """Return a plan of dense training, no exchange, bf16 and every compressor in the same blocks."""
+    """Return a plan with dense training, no exchange, bf16 and every compressor in its blocks."""
     hooked, coding = _strategies(catalogue)
     halves = [
         name for name, entry in catalogue.entries["compressors"].items() if entry.head.get("BESIDE")

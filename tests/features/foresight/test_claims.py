@@ -198,7 +198,7 @@ def test_nonsense_in_a_table_is_an_error(
     path.write_text(text)
     assert main(["verify", "table", str(path)]) == 4
     error = capsys.readouterr().err
-    assert "of no training" in error and "Traceback" not in error
+    assert "impossible for a training run" in error and "Traceback" not in error
 
 
 def test_what_three_launches_leave_open_of_a_ratio(

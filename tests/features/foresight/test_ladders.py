@@ -276,7 +276,7 @@ def test_runs_without_a_ladder_say_so(
 ) -> None:
     monkeypatch.setattr(verb, "load", lambda path: replace(run, launches=()))
     assert main(["predict", "RUN", "--to", "8"]) == 4
-    assert "no training was timed" in capsys.readouterr().err
+    assert "contain no timed training" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,8 @@ def test_runs_without_a_ladder_say_so(
     [
         (["--to", "8", "--set", "colour=red"], "--set colour: no such field"),
         (["--calibrate-on", "1"], "--calibrate-on 1"),
-        (["--page", "x.html", "--calibrate-on", "1,2"], "--page shows one size"),
-        (["--to", "8", "--only", "nothing"], "no such ladder"),
+        (["--page", "x.html", "--calibrate-on", "1,2"], "--page needs a size"),
+        (["--to", "8", "--only", "nothing"], "no such scaling sweep"),
     ],
 )
 def test_bad_questions_get_one_answer(
@@ -306,7 +306,7 @@ def test_without_an_agent_a_rank_keeps_what_it_had(
     monkeypatch.setattr(verb, "described", none)
     assert main(["predict", str(sample), "--to", "4x8"]) == 0
     shown = capsys.readouterr().out
-    assert "memory and exchange at that size are not known: 0 of 1 agents are ready" in shown
+    assert "memory and exchange at that size are unknown: 0 of 1 agents are ready" in shown
     assert "32 ranks" in shown and "memory n/a" in shown
 
 

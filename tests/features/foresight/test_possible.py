@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_not_possible_however_fast_its_links() -> None:
 
 def test_a_fabric_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "thresholds", "suites"]) == 4
-    assert "no fabric is named" in capsys.readouterr().err
+    assert "no hardware was given" in capsys.readouterr().err
 
 
 def test_every_suite_collects_for_gpus() -> None:

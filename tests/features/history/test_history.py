@@ -67,7 +67,7 @@ def test_it_is_a_gate_and_a_document(slowed: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["history"], "no night was ingested yet"),
+        (["history"], "the history is empty"),
         (["history", "nobody"], "no case with 'nobody' in its name"),
         (["history", "--figure", "speed"], "step_time, step_time_to_control"),
     ],

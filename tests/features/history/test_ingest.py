@@ -96,7 +96,7 @@ def test_of_several_runs_those_that_can_be_kept_are(
     ]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert f"not kept: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
+    assert f"not added: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
     assert main(["history", "add", str(tmp_path), "--results", str(tmp_path)]) == 4, (
         "alone it is an error"
     )

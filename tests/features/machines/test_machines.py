@@ -183,9 +183,9 @@ def test_forms_agree(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ("words", "message"),
     [
         ([], "two or more runs"),
-        (["--price", "Z=3"], "what an hour costs"),
-        (["--price", "A=dear"], "what an hour costs"),
-        (["--price", "A=0"], "what an hour costs"),
+        (["--price", "Z=3"], "the price of an hour"),
+        (["--price", "A=dear"], "the price of an hour"),
+        (["--price", "A=0"], "the price of an hour"),
     ],
 )
 def test_what_cannot_be_compared_is_told(

@@ -120,7 +120,7 @@ def test_as_its_user_runs_it(
             ["ddp/decoder-nano", "--script", "--cpus", "2", "--", "resumes.py"],
             "cannot be used with",
         ),
-        (["--cpus", "2"], "nothing to break"),
+        (["--cpus", "2"], "no case or script was given"),
         (["--script", "--cpus", "2", "--resume-with", "no", "--", "resumes.py"], "'no' is neither"),
     ],
 )

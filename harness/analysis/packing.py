@@ -77,7 +77,8 @@ def seats(
 
 def copies(world: CaseSpec, room: Sequence[int]) -> int:
     """Return how many copies of a world fit concurrently, at least 1."""
-    order = sorted(range(len(room)), key=lambda node: -room[node])  # as ``seats`` without a draw
+    # This is the order that ``seats`` uses without a draw.
+    order = sorted(range(len(room)), key=lambda node: -room[node])
     taken = [0] * len(room)
     many = 0
     while _seat(world, order, room, taken) is not None:

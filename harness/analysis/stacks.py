@@ -21,7 +21,7 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a stack, as py-spy names it."""
+    """One frame of a stack, as py-spy reports it."""
 
     function: str
     file: str

@@ -479,7 +479,7 @@ def _arm(evidence: ContrastData, names: Sequence[str]) -> _Arm:
 def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterator[Caveat]:
     """Yield a bias for the time that each arm can have lost to other processes or a CPU quota.
 
-    Each bias corrects one arm only, so that together they give both ends of the possible ratio.
+    Each bias corrects one arm only. Together they give both ends of the possible ratio.
     """
     more = metrics.metric(evidence.contrast.metric).more_is_better
     quota = not evidence.slowed_on_purpose  # the quota of an injected straggler is what is measured

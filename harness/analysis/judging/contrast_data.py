@@ -124,7 +124,7 @@ def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
                 (launch.case, launch.purpose, launch.attempt, launch.block), []
             ).append(math.log(rate))
     apart = [abs(v[0] - v[1]) for v in alike.values() if len(v) > 1]
-    # |N(0, 2 sd^2)| has its median at 0.6745 sqrt(2) sd
+    # The median of |N(0, 2 sd^2)|, the difference of two launches, is 0.6745 sqrt(2) sd.
     return statistics.median(apart) / (0.6745 * math.sqrt(2)) if apart else None
 
 

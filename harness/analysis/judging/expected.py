@@ -95,7 +95,7 @@ def path_for(place: Path, hardware: str) -> Path:
 
 
 def load(path: Path) -> tuple[ExpectedValue, ...]:
-    """Read a references file; ConfigError lists every mistake with its line."""
+    """Read a references file; raise a ConfigError that lists every mistake with its line."""
     tables, problems = read_tables(path, "reference", "--references")
     references = []
     for table in tables:

@@ -109,14 +109,14 @@ def _doubt(question: Question) -> str:
 
 
 class _Interval(NamedTuple):
-    """An interval, and in one word what has widened it (empty: nothing)."""
+    """An interval, and the cause that widened it in one word (empty if it was not widened)."""
 
     low: float | None
     high: float | None
     widened: str = ""
 
 
-#: The word for each reason that widens an interval.
+#: The word in ``Verdict.widened`` for each reason that widens an interval.
 _WIDENED = {
     Reason.NOISY_HOST: "load",
     Reason.NEIGHBOURS: "neighbours",

@@ -22,7 +22,7 @@ WANTED = (
     ("see and check a result", "scaleproof report RUN; scaleproof verify RUN"),
     ("see all commands", "scaleproof --help"),
 )
-#: Title -> group -> its sentence in ``--help``.
+#: For each title of ``--help``, its groups of commands and their sentences.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Measure": {
         "check": "Check this machine, nodes or a thresholds file",

@@ -135,8 +135,8 @@ def _told(error: ScaleproofError, words: Sequence[str]) -> int:
 
 
 def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
-    """Return the error if a command failed on a damaged record that it was given, else None."""
-    from harness.analysis.verify import verify  # most commands do not need it
+    """Return the error if a command failed because one of its records is damaged, else None."""
+    from harness.analysis.verify import verify  # imported here because most commands do not need it
 
     frame = traceback.extract_tb(bug.__traceback__)[-1]
     given = (path if path.is_dir() else path.parent for path in map(Path, _split(words)[0]))

@@ -89,7 +89,7 @@ def _tests(config: pytest.Config) -> Iterator[Path]:
     named = [a.split("::")[0] for a in config.known_args_namespace.file_or_dir]
     paths = [
         start_folder / n for n in named if (start_folder / n).exists()
-    ]  # or values of options not yet known
+    ]  # some may be values of options that pytest does not know yet
     usual = [config.rootpath / p for p in config.getini("testpaths")]
     for place in (*paths, *(usual or [start_folder])):
         if place.is_file():

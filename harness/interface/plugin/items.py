@@ -155,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             scaling.required = tuple(dict.fromkeys((*scaling.required, *e.required)))
             wanted.setdefault(e.plan.hash, set()).add(e.contrast)
         if config.pluginmanager.hasplugin("timeout"):
-            item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
+            item.add_marker(pytest.mark.timeout(0))  # one item measures a whole plan
     scaling.claims = any(item.get_closest_marker("acceptance") for item in items)
     judged = {e.rule.name for _, e in ours if isinstance(e, Expectation) and e.rule}
     recovers = any(isinstance(e, FaultScenario) for _, e in ours)

@@ -20,7 +20,7 @@ EXAMPLES = {
         "report export RUN --to scaleproof.prom",
     ),
 }
-#: Names of the tables, whose rows are these objects; the first is the default.
+#: Names of the tables; each table has a row for every such object, and the first is the default.
 _TABLES = ("launches", "steps", "points", "verdicts", "budgets")
 
 

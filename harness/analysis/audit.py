@@ -1,7 +1,7 @@
-"""The audit: whether a record is the whole of one run, as it went, and nothing else.
+"""The audit: checks that a record contains one whole run, unchanged, and nothing else.
 
-What follows from samples is recomputed by ``verify``; here is what does not: that no launch was
-left out, put in, moved or copied, and that rules were settled before anything was measured.
+``verify`` recomputes everything that follows from samples. The audit checks the rest: that no
+launch was left out, added, moved or copied, and that thresholds were fixed before the first launch.
 """
 
 import datetime
@@ -17,15 +17,16 @@ from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
 from harness.record.launch import BEHIND, FLAKES, STALLS, num_again
 
-#: Clocks of one machine may step by this much, s; a launch's wall time holds its stepping.
+#: Seconds by which the clock of a machine may step between two readings.
 CLOCK_S = 0.05
-#: So many launches in a row whose mean steps are as close are those of another run.
+#: Fewest launches in a row with equal mean steps that show a copy of another run.
 FEWEST_ALIKE = 4
+#: Largest difference of the logarithms of two mean steps that count as equal.
 ALIKE = 1e-4
 
 
 def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
-    """Everything that cannot be so in an untouched record; RecordError if the chain is broken."""
+    """Return everything in a record that an unmodified record cannot contain."""
     return [
         *_launches(run, folder, cut_off(links)),
         *_copies(run.launches),
@@ -39,8 +40,10 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
 
 
 def cut_off(links: Sequence[Link]) -> frozenset[str]:
-    """Launches that left nothing: sweeps that broke, and what was under way when its program was
-    ended, as whoever went on found it.
+    """Return the names of launches that have no entry in the record although they were started.
+
+    They are sweeps that failed, and launches that ran when the program was killed. The process that
+    resumed the run entered the latter into the chain.
     """
     sittings = chain.bodies(links, Kind.SITTING)
     broken = (str(body["launch"]) for body in chain.bodies(links, Kind.BROKEN))
@@ -48,10 +51,13 @@ def cut_off(links: Sequence[Link]) -> frozenset[str]:
 
 
 def strays(run: RunRecord) -> list[str]:
-    """Launches of plans, arms or cases that the record does not have: nothing can be recomputed."""
+    """Return a sentence for each launch of a plan, arm or case that the record does not contain.
+
+    Nothing can be recomputed from such a launch.
+    """
     arms = {plan.hash: {arm.name: arm.case.hash for arm in plan.arms} for plan in run.plans}
     return [
-        f"{launch.launch} is of a plan, an arm or a case that this record does not have"
+        f"{launch.launch} belongs to a plan, an arm or a case that this record does not contain"
         for launch in run.launches
         if arms.get(launch.plan, {}).get(launch.arm) != launch.case
         or launch.case not in run.described
@@ -59,10 +65,10 @@ def strays(run: RunRecord) -> list[str]:
 
 
 def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str]:
-    """Launches are numbered without a gap, and no folder is there that the record does not know.
+    """Yield missing launch numbers, and folders of launches that the record does not contain.
 
-    One that failed may have been launched once more, to be looked at closely; those that were
-    ``cut`` off with their program count for nothing.
+    Each failed launch allows for one more, because it may have been repeated for diagnosis.
+    Launches that were ``cut`` off with their program are known.
     """
     looks = sum(launch.status is LaunchStatus.FAILED for launch in run.launches)
     launches_folder = folder / "launches"
@@ -81,25 +87,28 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
     numbers |= {row.launch for row in run.fabric}
     gaps = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)
     if run.complete and not (run.recoveries or run.played) and len(gaps) > looks:
-        yield f"launch {gaps[0]} is missing ({len(gaps)} of {max(numbers)} are)"
+        yield f"launch {gaps[0]} is missing ({len(gaps)} of {max(numbers)} launches are missing)"
 
 
 def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """No two ranks leave the same samples: they hold the times of every step.
+    """Yield the first rank whose samples equal those of another rank.
 
-    References have no times: two that train alike, at another pace, are equal. Nor have hashes.
+    Samples contain the times of every step, so no two ranks have equal ones. References and hashes
+    contain no times and may be equal.
     """
     timed = [x for x in launches if x.purpose not in (Purpose.REFERENCE, Purpose.BITS)]
     count = Counter(r.samples_sha256 for x in timed for r in x.ranks if r.samples_sha256)
     for launch in timed:
         for rank in launch.ranks:
             if count[rank.samples_sha256] > 1:
-                yield f"{launch.launch}: rank {rank.rank} has the samples of another one"
+                yield f"{launch.launch}: rank {rank.rank} has the samples of another rank"
                 return
 
 
 def twice(run: RunRecord, other: RunRecord) -> str:
-    """Which samples two runs share, as no two measurements do; empty if they share none."""
+    """Return a sentence if two runs share samples, which two measurements never do, or an empty
+    one.
+    """
     known = {rank.samples_sha256: x.launch for x in other.launches for rank in x.ranks}
     for launch in (x for x in run.launches if x.asked is Purpose.TIMED):
         for rank in launch.ranks:
@@ -110,10 +119,11 @@ def twice(run: RunRecord, other: RunRecord) -> str:
 
 
 def _stepped_alike(run: RunRecord, other: RunRecord) -> str:
-    """Says which case has the mean steps of another run, one by one: a copy whose times were moved.
+    """Return a sentence if the launches of a case have the mean steps of another run, one by one.
 
-    A step's mean over a launch differs by some 1 % from launch to launch on the quietest machine.
-    Launches of a schedule are alike, and say nothing of hardware.
+    They are a copy whose times were changed a little: even on the quietest machine the mean step
+    varies by some 1 % from launch to launch. Launches of simulated compute are not compared,
+    because their schedule makes them equal.
     """
     of_other = _mean_steps(other)
     for case, mine in _mean_steps(run).items():
@@ -125,7 +135,7 @@ def _stepped_alike(run: RunRecord, other: RunRecord) -> str:
 
 
 def _mean_steps(run: RunRecord) -> dict[str, list[float]]:
-    """The mean step of each timed launch, s, in their order, by the hash of their case."""
+    """Return the mean step of each timed launch, in s and in their order, by the case's hash."""
     paced = {
         arm.case.hash
         for plan in run.plans
@@ -140,9 +150,10 @@ def _mean_steps(run: RunRecord) -> dict[str, list[float]]:
 
 
 def _times(run: RunRecord) -> Iterator[str]:
-    """Launches follow each other, last as long as they step, and lie within the run.
+    """Yield launches that overlap, that are shorter than their steps, or that ran on other hosts.
 
-    A reference with replicates is entered before the launch that needed it, which ran first.
+    References are not checked for their order, because one with replicates is entered before the
+    launch that needed it although that launch ran first.
     """
     began = datetime.datetime.fromisoformat(run.started_at)
     previous_end = began - datetime.timedelta(seconds=1)
@@ -155,14 +166,17 @@ def _times(run: RunRecord) -> Iterator[str]:
         its_slot = launch.slot.removesuffix(BEHIND)
         beside = bool(its_slot) and its_slot == slot
         if not beside and at < previous_end - datetime.timedelta(seconds=CLOCK_S):
-            yield f"{launch.launch} began before the launch before it had ended"
+            yield f"{launch.launch} began before the previous launch had ended"
             return
         ended = at + datetime.timedelta(seconds=launch.wall_s)
         slot = its_slot
         previous_end = max(previous_end, ended) if beside else ended
         stepping = max((rank.stepping_s for rank in launch.ranks), default=0.0)
         if launch.status is LaunchStatus.OK and launch.wall_s + CLOCK_S < stepping:
-            yield f"{launch.launch}: stepped for {stepping:.3f} s in {launch.wall_s:.3f} s"
+            yield (
+                f"{launch.launch}: its steps take {stepping:.3f} s, but the launch took"
+                f" {launch.wall_s:.3f} s"
+            )
             return
     hosts = {machine.host for machine in (run.machine, *run.nodes)}
     if strange := {rank.host for launch in run.launches for rank in launch.ranks} - hosts:
@@ -170,12 +184,15 @@ def _times(run: RunRecord) -> Iterator[str]:
 
 
 def _turns(run: RunRecord) -> Iterator[str]:
-    """Every block has all its launches, there and back, in the order that its seed draws."""
+    """Yield blocks that lack launches, or whose order is not the one that their seed draws.
+
+    A block passes over its arms forward and then backward.
+    """
     for block in run.blocks:
         plan = run.plan_of.get(block.plan)
         where = f"block {block.number}" if plan is None else f"{plan.name}: block {block.number}"
         if plan is None or block != block.drawn(plan.protocol.seed):
-            yield f"{where} has another order of arms than its seed draws"
+            yield f"{where}: the order of its arms is not the one that its seed draws"
             continue
         of_block = [
             launch
@@ -187,7 +204,10 @@ def _turns(run: RunRecord) -> Iterator[str]:
         happened = [(launch.turn, launch.arm) for launch in of_block]
         ended = not run.complete or any(not launch.usable for launch in of_block)
         if happened != wanted[: len(happened)] or (len(happened) < len(wanted) and not ended):
-            yield f"{where} has {len(happened)} of {len(wanted)} launches, or not in its order"
+            yield (
+                f"{where} has {len(happened)} of {len(wanted)} launches, or they are not in its"
+                " order"
+            )
     if run.blocks:
         known = {(b.plan, b.attempt, b.number) for b in run.blocks}
         for launch in run.launches:
@@ -198,8 +218,10 @@ def _turns(run: RunRecord) -> Iterator[str]:
 
 
 def _stalled(run: RunRecord) -> Iterator[str]:
-    """Tells whether the case that was timed again is a scheduled stand-in that only the host slowed
-    down.
+    """Yield launches that were repeated as stalled although the host had not stood still.
+
+    Only launches with a schedule (simulated compute) may be repeated for this reason, and only
+    ``STALLS`` times in a plan.
     """
     slots: dict[str, list[LaunchRecord]] = {}
     for launch in (launch for launch in run.launches if launch.purpose is Purpose.STALLED):
@@ -210,18 +232,20 @@ def _stalled(run: RunRecord) -> Iterator[str]:
         if not (
             still and scheduled and all(launch.usable or launch in still for launch in launches)
         ):
-            yield f"{launches[0].launch} was timed again, but the host did not stand still"
+            yield f"{launches[0].launch} was timed again, but the host had not stood still"
             return
     for plan, of_plan in sorted(run.by_plan.items()):
         times = num_again(of_plan, Purpose.STALLED)
         if times > STALLS:
-            yield f"launches of plan {plan} were timed again {times} times, {STALLS} may be"
+            yield f"launches of plan {plan} were timed again {times} times; at most {STALLS} may be"
             return
 
 
 def _flaked(run: RunRecord) -> Iterator[str]:
-    """Tells whether each relaunch followed a failure that passes by itself. No plan had two, but
-    for lost nodes: those end the plan and say nothing of it.
+    """Yield relaunches that did not follow a transient failure, and plans with too many of them.
+
+    At most ``FLAKES`` are allowed in a plan. Relaunches after a lost node do not count, because the
+    loss says nothing about the plan.
     """
     for plan, of_plan in sorted(run.by_plan.items()):
         slots: dict[str, list[LaunchRecord]] = {}
@@ -229,14 +253,17 @@ def _flaked(run: RunRecord) -> Iterator[str]:
             slots.setdefault(launch.slot or launch.launch, []).append(launch)
         for launches in slots.values():
             if not any(launch.passing for launch in launches):
-                yield f"{launches[0].launch} was launched once more, but nothing had ended it"
+                yield f"{launches[0].launch} was launched once more, but had no transient failure"
         times = sum(not any(launch.lost for launch in launches) for launches in slots.values())
         if times > FLAKES:
-            yield f"launches of plan {plan} were launched once more {times} times"
+            yield f"launches of plan {plan} were repeated {times} times; at most {FLAKES} may be"
 
 
 def _seats(run: RunRecord) -> Iterator[str]:
-    """Launches at once had nodes and devices of their own, and those that their seed draws."""
+    """Yield the first launch that did not run on the nodes and devices that its seed draws.
+
+    The draw gives concurrent launches separate devices.
+    """
     plans = {p.hash: p for p in run.plans}
     slots: dict[str, list[LaunchRecord]] = {}
     apart = (Purpose.REFERENCE, Purpose.ROUND)
@@ -256,13 +283,13 @@ def _seats(run: RunRecord) -> Iterator[str]:
 
 
 def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """The record says what the chain says."""
+    """Yield the differences between the record and its hash chain."""
     if not links:
-        yield f"{chain.FILE} is missing: this run was chained"
+        yield f"{chain.FILE} is missing, although the record names the end of a chain"
         return
     yield from _ends(run, links)
     if links[0].kind is not Kind.SEALED:
-        yield "the chain does not begin with what was settled before the first launch"
+        yield "the chain does not begin with the entry that was sealed before the first launch"
         return
     yield from _sealed(run, links)
     yield from _announced(run, links)
@@ -271,24 +298,24 @@ def _chained(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _stated(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Checks that the rest of a complete record is what was known when the run ended."""
+    """Yield fields of a complete record that differ from the chain's last entry."""
     if not run.complete or links[-1].kind is not Kind.ENDED:
         return
     for name in chain.STATED:
         ended = links[-1].body
         if name in ended and not says(ended[name], getattr(run, name)):
-            yield f"{name} is not what was known when the run ended"
+            yield f"{name} differs from the entry at the end of the run"
 
 
 def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """The chain ends where the record does, and nothing lies behind its end."""
+    """Yield if the chain does not end where the record ends."""
     if run.head not in {link.hash for link in links}:
-        yield "the chain is not the one that the record ends with"
+        yield "the chain does not contain the link that the record ends with"
     elif run.complete and run.head != links[-1].hash:
-        yield f"the chain goes on behind the link that the record ends with, {run.head[:12]}"
+        yield f"the chain continues after the link that the record ends with, {run.head[:12]}"
     ends = [link.number for link in links if link.kind is Kind.ENDED]
     if ends and ends[0] != links[-1].number:
-        yield f"the chain goes on behind its end, link {ends[0]}"
+        yield f"the chain continues after its end, link {ends[0]}"
     if run.complete is not (links[-1].kind is Kind.ENDED):
         yield (
             "the record is complete, but the chain does not end"
@@ -298,14 +325,14 @@ def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Checks that what was settled before the first launch has not changed since."""
+    """Yield fields of the record that differ from the entry sealed before the first launch."""
     sealed = links[0].body
     names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if not says(sealed.get(name), getattr(run, name)):
             yield f"{name} is not what was sealed before the first launch"
     if any(link.kind is Kind.SITTING for link in links):
-        return  # each sitting has its own
+        return  # a resumed run has admission and environment in each of its sittings
     if not says(sealed.get("admission"), run.admission):
         yield "admission is not what was found before the first launch"
     if not says(sealed.get("environment"), run.environment):
@@ -313,7 +340,7 @@ def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Plans, and what was expected of their cases, are those that were announced."""
+    """Yield plans and descriptions of cases that differ from those announced in the chain."""
     plans = {plan.hash: plan for plan in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
         if not says(body["plan"], plans.get(body["hash"])):
@@ -321,14 +348,14 @@ def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     for body in chain.bodies(links, Kind.DESCRIBED):
         for case, answer in body.items():
             if case not in run.described or not says(answer, run.described[case]):
-                yield f"what is expected of case {case} is not what its files said"
+                yield f"the description of case {case} is not the one that was announced"
     announced = {case for body in chain.bodies(links, Kind.DESCRIBED) for case in body}
     if unannounced := sorted(set(run.described) - announced):
-        yield f"case {unannounced[0]} was never described by its files"
+        yield f"the description of case {unannounced[0]} was never announced"
 
 
 def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Everything that was measured is in the record as it was entered."""
+    """Yield measurements of the record that differ from their entries in the chain."""
     for kind, entries in (
         (Kind.LAUNCH, run.launches),
         (Kind.BLOCK, run.blocks),
@@ -347,10 +374,13 @@ def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 def _alike(
     kind: Kind, record: Sequence[object], links: list[Json], *, whole: bool
 ) -> Iterator[str]:
-    """Entries of the record are those of the chain; an interrupted record may lack the last."""
+    """Yield how the entries of one kind differ between the record and the chain.
+
+    The record of an interrupted run may lack the last entries.
+    """
     for i, (a, b) in enumerate(zip(record, links, strict=False)):
         if not says(b, a):
-            yield f"{kind} {i + 1} of the record is not the one of the chain"
+            yield f"{kind} {i + 1} of the record differs from the one in the chain"
             return
     if len(record) > len(links) or (whole and len(record) < len(links)):
         yield f"{len(record)} {kind} entries in the record, {len(links)} in the chain"

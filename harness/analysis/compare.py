@@ -1,4 +1,4 @@
-"""Two runs side by side, only over what both ran, each ratio with its interval.
+"""Compare two runs over the cases that both ran, with an interval for each ratio.
 
 values of launches by case -> Welch's t on logarithms -> Compared -> Comparison
 """
@@ -22,15 +22,15 @@ from harness.host.environment import is_digest
 from harness.record import Purpose, RunRecord, Term
 from harness.record.budget import EXPOSED
 
-#: Two runs are not interleaved, so what drifts from one to the other is not in the interval: a
-#: difference is only called one when its whole interval lies beyond this.
+#: Relative difference beyond which a whole interval must lie to count as a change. Two runs are not
+#: interleaved, so their intervals do not contain the drift of the machine between them.
 DRIFT = 0.03
-#: Two-sided error of the intervals here: one look, at launches that are all there.
+#: Two-sided error probability of the intervals, which are looked at once.
 ALPHA = 0.05
 
 
 class Reading(StrEnum):
-    """The meaning of an interval of B / A; it is no change only if all of it lies within DRIFT."""
+    """The reading of an interval of B / A; "no change" means that all of it lies within DRIFT."""
 
     FASTER = "B better"
     SLOWER = "B worse"
@@ -42,7 +42,10 @@ class Reading(StrEnum):
 
 
 def gate(readings: Collection[Reading]) -> Exit:
-    """The exit status that ``--fail-on worse`` asks for: what B has not measured may be worse."""
+    """Return the exit status for ``--fail-on worse``.
+
+    It is INCONCLUSIVE if B lacks a case of A, because that case may be worse.
+    """
     if Reading.SLOWER in readings:
         return Exit.FAILED
     return Exit.INCONCLUSIVE if Reading.ONLY_A in readings else Exit.PASSED
@@ -50,10 +53,10 @@ def gate(readings: Collection[Reading]) -> Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One case in both runs. ``ratio`` is B / A, with its 95 % interval where launches are two.
+    """One case in both runs. ``ratio`` is B / A, with a 95 % interval from two launches each on.
 
-    ``taken`` are the shares of A's and B's time that others can have taken at most: the interval
-    also holds what would have been measured without them.
+    ``taken`` holds the largest shares of A's and B's time that other processes can have taken. The
+    interval is widened to contain the ratio without them.
     """
 
     case: CaseSpec
@@ -71,7 +74,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """How a case's mean step changed from A to B: ns, in all and of each term."""
+    """The change of a case's mean step from A to B in ns, in total and by term."""
 
     case: str
     before_ns: float
@@ -81,10 +84,10 @@ class Shift:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All rows, their geometric mean over the cases both ran, and what differs between the runs.
+    """The rows of all cases, their geometric mean over shared cases, and differences of the runs.
 
-    ``forced`` lists the fields of the fingerprint in which they should have been alike. ``others``
-    are the same cases on the other metrics, ``shifts`` how the parts of their steps changed.
+    ``forced`` lists the fields of the fingerprint that should have been equal. ``others`` are the
+    same cases on the other metrics, and ``shifts`` the changes of the parts of their steps.
     """
 
     metric: str
@@ -100,7 +103,10 @@ class Comparison:
 
 
 def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> Comparison:
-    """Two runs that are alike but for what one compares; unlike ones are refused unless forced."""
+    """Compare two runs on one metric.
+
+    Raise SpecError if their fingerprints differ, unless ``force`` is set.
+    """
     unlike = between(fingerprint(a), fingerprint(b))
     if unlike and not force:
         raise SpecError(
@@ -118,8 +124,9 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
 
 
 def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
-    """How steps changed of cases that both runs profiled; a term that one run could not divide is
-    divided in neither.
+    """Yield how the steps of cases changed that both runs profiled.
+
+    If one run could not divide its exposed time into terms, it is not divided for either.
     """
     for case in _cases(a):
         before = budgets(a, case)
@@ -147,7 +154,10 @@ def _cases(run: RunRecord) -> list[CaseSpec]:
 
 
 def key_of(case: CaseSpec, hardware: bool) -> str:
-    """Across hardware a case keeps its identity but for where it computes."""
+    """Return the key under which a case of two runs is the same.
+
+    Across hardware, device and backend do not count.
+    """
     if not hardware:
         return case.hash
     skip = {"device", "backend"}
@@ -155,7 +165,10 @@ def key_of(case: CaseSpec, hardware: bool) -> str:
 
 
 def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
-    """Every case of either run on one metric; across ``hardware`` stand-ins are left out."""
+    """Compare every case of either run on one metric.
+
+    Across ``hardware``, simulated devices are left out.
+    """
     if metric not in COMPARABLE:
         raise SpecError(
             f"--metric {metric}", expected=", ".join(COMPARABLE), fix="--metric throughput"
@@ -169,7 +182,7 @@ def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> 
     for key in dict.fromkeys([*values_a, *values_b]):
         case = (values_a.get(key) or values_b[key])[0]
         if hardware and (a.stand_ins(case) or b.stand_ins(case)):
-            not_compared.append(f"{case.id}: a stand-in")
+            not_compared.append(f"{case.id}: a simulated device")
             continue
         x = values_a[key][1] if key in values_a else []
         y = values_b[key][1] if key in values_b else []
@@ -198,7 +211,7 @@ def _compared(
     y: Sequence[float],
     efficiencies: tuple[float | None, float | None],
 ) -> Compared:
-    """A case by the values of its launches in both runs, of which one may have none."""
+    """Return the comparison of a case by its launches' values; one run may have none."""
     ratio = low = high = None
     reading = Reading.ONLY_A if not y else Reading.ONLY_B
     if x and y:
@@ -224,8 +237,9 @@ def _compared(
 
 
 def _taken(run: RunRecord, case: CaseSpec) -> float | None:
-    """The share of their time that others can have taken from a case's timed launches; None where
-    nobody knows.
+    """Return the share of time that other processes can have taken from a case's timed launches.
+
+    Return None if it is unknown.
     """
     launches = [
         launch
@@ -238,8 +252,9 @@ def _taken(run: RunRecord, case: CaseSpec) -> float | None:
 
 
 def _widened(row: Compared, taken_a: float, taken_b: float) -> Compared:
-    """The row whose interval also holds what would have been measured without others: they can only
-    have slowed either side.
+    """Return the row with its interval widened by the possible effect of other processes.
+
+    They can only have slowed either run down.
     """
     more = METRICS[row.metric].more_is_better
     if row.low is None or row.high is None or not METRICS[row.metric].of_time:
@@ -253,32 +268,32 @@ def _widened(row: Compared, taken_a: float, taken_b: float) -> Compared:
 
 
 def _shifts_of(row: Compared) -> tuple[float, float]:
-    """How far the ends of the logarithm's interval are moved by what others can have taken."""
+    """Return how far the time taken by other processes moves each end of the log interval."""
     of_a, of_b = (-math.log1p(-taken) for taken in row.taken)
     return (-of_a, of_b) if METRICS[row.metric].more_is_better else (-of_b, of_a)
 
 
 def load_of(a: RunRecord, b: RunRecord) -> Iterator[str]:
-    """Says what others can have taken from the launches of two runs, where it is worth a word."""
+    """Yield a sentence if the load of other processes is unknown, or if it can exceed DRIFT."""
     shares = [
         max((_taken(run, case) or 0.0 for case in _cases(run)), default=0.0) for run in (a, b)
     ]
     for name, run in (("A", a), ("B", b)):
         if any(_taken(run, case) is None for case in _cases(run)):
-            yield f"load: nobody knows what others took from {name}'s launches"
+            yield f"load: the background load of {name}'s launches is unknown"
     if max(shares) > DRIFT:
         yield (
-            f"load: others can have taken {shares[0]:.0%} of A's time and {shares[1]:.0%} of B's at"
-            " most, which the intervals hold"
+            f"load: other processes can have taken at most {shares[0]:.0%} of A's time and"
+            f" {shares[1]:.0%} of B's, which the intervals include"
         )
 
 
 def mean_ratio(rows: Iterable[Compared]) -> tuple[float | None, float | None, float | None]:
-    """The geometric mean of the ratios of cases that both runs have, and its 95 % interval.
+    """Return the geometric mean of the ratios of shared cases and its 95 % interval.
 
-    Cases are independent, so the radii of their intervals add up as squares: of one case the mean
-    is as uncertain as the case. What others took is alike in all cases, and is added as it is. No
-    interval where a case has none: nobody knows the mean's.
+    Cases are independent, so the squares of their intervals' radii add up. The effect of other
+    processes may be the same in all cases, so its mean is added. There is no interval if one of the
+    cases has none.
     """
     both = [row for row in rows if row.ratio is not None]
     if not both:
@@ -299,14 +314,14 @@ def mean_ratio(rows: Iterable[Compared]) -> tuple[float | None, float | None, fl
 
 
 def reading_of(low: float, high: float, more_is_better: bool) -> Reading:
-    """Reads an interval of B / A."""
+    """Return the reading of an interval of B / A."""
     if low > 1 + DRIFT or high < 1 - DRIFT:
         return Reading.FASTER if (low > 1) is more_is_better else Reading.SLOWER
     return Reading.SAME if low >= 1 - DRIFT and high <= 1 + DRIFT else Reading.UNDECIDED
 
 
 def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
-    """Fields of machine, software, environment and settings that are not equal."""
+    """Return the fields of machine, software, environment and settings that differ."""
     skip = {"host", "kernel", "hardware_class", "key", "title"}
 
     def facts(run: RunRecord) -> list[Mapping[str, Json]]:
@@ -324,12 +339,12 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
 
 
 def _unlike_digests(a: str | None, b: str | None) -> bool:
-    """Whether a variable, of which only a digest is kept, has another value; both runs keep it."""
+    """Return whether both runs have a digest of an environment variable and these differ."""
     return a is not None and b is not None and a != b and is_digest(a) and is_digest(b)
 
 
 def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[CaseSpec, list[float]]]:
-    """Key -> the case and its launches' values, over all plans that ran it."""
+    """Return by key each case and its launches' positive values, over all plans that ran it."""
     by_case: dict[str, tuple[CaseSpec, list[float]]] = {}
     for plan in run.plans:
         for arm in plan.arms:
@@ -353,9 +368,10 @@ def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
 
 
 def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:
-    """Difference of log means B - A, and the radius of its 95 % interval.
+    """Return the difference of log means, B - A, and the radius of its 95 % interval.
 
-    The launches of two runs are not paired, so Welch's t with Satterthwaite's degrees of freedom.
+    The launches of two runs are not paired, so this is Welch's t interval with Satterthwaite's
+    degrees of freedom.
     """
     interval = stats.t_interval([math.log(v) for v in x], ALPHA)
     b = stats.t_interval([math.log(v) for v in y], ALPHA)

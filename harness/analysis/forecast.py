@@ -1,9 +1,9 @@
-"""Forecast: which launches are still to come, and how long they take.
+"""The forecast of a run: the launches that are still to come, and how long they take.
 
-    plans, what is known of their cases -> launches that they want, less those there are -> seconds
+    plans and descriptions of their cases -> launches that they need, less those made -> seconds
 
-``plan``, the line after collection, the live line and its ETA read this one list. What a launch
-takes is taken from launches like it where there are any, and from closed forms before.
+``plan``, the line after collection, and the live line with its ETA read this one list. The time of
+a launch comes from launches of the same kind if there are any, else from closed forms.
 """
 
 from collections import Counter
@@ -24,42 +24,46 @@ from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, Purpose
 from harness.record.fabric import OPERATIONS
 
-#: FLOP/s of a CPU core in training, the shares of a GPU's peak and of its roofline that training
-#: reaches, and that of a link's rate: what is usual, where nothing was measured.
+#: Usual FLOP/s of a CPU core in training, for cases that were not measured.
 CORE_FLOPS = 3e10
+#: Usual share of a GPU's peak FLOP/s that training reaches.
 PEAK_SHARE = 0.4
+#: Usual share of the roofline of a GPU that training reaches.
 ROOFLINE_SHARE = 0.55
+#: Usual share of a link's rate that collectives reach.
 LINK_SHARE = 0.7
-#: Seconds to start and end a world whose ranks are forked with torch imported: on an H200 a rank
-#: makes a context and loads kernels in 1.5 to 2.7 s. NCCL opens its channels in 2.6 s on 8 B200,
-#: kernels apart (https://github.com/NVIDIA/nccl/issues/1646): a guess, of other machines.
+#: Seconds to start and end a world whose ranks are forked with torch imported. On an H200 a rank
+#: creates a context and loads kernels in 1.5 to 2.7 s.
 START_S = {Device.CPU: 0.15, Device.CUDA: 2.5}
+#: Seconds in which NCCL opens its channels, without loading kernels. The value was measured on 8
+#: B200 (https://github.com/NVIDIA/nccl/issues/1646) and is a guess for other machines.
 NCCL_S = 2.6
-#: Seconds in which a world finds its compiled blocks in Inductor's cache, and how many more it
-#: takes to compile them, for each graph: on an H200.
+#: Seconds in which a world finds its compiled blocks in Inductor's cache, on an H200.
 COMPILED_S = 4.2
+#: Further seconds to compile one graph that is not in this cache, on an H200.
 COMPILING_S = 10.5
-#: Seconds to train a gate's twin on one rank, and to write down and read a profile.
+#: Seconds for each rank of a gate to train its small twin.
 GATE_S = 0.3
+#: Seconds to write and read a profile.
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
-#: Seconds in which the collectives of a sweep are timed: a tenth of one for each operation and
-#: payload, three iterations at least of the largest, and what is done before them.
+#: Seconds in which a sweep times its collectives: a tenth of a second for each operation and
+#: payload, at least three iterations of the largest payload, and the setup.
 SWEEP_S = 9.0
-#: A step is not shorter than its own Python.
+#: Least seconds of a step, which its Python code takes.
 LEAST_STEP_S = 2e-3
-#: How many blocks a judged plan needs on average beyond the first ones. A noisy host needs more. On
-#: an H200 four pairs gave an interval of 0.4 %, and bounds for GPUs are 5 % and more below what
-#: healthy machines reach.
+#: Average number of blocks that a judged plan needs after the first ones; a noisy host needs more.
+#: On an H200 four pairs gave an interval of 0.4 %, and bounds for GPUs lie at least 5 % below the
+#: values of healthy machines.
 FURTHER = {Device.CPU: 0.5, Device.CUDA: 0.1}
 
 Slots = Callable[[Plan, Sequence[Arm]], Sequence[Sequence[Arm]]]
-#: What for, arms at once, and how often they are launched so.
+#: The purpose of launches, the arms that run concurrently, and how often they are launched.
 Launches = tuple[Purpose, Sequence[Arm], int]
 
 
 @dataclass(frozen=True)
 class PendingLaunches:
-    """Worlds that will run at once, and how long they take, in s."""
+    """Worlds that will run concurrently, and how long they take, in s."""
 
     plan: Plan
     purpose: Purpose
@@ -68,10 +72,9 @@ class PendingLaunches:
 
 
 class LaunchCosts:
-    """The time that launches of these plans take, s: as measured where there are some, else by
-    closed forms.
+    """The time that launches of these plans take, in s, as measured or else by closed forms.
 
-    ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: nobody knows.
+    ``link_bytes`` is the rate of a rank's slowest link in B/s, or 0 if it is unknown.
     """
 
     def __init__(
@@ -96,22 +99,22 @@ class LaunchCosts:
         self._start_s = fmean(starts) if starts else None
         cases = {arm.case.hash: arm.case for plan in plans for arm in plan.arms}
         off = [fmean(s) / self._guess_s(cases[c]) for c, s in self._steps.items() if c in cases]
-        self._off = fmean(off) if off else 1.0  # as estimates were so far
+        self._off = fmean(off) if off else 1.0  # measured over estimated steps so far
 
     def of(self, case: CaseSpec, purpose: Purpose, window: Window) -> float:
-        """One launch."""
+        """Return the seconds of one launch of a case for this purpose."""
         known = self._walls.get((case.hash, purpose))
         if known and purpose is not Purpose.TIMED:
             return fmean(known)
         start = _start_s(case) if self._start_s is None else self._start_s
         if purpose is Purpose.PROFILE and not case.script:
-            start = 0.0  # behind the window of a timed launch
+            start = 0.0  # it follows the window of a timed launch in the same processes
         if purpose is Purpose.GATE:
             return start + GATE_S * case.world_size
         step = self.step_s(case)
         facts = self._described[case.hash].facts
         if purpose is Purpose.REFERENCE and facts is not None and facts.step_s is not None:
-            step = LEAST_STEP_S  # nobody waits for a stand-in there
+            step = LEAST_STEP_S  # a reference does not wait for simulated compute
         more = PROFILE_S[case.device] if purpose is Purpose.PROFILE else 0.0
         steps = window.steps
         if purpose is Purpose.REFERENCE:
@@ -119,24 +122,27 @@ class LaunchCosts:
         return start + steps * step + more
 
     def lasting(self, plan: Plan, arm: Arm) -> Window:
-        """The least time that a timed launch runs before a pilot has settled it."""
+        """Return the window of a timed launch by the least time it lasts, before a pilot ran."""
         return plan.protocol.lasting(plan.window, self.step_s(arm.case))
 
     def streams(self, case: CaseSpec) -> bool:
-        """Whether the reference of a case is too large for a device."""
+        """Return whether the reference training of a case is too large for a device."""
         described = self._described[case.hash]
         wanted = described.reference is not None
         return wanted and too_large_for_one(described, case, self._machine)
 
     def reference_world(self, case: CaseSpec) -> CaseSpec:
-        """Where the reference of a case trains, if it has one."""
+        """Return the world on which the reference of a case trains, or the case if it has none."""
         described = self._described[case.hash]
         if described.reference is None:
             return case
         return references.world(case, described, self.streams(case))
 
     def _trained(self, case: CaseSpec, steps: int) -> int:
-        """Steps of a reference. Replicates are trained only if a launch needs them."""
+        """Return the number of steps of a reference.
+
+        Replicates are not counted, because they are trained only if a launch needs them.
+        """
         described = self._described[case.hash]
         wanted = described.reference
         if wanted is None or not wanted.limit:
@@ -146,12 +152,15 @@ class LaunchCosts:
         return steps
 
     def step_s(self, case: CaseSpec) -> float:
-        """One step of a case."""
+        """Return the seconds of one step of a case."""
         known = self._steps.get(case.hash)
         return fmean(known) if known else self._off * self._guess_s(case)
 
     def _guess_s(self, case: CaseSpec) -> float:
-        """A step by its FLOPs or its bytes; a stand-in says itself how long its steps are."""
+        """Estimate the seconds of a step from its FLOPs and bytes.
+
+        Simulated compute states the length of its steps.
+        """
         answer = self._described[case.hash]
         if answer.facts is None or answer.expected is None:
             return LEAST_STEP_S
@@ -170,11 +179,11 @@ class LaunchCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """A run before it is over: its plans, and the launches that were made of them.
+    """The plans of a run and the launches made so far, from which the coming launches follow.
 
-    ``arms`` maps a plan's hash to the arms that it is measured with, ``windows`` it to those that
-    pilots have settled. ``link_bytes`` is what a rank's slowest link carries, in B/s; 0: unknown.
-    ``sweeps`` of the fabric are still to come.
+    ``arms`` maps a plan's hash to the arms that it is measured with, and ``windows`` maps it to the
+    windows that its pilots chose, by arm. ``link_bytes`` is the rate of a rank's slowest link in
+    B/s, or 0 if it is unknown. ``sweeps`` is the number of sweeps of the fabric that are to come.
     """
 
     plans: Sequence[Plan]
@@ -192,18 +201,18 @@ class Forecast:
 
     @cached_property
     def costs(self) -> LaunchCosts:
-        """The costs of this run's launches."""
+        """Return the costs of this run's launches."""
         return LaunchCosts(self.plans, self.described, self.machine, self.launches, self.link_bytes)
 
     @cached_property
     def _first_of_curves(self) -> Plan | None:
-        """The plan whose baseline is probed on all devices."""
+        """Return the plan whose baseline is probed on all devices, or None."""
         curves = (plan for plan in self.plans if any(c.curve for c in plan.contrasts))
         return next(curves, None)
 
     @cached_property
     def judged(self) -> Collection[str]:
-        """The plans of which a rule asks something: only they get further blocks."""
+        """Return the hashes of plans that a threshold judges; only these get further blocks."""
         return {
             plan.hash
             for plan in self.plans
@@ -211,7 +220,7 @@ class Forecast:
         }
 
     def coming(self) -> Iterator[PendingLaunches]:
-        """Every launch to come; plans share gates, pilots, references and profiles."""
+        """Yield every launch to come; plans share gates, pilots, references and profiles."""
         yield from self._sweeps()
         have = _have(self.plans, self.launches, self.described)
         compiled = _compiled(self.plans, self.launches)
@@ -222,7 +231,7 @@ class Forecast:
                     yield from self._launches(plan, purpose, missing, compiled, last)
 
     def _sweeps(self) -> Iterator[PendingLaunches]:
-        """The first one is of every collective, the others of the one that is judged."""
+        """Yield the sweeps: the first times every collective, the others only the judged one."""
         several = [
             (plan, arm) for plan in self.plans for arm in plan.arms if arm.case.world_size > 1
         ]
@@ -233,7 +242,7 @@ class Forecast:
             yield PendingLaunches(plan, Purpose.FABRIC, (arm,), seconds)
 
     def _wanted(self, plan: Plan) -> Iterator[Launches]:
-        """The launches that a plan wants in all, in the order of its stages."""
+        """Yield all launches that a plan needs, in the order of its stages."""
         arms = self.arms[plan.hash]
         measured = [arm for arm in arms if arm.role is not Role.CONTROL]
         trained = [arm for arm in measured if arm.role is not Role.ABLATION]
@@ -252,7 +261,10 @@ class Forecast:
         yield from ((Purpose.PROFILE, slot, 1) for slot in shown)
 
     def _references(self, plan: Plan, arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
-        """The arms whose references train at once: they take fewer devices than the arms."""
+        """Yield the arms whose references train concurrently.
+
+        References take fewer devices than their arms, so more of them fit.
+        """
         streamed = [arm for arm in arms if self.costs.streams(arm.case)]
         named = {arm.name: arm for arm in arms if arm not in streamed}
         worlds = [replace(a, case=self.costs.reference_world(a.case)) for a in named.values()]
@@ -260,8 +272,11 @@ class Forecast:
         yield from ([arm] for arm in streamed)
 
     def _pilots(self, plan: Plan, packed: Sequence[Sequence[Arm]]) -> Iterator[Launches]:
-        """The first one runs twice, against itself; before pilots side by side each baseline runs
-        alone and beside others instead, or once in a run on all devices.
+        """Yield the pilots, and before concurrent pilots the probes of baselines.
+
+        Probes show the slowdown by concurrent launches: each baseline runs alone and concurrently,
+        or in plans with a curve one baseline runs once on all devices. Without concurrent pilots
+        the first pilot runs twice instead, which shows the launch-to-launch variation.
         """
         baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
         beside = [arm for slot in packed if len(slot) > 1 for arm in slot]
@@ -281,8 +296,9 @@ class Forecast:
         times: int,
         have: Counter[object],
     ) -> list[tuple[Arm, int]]:
-        """Arms of a slot that were launched less often, and how often they still are; ``have``
-        counts them as launched then.
+        """Return the arms of a slot that lack launches, and how many each lacks.
+
+        ``have`` counts them as launched afterwards.
         """
         missing = []
         for arm in slot:
@@ -300,8 +316,9 @@ class Forecast:
         compiled: set[object],
         last: bool,
     ) -> Iterator[PendingLaunches]:
-        """Launches of arms that run at once; the ``last`` ones with the further blocks that they
-        will want.
+        """Yield the launches of arms that run concurrently.
+
+        After the ``last`` ones, the further blocks follow that a judged plan needs on average.
         """
         arms = tuple(arm for arm, _ in missing)
         took_s = max(
@@ -317,7 +334,7 @@ class Forecast:
             yield replace(launch, seconds=2 * FURTHER[arms[0].case.device] * took_s)
 
     def _window(self, plan: Plan, purpose: Purpose, arm: Arm) -> Window:
-        """How many steps a launch runs: as pilots have settled it, for what has to last."""
+        """Return the window of a launch; that of timed launches comes from pilots if they ran."""
         if purpose is Purpose.PROFILE:
             return plan.profile(self.outline)
         if purpose not in (Purpose.TIMED, Purpose.REFERENCE):
@@ -326,7 +343,7 @@ class Forecast:
         return settled.get(arm.name) or self.costs.lasting(plan, arm)
 
     def _has_blocks(self, plan: Plan) -> bool:
-        """Whether a plan has its first blocks."""
+        """Return whether all first blocks of a plan were launched."""
         begun = sum(
             launch.plan == plan.hash and launch.purpose is Purpose.TIMED for launch in self.launches
         )
@@ -334,31 +351,30 @@ class Forecast:
 
 
 def _start_s(case: CaseSpec) -> float:
-    """The time that a world takes beside its steps, s, where none has been launched."""
+    """Return the seconds to start and end a world, for a run without launches."""
     opens = NCCL_S if case.device is Device.CUDA and case.world_size > 1 else 0.0
     loads = COMPILED_S if case.compiled is Compiled.INDUCTOR else 0.0
     return START_S[case.device] + opens + loads
 
 
 def _compiled(plans: Sequence[Plan], launches: Sequence[LaunchRecord]) -> set[object]:
-    """Names what earlier launches have left in Inductor's cache."""
+    """Return the graphs that earlier launches left in Inductor's cache."""
     cases = {arm.case.hash: arm.case for plan in plans for arm in plan.arms}
     known = [launch for launch in launches if launch.case in cases]
     return {g for launch in known for g in _graphs(cases[launch.case], launch.purpose)}
 
 
 def _compiling_s(case: CaseSpec, purpose: Purpose, compiled: Collection[object]) -> float:
-    """How long a world compiles what none before it had, s."""
+    """Return the seconds in which a world compiles graphs that no earlier launch compiled."""
     return COMPILING_S * len(_graphs(case, purpose) - set(compiled))
 
 
 def _graphs(case: CaseSpec, purpose: Purpose) -> set[object]:
-    """The graphs that Inductor compiles once for all launches of this run.
+    """Return the graphs that Inductor compiles once for all launches of this run.
 
-    Blocks are compiled before a strategy wraps them, so all strategies share their graphs:
-    Inductor's cache answers for those that are traced again. The repeatable kernels of gates have
-    graphs of their own, of a twin, all of the same size, beside the case itself. A reference trains
-    the plain model, which is compiled by then.
+    Blocks are compiled before a strategy wraps them, so all strategies share their graphs in
+    Inductor's cache. Gates also compile the deterministic kernels of a small twin, whose size is
+    the same for all cases. A reference trains the plain model, which is compiled by then.
     """
     if case.compiled is not Compiled.INDUCTOR or purpose is Purpose.REFERENCE:
         return set()
@@ -371,13 +387,13 @@ def _graphs(case: CaseSpec, purpose: Purpose) -> set[object]:
 def _have(
     plans: Sequence[Plan], launches: Sequence[LaunchRecord], described: Mapping[str, Described]
 ) -> Counter[object]:
-    """How often there is what."""
+    """Return the number of launches made, by key."""
     by_hash = {plan.hash: plan for plan in plans}
     slots = set[tuple[str, str]]()
     have: Counter[object] = Counter()
     for launch in launches:
         if launch.slot and (launch.slot, launch.case) in slots:
-            continue  # a baseline at several places at once
+            continue  # one baseline that ran on several devices at the same time
         slots.add((launch.slot, launch.case))
         have[_key(by_hash.get(launch.plan), launch.case, launch.purpose, described)] += 1
     return have
@@ -386,7 +402,7 @@ def _have(
 def _key(
     plan: Plan | None, case: str, purpose: Purpose, described: Mapping[str, Described]
 ) -> object:
-    """Launches of one key stand for each other; None: nobody needs one."""
+    """Return the key of a launch; launches of one key replace each other. None needs no launch."""
     if plan is None:
         return purpose
     if purpose in (Purpose.PILOT, Purpose.PROBE):

@@ -1,4 +1,4 @@
-"""Nodes side by side: in which facts some differ from what most of them have."""
+"""Compare the facts of nodes and find the nodes that differ from most others."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,14 +8,15 @@ from typing import Self
 from harness.base.documents import Json, from_doc
 from harness.host.admission import Finding
 
-#: Facts that equal nodes need not share: what a node is called.
+#: Facts in which identical nodes may differ: their names.
 OWN = frozenset({"hardware: host"})
+#: Value of a fact that a node did not report.
 ABSENT = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """One node's facts and findings."""
+    """The facts and findings of one node."""
 
     host: str
     facts: Mapping[str, str]
@@ -23,14 +24,14 @@ class Examined:
 
     @classmethod
     def of(cls, host: str, answer: Json) -> Self:
-        """An agent's answer (``doctor.examination``)."""
+        """Build it from an agent's answer (``doctor.examination``)."""
         findings = from_doc(tuple[Finding, ...], answer["findings"])
         return cls(host=host, facts=answer["facts"], findings=findings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """A fact in which nodes differ: what most of them have, and (host, value) of the others."""
+    """A fact in which nodes differ: the most frequent value, and (host, value) of the others."""
 
     fact: str
     usual: str
@@ -38,7 +39,10 @@ class Drift:
 
 
 def drift(nodes: Sequence[Examined]) -> Iterator[Drift]:
-    """The most frequent value of a fact is taken for the usual one; of equals the first."""
+    """Yield the facts in which nodes differ from the most frequent value.
+
+    If several values are equally frequent, the first one counts as usual.
+    """
     for fact in dict.fromkeys(name for node in nodes for name in node.facts):
         if fact in OWN:
             continue

@@ -1,9 +1,9 @@
-"""Packing: which worlds run at once, and where: on nodes, or devices of a node, of their own.
+"""Packing: choose which worlds run concurrently, and on which separate nodes or devices.
 
-    worlds -> slots (which run side by side) -> seats (on which nodes and devices, drawn each time)
+    worlds -> slots (worlds that run concurrently) -> placements (their nodes and devices, drawn)
 
-A ladder of 64 nodes so needs two slots instead of seven. What worlds do to their neighbours is
-measured (``analysis/judging/biases.py``).
+With packing, a scaling sweep of 64 nodes needs two slots instead of seven. The slowdown of worlds
+by concurrent ones is measured (``analysis/judging/biases.py``).
 """
 
 import random
@@ -15,21 +15,22 @@ from harness.cases import CaseSpec
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one world runs: its nodes, and the first device that it has on each."""
+    """The placement of one world: its nodes, and its first device on each of them."""
 
     hosts: tuple[int, ...]
     devices: tuple[int, ...]
 
 
 def lot(seed: int, purpose: str, attempt: int, turn: int, arms: Sequence[str]) -> random.Random:
-    """The draw of seats for arms that are launched at once."""
+    """Return the random generator that draws the placements of concurrently launched arms."""
     return random.Random(f"{seed}-{purpose}-{attempt}-{turn}-{'-'.join(arms)}")
 
 
 def slots(worlds: Sequence[CaseSpec], room: Sequence[int]) -> list[list[int]]:
-    """Which worlds run at once, by their numbers: first fit, the largest first.
+    """Return the slots, each a list of indices of worlds that run concurrently.
 
-    ``room``: ranks of one device each that fit on every node. A world that fits nowhere is alone.
+    Worlds are assigned by first fit, the largest first. ``room`` is the number of devices of each
+    node. A world that fits nowhere gets a slot alone.
     """
     filled: list[list[int]] = []
     for number in sorted(range(len(worlds)), key=lambda i: _largest_first(worlds[i])):
@@ -45,14 +46,15 @@ def slots(worlds: Sequence[CaseSpec], room: Sequence[int]) -> list[list[int]]:
 def seats(
     worlds: Sequence[CaseSpec], room: Sequence[int], draw: random.Random | None = None
 ) -> list[Placement] | None:
-    """Where each of the worlds runs; None if they do not fit side by side.
+    """Return the placement of each world, or None if they do not fit concurrently.
 
-    ``draw`` chooses among nodes that have as much room, and among aligned devices of a node.
+    ``draw`` chooses among nodes with the same number of devices, and among aligned devices of a
+    node.
     """
     order = list(range(len(room)))
     if draw is not None:
         draw.shuffle(order)
-    order.sort(key=lambda node: -room[node])  # a large world finds the large nodes
+    order.sort(key=lambda node: -room[node])  # large worlds come first and need the large nodes
     taken = [0] * len(room)
     seated: dict[int, Placement] = {}
     for number in sorted(range(len(worlds)), key=lambda i: _largest_first(worlds[i])):
@@ -74,8 +76,9 @@ def seats(
 
 
 def copies(world: CaseSpec, room: Sequence[int]) -> int:
-    """How often a world fits side by side."""
-    order = sorted(range(len(room)), key=lambda node: -room[node])  # as ``seats`` without a draw
+    """Return how many copies of a world fit concurrently, at least 1."""
+    # This is the order that ``seats`` uses without a draw.
+    order = sorted(range(len(room)), key=lambda node: -room[node])
     taken = [0] * len(room)
     many = 0
     while _seat(world, order, room, taken) is not None:
@@ -86,14 +89,15 @@ def copies(world: CaseSpec, room: Sequence[int]) -> int:
 def _seat(
     world: CaseSpec, order: Sequence[int], room: Sequence[int], taken: list[int]
 ) -> Placement | None:
-    """The first nodes with enough devices left; they are taken."""
+    """Return a placement on the first nodes with enough free devices, and mark these as taken."""
     hosts: list[int] = []
     seated: set[int] = set()
     left = iter(order)
     before = 0
     for ranks in world.nodes:
         needed = ranks * world.devices_per_rank
-        if needed < before:  # else those that were passed over have too little room, too
+        # Nodes that were passed over can only fit a smaller part.
+        if needed < before:
             left = iter(order)
         before = needed
         host = next((n for n in left if n not in seated and taken[n] + needed <= room[n]), None)
@@ -102,7 +106,7 @@ def _seat(
         hosts.append(host)
         seated.add(host)
     if len(set(world.nodes)) == 1:
-        hosts.sort()  # neighbours in rank are neighbours in number
+        hosts.sort()  # consecutive ranks run on consecutive nodes
     devices = tuple(taken[host] for host in hosts)
     for host, ranks in zip(hosts, world.nodes, strict=True):
         taken[host] += ranks * world.devices_per_rank
@@ -110,13 +114,13 @@ def _seat(
 
 
 def _blocks(world: CaseSpec, seat: Placement) -> list[tuple[int, int, int]]:
-    """Host, first device and number of devices of each of a world's parts."""
+    """Return the host, first device and number of devices of each part of a world."""
     sizes = (ranks * world.devices_per_rank for ranks in world.nodes)
     return list(zip(seat.hosts, seat.devices, sizes, strict=True))
 
 
 def _aligned(device: int, size: int) -> bool:
-    """Whether such blocks of a node can change places as wholes."""
+    """Return whether blocks of this size and start can be swapped as a whole within a node."""
     return _power_of_2(size) and device % size == 0
 
 

@@ -1,4 +1,4 @@
-"""Each rule of a run, and whether it judged a contrast, nothing, or nothing that could be."""
+"""Find out for each threshold of a run whether it judged anything, and if not, why."""
 
 from harness.analysis.judging import contrast_data
 from harness.analysis.judging.series import series
@@ -8,7 +8,7 @@ from harness.record import RunRecord
 
 
 def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
-    """(rule, what it met, why nothing) of every rule; nothing for a run without cases."""
+    """Return each threshold of a run with its reach and the reason if it judged nothing."""
     cases = [arm.case for plan in run.plans for arm in plan.arms]
     others = series(run)
     judged = [

@@ -1,4 +1,4 @@
-"""Reading a run as its readers want to see it: judged, also where its program was killed."""
+"""Read runs with their verdicts, including runs whose program was killed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,16 +9,15 @@ from harness.analysis.judging.fingerprint import between, fingerprint
 from harness.base.errors import SpecError
 from harness.record import RunRecord, chain, store
 
-#: The engine of launches that a training recorded by itself, one a run.
+#: Engine of launches that a training recorded by itself with ``measure_steps``, one per run.
 LIBRARY = "library"
 
 
 def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
-    """A run's folder, or its record.json; RecordError says what is wrong with it. ``links`` as of
-    ``store.load``.
+    """Read a run from its folder or its record.json, with verdicts.
 
-    Verdicts are written when a run ends, in whatever way it knows of. Of one that was killed they
-    follow from its launches, and from what its plans ask where there is none yet.
+    ``links`` are those of ``store.load``. The verdicts of a run that was killed are computed here,
+    because a run writes them when it ends. Raise RecordError for an invalid record.
     """
     run = store.load(folder, links)
     if run.complete or run.verdicts:
@@ -27,8 +26,9 @@ def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run that lies there, or those below it: a training that records itself leaves one for
-    every start.
+    """Return the run in a folder, or the runs below it.
+
+    A training that records itself leaves a run below the folder for every start.
     """
     is_run = not folder.is_dir() or any(
         (folder / name).is_file() for name in ("record.json", chain.FILE)
@@ -38,10 +38,10 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def pooled(runs: Sequence[RunRecord]) -> RunRecord:
-    """Several starts of trainings that recorded themselves as one run, with the launches of all.
+    """Merge several starts of a training that recorded itself into one run with all launches.
 
-    SpecError for other runs: their launches are in blocks, and belong together as they are; and for
-    starts on unlike machines or software.
+    Raise SpecError for other runs, whose launches are arranged in blocks, and for starts on
+    different machines or software.
     """
     first = runs[0]
     if len(runs) == 1:
@@ -49,8 +49,8 @@ def pooled(runs: Sequence[RunRecord]) -> RunRecord:
     for run in runs:
         if any(launch.engine != LIBRARY for launch in run.launches):
             raise SpecError(
-                f"{run.run} is one of {len(runs)} runs in a folder, and no start that a training"
-                " recorded by itself",
+                f"{run.run} is one of {len(runs)} runs in a folder, but it is not a start that a"
+                " training recorded by itself",
                 expected="one run, or a folder of starts of harness.measure_steps",
                 fix="scaleproof compare RUN_A RUN_B",
             )
@@ -59,9 +59,9 @@ def pooled(runs: Sequence[RunRecord]) -> RunRecord:
         )
         if unlike:
             raise SpecError(
-                f"{first.run} and {run.run} are no starts of one kind: {'; '.join(unlike)}",
-                expected="starts on one machine, with one software",
-                fix="measure_steps(results=FOLDER) keeps starts apart",
+                f"{first.run} and {run.run} cannot be merged: {'; '.join(unlike)}",
+                expected="starts on one machine with the same software",
+                fix="measure_steps(results=FOLDER) writes starts to separate folders",
             )
     return replace(
         first,

@@ -1,4 +1,4 @@
-"""The command that measures a case again as it was, or with one thing changed."""
+"""Build the command that measures a case again, unchanged or with other settings."""
 
 import itertools
 import shlex
@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from harness.cases import CaseSpec, Device, Mode, Settings
 
-#: Parts of a case that the command states by other words, or that follow from where it runs.
+#: Fields of a case that the command states by other options, or that follow from the machine.
 _STATED = {
     "strategy", "model", "size", "mode", "world_size", "nodes", "device", "compressor", "stand_in",
     "first_device", "communicate",
 }  # fmt: skip
 
-#: Of a script's ladder: where it begins, and how many steps are timed.
+#: Options of a script's scaling sweep: its first world size, and the numbers of steps.
 _LADDER = frozenset({"--first-rung", "--steps", "--warm-up"})
 
 
 def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None = None) -> str:
-    """``scaleproof run FAMILY --cpus N --set ...``: mode, knobs, engine and nodes are kept.
+    """Return the command ``scaleproof run FAMILY --cpus N --set ...`` for a case.
 
-    ``change`` are settings in place of the case's own.
+    It keeps mode, options, engine and nodes. ``change`` holds settings that replace those of the
+    case.
     """
     unit = "--gpus" if case.device is Device.CUDA else "--cpus"
     what = "--script" if case.script else case.family
@@ -45,8 +46,9 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
 
 
 def changed(argv: Sequence[str], **options: str) -> str:
-    """The words that were typed, with other values of these options (``first_rung="2"``); those of
-    a script, behind ``--``, stay.
+    """Return the user's command with other values of these options (``first_rung="2"``).
+
+    The command of a script, which follows ``--``, stays as it is.
     """
     ours = list(itertools.takewhile(lambda word: word != "--", argv))
     script = argv[len(ours) :]
@@ -60,7 +62,7 @@ def changed(argv: Sequence[str], **options: str) -> str:
 
 
 def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
-    """Options of a user's own script, and its command as it was typed."""
+    """Return the options for a user's script, and its command as the user typed it."""
     words = [] if case.mode is Mode.WEAK else ["--mode", case.mode]
     if case.samples_per_step:
         words += ["--samples-per-step", str(case.samples_per_step)]
@@ -74,7 +76,7 @@ def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
 
 
 def _typed(argv: Sequence[str]) -> list[str]:
-    """Options of a script's ladder, which its cases do not know, as they were typed."""
+    """Return the options of a script's sweep as typed, because its cases do not contain them."""
     options = list(itertools.takewhile(lambda word: word != "--", argv))
     kept: list[str] = []
     for place, word in enumerate(options):

@@ -1,8 +1,8 @@
-"""The least time of a step by the data sheet of a device.
+"""The least time of a step by the data sheet of a device (its roofline).
 
-Each product takes its FLOPs over the peak or its bytes over the memory's rate, whichever is more;
-all else is bound by memory (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009).
-Kernels reach 0.45 to 0.7 of it in published trainings of large models (docs/gpus.md).
+Each product takes its FLOPs over the peak rate or its bytes over the memory's rate, whichever is
+longer. Everything else is bound by memory (Williams, Waterman and Patterson, "Roofline", CACM
+52(4), 2009). Kernels reach 0.45 to 0.7 of it in published trainings of large models (docs/gpus.md).
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from harness.cases import CaseSpec
 from harness.host.devices import Sheet, named
 from harness.record import Described, Work
 
-#: Below this MFU a case cannot fill a GPU: what it shows is how things work.
+#: MFU below which a case is too small to use a GPU well. Such a case shows mechanics, not speed.
 MECHANICS = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Seconds of a step, by what takes them."""
+    """The least seconds of a step, by kind of work."""
 
     products_s: float
     attention_s: float
@@ -30,9 +30,9 @@ class Roofline:
 
 
 def mfu_of(described: Described, case: CaseSpec, gpu: str | None) -> float | None:
-    """The MFU of a case by the roofline of that device, at its ideal efficiency; None if unknown.
+    """Return the MFU of a case by the roofline of a device at its ideal efficiency, or None.
 
-    It is above 1 where attention is causal, since MFU counts all of its scores (PaLM, 2022).
+    It can exceed 1 for causal attention, because MFU counts all attention scores (PaLM, 2022).
     """
     sheet = named(gpu)
     facts = described.facts
@@ -48,9 +48,9 @@ def mfu_of(described: Described, case: CaseSpec, gpu: str | None) -> float | Non
 
 
 def roofline(work: Work, sheet: Sheet, shards: int = 1) -> Roofline | None:
-    """The bound of a step whose optimizer is cut over ``shards``; None where no sheet says.
+    """Return the bound of a step whose optimizer is divided over ``shards``, or None if unknown.
 
-    A product in a dtype without a peak takes that of float32, as it runs on no tensor core.
+    A product in a dtype without a peak uses that of float32, because it runs on no tensor core.
     """
     if sheet.memory_gb_s is None:
         return None

@@ -1,11 +1,11 @@
-"""The activity of a thread, told by its stack: a part of training, and the line where it is."""
+"""Derive a thread's activity from its stack: a part of training, and the line of user code."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: Activities by what a frame's file ends with and what its function is called; "" = any. The
-#: innermost frame that is one of these counts.
+#: Activities by the end of a frame's file name and by its function; "" matches any function. The
+#: innermost matching frame counts.
 _FRAMES: Sequence[tuple[str, str, str]] = (
     ("communication", "torch/distributed/distributed_c10d.py", ""),
     ("communication", "torch/distributed/_functional_collectives.py", ""),
@@ -21,7 +21,7 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a stack, as py-spy names it."""
+    """One frame of a stack, as py-spy reports it."""
 
     function: str
     file: str
@@ -30,7 +30,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """How often a rank was seen at each activity, and the lines of its own that it was at."""
+    """How often a rank was observed in each activity and at which lines of the user's code."""
 
     seen: Mapping[str, int]
     lines: Mapping[str, int]
@@ -41,7 +41,7 @@ class Activity:
 
 
 def activity(stack: Sequence[Frame]) -> str:
-    """The activity that a stack shows (innermost frame first)."""
+    """Return the activity that a stack shows (innermost frame first)."""
     for frame in stack:
         for name, file, function in _FRAMES:
             if frame.file.endswith(file) and function in ("", frame.function):
@@ -50,7 +50,7 @@ def activity(stack: Sequence[Frame]) -> str:
 
 
 def own_line(stack: Sequence[Frame]) -> str:
-    """The innermost line that belongs to no installed package."""
+    """Return the innermost line that belongs to no installed package, or an empty string."""
     for frame in stack:
         if "site-packages" not in frame.file and not frame.file.startswith("<"):
             if "/lib/python" not in frame.file:
@@ -59,7 +59,7 @@ def own_line(stack: Sequence[Frame]) -> str:
 
 
 def tally(stacks: Iterable[Sequence[Frame]]) -> Activity:
-    """Many looks at one thread."""
+    """Count the activities and lines in several stacks of one thread."""
     seen, lines = Counter[str](), Counter[str]()
     for stack in stacks:
         seen[activity(stack)] += 1

@@ -1,8 +1,8 @@
-"""Results that this very code verified before: a report need not recompute thousands of launches.
+"""A cache of verified runs, so that a report need not recompute thousands of launches.
 
-A key is the digest of all that a verification reads: every file of a run, byte for byte, and every
-file of this package. So nothing is remembered of a run, or by a version, that differs in one byte.
-Only agreement is kept. ``verify``, and whatever makes something lasting of a run, recompute always.
+A key is the digest of everything that a verification reads: every file of the run and every file of
+this package. A run or a version that differs in one byte therefore has another key. Only successful
+verifications are stored. ``verify``, and commands that publish or archive a run, always recompute.
 """
 
 import functools
@@ -22,21 +22,24 @@ from harness.base import files
 from harness.base.programs import PACKAGE
 from harness.record import RunRecord, chain, store
 
-#: What readers leave beside a record, and what says who is at it.
+#: Files in a run's folder that are no part of the record: output of reports, and the lock.
 BESIDE = frozenset({"report.html", "proposal.svg", "proposal.md", ".lock"})
-#: Packages that figures are computed with: their versions stand for their files.
+#: Packages that values are computed with; a key contains their versions instead of their files.
 COMPUTING = ("numpy", "scipy", "msgspec")
-#: Keys that are kept; of more the oldest are forgotten.
+#: Largest number of stored keys; beyond it the older half is deleted.
 MOST_KEYS = 20_000
-#: Seconds after the start of a program in which it has imported what verifies.
+#: Seconds between the start of a program and ``_BEGAN_S`` by which a file may be newer.
 _STARTING_S = 10.0
+#: Time at which this module was imported, in seconds since the epoch.
 _BEGAN_S = time.time()
+#: Bytes that are read from a file at a time.
 _PIECE = 1 << 20
 
 
 def vouched(path: Path) -> tuple[RunRecord, str]:
-    """A run, or its record.json, and why nobody vouches for it: empty if its figures follow from
-    its samples. RecordError says what is wrong with it.
+    """Return a run and why it is not verified, or an empty string if it follows from its samples.
+
+    ``path`` is the folder of the run or its record.json. Raise RecordError for an invalid record.
     """
     key = key_of(path)
     if known(key) and (whole := store.load_whole(path)) is not None:
@@ -51,9 +54,11 @@ def vouched(path: Path) -> tuple[RunRecord, str]:
 
 
 def key_of(path: Path) -> str | None:
-    """The key of a run as it lies there. None for another record beside its files, for a run with a
-    link or no plain file in it, and where this package has changed since this program began: nobody
-    knows which of both it runs.
+    """Return the key of a run's current files, or None if it has none.
+
+    A record with another name, and a run that contains a link or special file, have no key. There
+    is no key either if this package changed after the program started, because the loaded code may
+    then differ from the files.
     """
     folder = path if path.is_dir() else path.parent
     code = _code()
@@ -69,7 +74,10 @@ def key_of(path: Path) -> str | None:
 
 
 def known(key: str | None) -> bool:
-    """Whether a run of this key was verified. An entry that others can have written is none."""
+    """Return whether a run of this key was verified.
+
+    An entry that another user can have written does not count.
+    """
     folder = _folder()
     if folder is None or key is None:
         return False
@@ -81,8 +89,9 @@ def known(key: str | None) -> bool:
 
 
 def keep(path: Path, key: str | None) -> None:
-    """A run was verified, whose key was this one before it was read; nothing where it changed
-    meanwhile, or where there is no room to remember it.
+    """Store that a run was verified; ``key`` is its key from before it was read.
+
+    Store nothing if the run has changed since, or if the cache cannot be written.
     """
     kept = _folder()
     if kept is None or key is None or key_of(path) != key:
@@ -102,8 +111,9 @@ def _folder() -> Path | None:
 
 
 def _files(folder: Path | str, below: str) -> Iterator[tuple[str, str]]:
-    """(Name in the run, path) of every file, in one order; folders, too, as names. OSError for a
-    link.
+    """Yield the name in the run and the path of every file, sorted; folders have an empty path.
+
+    Raise OSError for a link or special file.
     """
     with os.scandir(folder) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
@@ -113,13 +123,13 @@ def _files(folder: Path | str, below: str) -> Iterator[tuple[str, str]]:
             yield f"{name}/", ""
             yield from _files(entry.path, f"{name}/")
         elif not entry.is_file(follow_symlinks=False):
-            raise OSError(f"{name} is no plain file")
+            raise OSError(f"{name} is not a regular file")
         elif name not in BESIDE:
             yield name, entry.path
 
 
 def _of_file(path: str) -> bytes:
-    """The digest of a file's bytes; of a folder none."""
+    """Return the digest of a file's bytes; that of no bytes for a folder."""
     content = hashlib.sha256()
     if path:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123  (a third of the time)
@@ -130,7 +140,10 @@ def _of_file(path: str) -> bytes:
 
 @functools.cache
 def _code() -> str | None:
-    """The digest of all files of this package, with the versions of what they compute with."""
+    """Return the digest of this package's files and of the versions in COMPUTING.
+
+    Return None if a file changed after the program started.
+    """
     versions = [f"{name} {metadata.version(name)}" for name in COMPUTING]
     content = hashlib.sha256("\n".join((platform.python_version(), *versions)).encode())
     for path in sorted(p for p in PACKAGE.rglob("*") if "__pycache__" not in p.parts):

@@ -1,4 +1,7 @@
-"""The options that both programs offer: a table that imports nothing, so pytest starts at once."""
+"""The options that ``scaleproof`` and the pytest plugin share.
+
+This module imports little, so that pytest starts fast.
+"""
 
 import os
 import re
@@ -12,10 +15,10 @@ from harness.base.errors import SpecError, nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option: its short name, and how argparse takes it. ``--scaling-NAME`` always exists.
+    """One option: its short name, and its arguments for argparse. ``--scaling-NAME`` always exists.
 
-    ``cases``: only commands that measure cases have it; sweeps and trials do not. ``advanced``
-    options are shown by ``--help-all`` alone.
+    Options with ``cases`` exist only in commands that measure cases, not in those for sweeps and
+    fault scenarios. ``advanced`` options are shown only by ``--help-all``.
     """
 
     name: str
@@ -151,8 +154,8 @@ OPTIONS = (
 )
 
 
-#: Variables of this program that are no options: a container's image, a key's passphrase, and what
-#: programs of this package tell each other.
+#: Environment variables of this program that are no options: a container's image, the passphrase of
+#: a key, and variables by which processes of this package pass values to each other.
 VARIABLES = {
     f"SCALEPROOF_{name}"
     for name in (
@@ -169,12 +172,12 @@ VARIABLES = {
 }
 
 
-#: What Kubernetes sets in every pod for a service of that name.
+#: Names of variables that Kubernetes sets in every pod for a service named ``scaleproof``.
 _OF_A_SERVICE = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_(TCP|UDP)\w*)?$")
 
 
 def refuse_unknown_variables() -> None:
-    """SpecError for a ``SCALEPROOF_*`` variable that nothing reads: it was meant to do something."""
+    """Raise SpecError for a ``SCALEPROOF_*`` variable that nothing reads, for example a typo."""
     options = sorted(variable(option) for option in OPTIONS)
     for name in sorted(os.environ):
         if _OF_A_SERVICE.search(name):
@@ -188,12 +191,15 @@ def refuse_unknown_variables() -> None:
 
 
 def variable(option: Option) -> str:
-    """The variable that an option is taken from where it is not given."""
+    """Return the environment variable that is the default of an option."""
     return f"SCALEPROOF_{option.name.replace('-', '_').upper()}"
 
 
 def from_environment(option: Option) -> Any:
-    """An option's value by ``SCALEPROOF_NAME``, else its default; SpecError for what is none."""
+    """Return an option's value from ``SCALEPROOF_NAME``, or its default.
+
+    Raise SpecError for an invalid number.
+    """
     name = variable(option)
     kwargs = option.kwargs
     value = os.environ.get(name)
@@ -206,11 +212,11 @@ def from_environment(option: Option) -> Any:
     try:
         return kwargs.get("type", str)(value)
     except ValueError:
-        raise SpecError(f"{name}={value}: not a number", fix=f"unset {name}") from None
+        raise SpecError(f"{name}={value} is not a number", fix=f"unset {name}") from None
 
 
 def again(words: Sequence[str]) -> str:
-    """A command as it can be typed again, with the variables that stand for options of it."""
+    """Return a command to type again, preceded by the environment variables that set options."""
     set_here = [
         f"{name}={shlex.quote(os.environ[name])}"
         for name in map(variable, OPTIONS)

@@ -1,4 +1,4 @@
-"""The options that both programs share, and the site, files and folders they resolve to."""
+"""The options that ``scaleproof`` and pytest share, and the site and settings that they give."""
 
 import argparse
 import datetime
@@ -21,7 +21,7 @@ from harness.launch import cluster
 
 
 def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
-    """The options under their short names; what is not given is taken from the environment."""
+    """Add the shared options under their short names, with defaults from the environment."""
     group = parser.add_argument_group("where and how to measure")
     for option in OPTIONS:
         usual = from_environment(option)
@@ -38,29 +38,29 @@ def advanced(parser: argparse.ArgumentParser, text: str) -> str:
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """``--results`` as a Path, for verbs that read what others have measured."""
+    """Add ``--results`` as a Path, for commands that read existing runs."""
     parser.add_argument(
         "--results",
         type=Path,
         default=usual_results(),
         metavar="DIR",
-        help="where runs and the history are (default: results)",
+        help="folder with the runs and the history (default: results)",
     )
 
 
 def usual_results() -> Path:
-    """Where runs are written if no option says so."""
+    """Return the folder that runs are written to without an option."""
     return Path(results_of_environment() or "results")
 
 
 def results_of_environment() -> str | None:
-    """``SCALEPROOF_RESULTS``, if it is set."""
+    """Return the value of ``SCALEPROOF_RESULTS``, or None."""
     folder: str | None = from_environment(_option("results"))
     return folder
 
 
 def add_path(parser: argparse.ArgumentParser) -> None:
-    """``--path``, for verbs that look up what a user's files add."""
+    """Add ``--path``, for commands that look up names in the user's files."""
     option = _option("path")
     usual = from_environment(option)
     parser.add_argument("--path", help=option.help, **{**option.kwargs, "default": usual})
@@ -71,35 +71,44 @@ def _option(name: str) -> Option:
 
 
 def seconds(text: str | None, option: str = "time-budget") -> float | None:
-    """``330``, ``330s``, ``5m`` or ``1h`` in seconds, as ``option`` says; None stays None."""
+    """Return ``330``, ``330s``, ``5m`` or ``1h`` in seconds; None stays None.
+
+    Raise SpecError, which names ``option``, for anything else.
+    """
     if text is None:
         return None
     length = length_s(text)
     if length is None:
         raise SpecError(f"--{option} {text}", expected="330, 330s, 5m or 1h", fix=f"--{option} 5m")
     if not length:
-        raise SpecError(f"--{option} {text}", expected="some time", fix=f"--{option} 5m")
+        raise SpecError(f"--{option} {text}", expected="a time above 0", fix=f"--{option} 5m")
     return length
 
 
 def moment(text: str) -> datetime.datetime:
-    """A time with its zone; UTC without one."""
+    """Return a time with its time zone, which is UTC if ``text`` has none.
+
+    Raise SpecError if ``text`` is not in ISO format.
+    """
     try:
         given = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise SpecError(
-            f"--given {text!r} is no time", expected="2026-11-25T09:00Z", fix="date -u +%FT%TZ"
+            f"--given {text!r} is not a time", expected="2026-11-25T09:00Z", fix="date -u +%FT%TZ"
         ) from None
     return given if given.tzinfo else given.replace(tzinfo=datetime.UTC)
 
 
 def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
-    """Everything that can be named, with the user's folders."""
+    """Return the catalogue of all names, including those in the user's folders."""
     return Catalogue([Path(path) for path in paths], suites)
 
 
 def site(values: Mapping[str, Any], catalogue: Catalogue, *, elsewhere: bool = False) -> Site:
-    """The site that the options ask for; ``elsewhere``: ranks will not run on this machine."""
+    """Return the site that the options describe.
+
+    ``elsewhere`` says that ranks will not run on this machine.
+    """
     resolved = resolve(
         gpus=values.get("gpus"),
         cpus=values.get("cpus"),
@@ -114,18 +123,18 @@ def site(values: Mapping[str, Any], catalogue: Catalogue, *, elsewhere: bool = F
 
 
 def engine_settings(values: Mapping[str, Any], catalogue: Catalogue) -> Mapping[str, Json]:
-    """The settings in the cluster file for the engine that is asked for."""
+    """Return the settings of the chosen engine in the cluster file."""
     engine = values.get("engine") or "local"
     file = values.get("cluster")
     if engine not in catalogue.entries["engines"]:
-        return {}  # ``resolve`` says so
+        return {}  # ``resolve`` reports the unknown engine
     return cluster.cluster_settings(
         Path(file) if file else None, engine, catalogue.entries["engines"]
     )
 
 
 def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Settings:
-    """How a run is made, for both programs."""
+    """Return the settings of a run from the values of the shared options."""
     return Settings(
         engine=site.engine,
         nodes=site.nodes,
@@ -147,21 +156,24 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
 
 
 def setups(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The pinned environment's interpreter; SpecError where it is none."""
+    """Return the setup of the pinned environment of ``--control``, or nothing without the option.
+
+    Raise SpecError if there is no such interpreter.
+    """
     given = values.get("control")
     if not given:
         return ()
     python = shutil.which(given)
     if python is None:
         raise SpecError(
-            f"--control {given}: no such program",
-            expected="the python of an environment",
+            f"--control {given}: there is no such program",
+            expected="the Python interpreter of an environment",
             fix="python -m venv pinned && pinned/bin/pip install scaleproof torch==VERSION",
         )
     return ((PINNED, str(Path(python).absolute())),)
 
 
-#: Settings that a resumed run may be given anew, with what they are where nothing is said.
+#: Settings that may change when a run is resumed, with their defaults.
 _AGAIN: Mapping[str, object] = {
     "strict": False, "lenient": False, "timeline": True, "fabric": True, "packed": True,
     "budget_s": None,
@@ -169,7 +181,10 @@ _AGAIN: Mapping[str, object] = {
 
 
 def resumed(old: Settings, given: Settings) -> tuple[Settings, list[str]]:
-    """The settings of a run that goes on: its own, but for what was said anew; notes of that."""
+    """Return the settings of a resumed run and a note on each that changes.
+
+    They are its old settings, except for those in ``_AGAIN`` that the user gives anew.
+    """
     changes = []
     for name, usual in _AGAIN.items():
         was, now = getattr(old, name), getattr(given, name)
@@ -182,9 +197,10 @@ def resumed(old: Settings, given: Settings) -> tuple[Settings, list[str]]:
 def thresholds(
     file: str | None, beside: Sequence[Path], catalogue: Catalogue, expected: str | None = None
 ) -> tuple[Threshold, ...]:
-    """The named file's rules, else those of every ``thresholds.toml`` beside the suites.
+    """Return the thresholds of a file, or else of every ``thresholds.toml`` next to the suites.
 
-    ``expected`` names references of this machine's hardware class, which become rules as well.
+    ``expected`` is a references file or folder; the references of this machine's hardware class
+    become thresholds as well.
     """
     if file is not None:
         rules = list(load_thresholds(Path(file), catalogue))

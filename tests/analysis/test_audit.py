@@ -59,9 +59,9 @@ def test_an_unchanged_run_has_no_findings(sample: Path, sample_run: RunRecord) -
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (earlier, "began before the launch before it had ended"),
-        (copied, "has the samples of another one"),
-        (hurried, "stepped for"),
+        (earlier, "began before the previous launch had ended"),
+        (copied, "has the samples of another rank"),
+        (hurried, "its steps take"),
         (dropped, "is not in the record"),
     ],
 )

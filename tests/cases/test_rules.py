@@ -244,7 +244,7 @@ def test_a_rule_that_cannot_fail_beside_another_is_told(
     assert main(["check", "thresholds", str(tmp_path / "rules.toml")]) == 0
     screen = " ".join(capsys.readouterr().out.split())
     for rule in rules:
-        assert (f"{rule.name} cannot fail while" in screen) is (rule.name in idle)
+        assert (f"{rule.name} cannot fail if" in screen) is (rule.name in idle)
 
 
 def load_thresholds_of(tmp_path: Path, text: str) -> tuple[Threshold, ...]:

@@ -40,7 +40,7 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     assert by_contrast["efficiency@2/plain"].reason is Reason.INCORRECT
     above = by_contrast["efficiency@4/plain"]
     assert (above.status, above.reason) == (Status.SKIP, Reason.CLIMB_STOPPED)
-    assert "the climb ended at mutant/paced-small/weak@2cpu" in above.detail
+    assert "the correctness check of mutant/paced-small/weak@2cpu failed" in above.detail
     arms = {(x.purpose, x.arm) for x in measurer.run.launches}
     assert (Purpose.TIMED, "@1") in arms
     assert not {(p, a) for p, a in arms if a == "@4" or (a == "@2" and p is not Purpose.GATE)}

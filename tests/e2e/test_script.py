@@ -430,7 +430,7 @@ def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
     screen = capsys.readouterr().out
     assert "2cpu" in screen and "Error" not in screen, screen
     assert sorted(p.name for p in inside.iterdir()) == ["train.py"]
-    for path, message in (("train.py", "would be removed"), ("../data.txt", "not a path below")):
+    for path, message in (("train.py", "would be removed"), ("../data.txt", "is not below")):
         assert main([*words, "--clean", path, *end]) == Exit.USAGE
         assert message in capsys.readouterr().err
 

@@ -139,4 +139,4 @@ def test_two_environments_are_compared_in_the_same_blocks(
     )
     assert document["low"] < document["ratio"] < document["high"] < 1.0
     assert main(["compare", "nowhere", str(b), "--interleave", CASE[0], *CASE[1:]]) == 4
-    assert "nowhere is no environment" in capsys.readouterr().err
+    assert "nowhere is no Python environment" in capsys.readouterr().err

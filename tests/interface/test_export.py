@@ -67,8 +67,8 @@ def test_text_that_looks_like_a_formula_is_escaped() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--to", "x.xlsx"], "no form has this ending"),
-        (["--to", "x.prom", "--table", "steps"], "has no effect"),
+        (["--to", "x.xlsx"], "this file type is not supported"),
+        (["--to", "x.prom", "--table", "steps"], "does not apply"),
     ],
 )
 def test_invalid_export_options_are_reported(

@@ -311,19 +311,19 @@ def test_blocks_that_follow_the_end_are_found(copy: Path, moved: bool) -> None:
             doc["head"] = hashlib.sha256(last.encode()).hexdigest()
 
     doctored(copy, more)
-    assert any("the chain goes on behind" in text for text in told(copy))
+    assert any("the chain continues after" in text for text in told(copy))
 
 
 def test_the_head_is_the_end_of_the_chain(copy: Path) -> None:
     lines = (copy / chain.FILE).read_text().splitlines()
     third = hashlib.sha256(lines[2].encode()).hexdigest()
     doctored(copy, setting("head", to=third))
-    assert any("the chain goes on behind the link" in text for text in told(copy))
+    assert any("the chain continues after the link" in text for text in told(copy))
 
 
 def test_a_deleted_chain_is_reported(copy: Path) -> None:
     (copy / chain.FILE).unlink()
-    assert any("is missing: this run was chained" in t for t in told(copy))
+    assert any("is missing, although the record names" in t for t in told(copy))
 
 
 def test_an_interrupted_run_verifies_wherever_it_was_interrupted(copy: Path) -> None:
@@ -353,8 +353,8 @@ def test_an_interrupted_run_verifies_wherever_it_was_interrupted(copy: Path) -> 
 @pytest.mark.parametrize(
     ("purpose", "why"),
     [
-        ("stalled", "timed again, but the host did not stand still"),
-        ("flaked", "launched once more, but nothing had ended it"),
+        ("stalled", "timed again, but the host had not stood still"),
+        ("flaked", "launched once more, but had no transient failure"),
     ],
 )
 def test_relabelling_a_slow_launch_is_found(copy: Path, purpose: str, why: str) -> None:

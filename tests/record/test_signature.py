@@ -99,7 +99,7 @@ def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signatu
     assert code == Exit.FAILED and "schema is not what was sealed" in out
     behind_the_end(grown, ("ended", {"notes": [], "out_of_time": []}))
     code, out = verified(capsys, grown, "--key", keys / "site.pub")
-    assert code == Exit.FAILED and "goes on behind its end" in out
+    assert code == Exit.FAILED and "continues after its end" in out
 
 
 def test_a_forged_signature_under_the_sites_key_is_found(
@@ -151,9 +151,9 @@ def test_a_run_that_does_not_verify_is_not_signed(
 @pytest.mark.parametrize(
     ("given", "status", "word"),
     [
-        ("2026-11-01T00:00Z", 0, "runs of this length fit in between the nonce and the end"),
-        ("2026-11-22T14:54:50Z", 0, "no second run of this length fits in"),
-        ("2026-12-01", 1, "before the nonce was given"),
+        ("2026-11-01T00:00Z", 0, "runs of this length fit between the nonce and the end"),
+        ("2026-11-22T14:54:50Z", 0, "no second run of this length fits between"),
+        ("2026-12-01", 1, "before the nonce was issued"),
         ("yesterday", 4, "try       date -u +%FT%TZ"),
     ],
 )

@@ -1,1 +1,1 @@
-"""From launches to verdicts."""
+"""The judge: code that turns the launches of a run into verdicts."""

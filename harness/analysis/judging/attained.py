@@ -6,23 +6,23 @@ from harness.cases import CaseSpec, Contrast, Plan
 from harness.record import Expected, LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 
-#: Share of a step behind which an all-reduce of gradients can be hidden: the backward pass is two
-#: thirds of it, and the last bucket is ready only at its end.
+#: Share of a step during which an all-reduce of gradients can overlap with compute. The backward
+#: pass takes two thirds of a step, and its last bucket is ready only at its end.
 HIDDEN = 0.6
 
 
-#: The same for sharded weights, which are also gathered during the forward pass.
+#: The same share for sharded weights, which are also gathered during the forward pass.
 HIDDEN_SHARDED = 0.9
 
 
-#: The operation whose bus bandwidth stands for a world's.
+#: The collective whose bus bandwidth represents the bandwidth of a world.
 OPERATION = "all_reduce"
 
 
 def allowed(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
-    """The largest efficiency that this run's fabric and baseline allow, at most 1.
+    """Return the largest efficiency that this run's fabric and baseline allow, at most 1.
 
-    None if no sweep measured the fabric of this world, or if the baseline is not one device.
+    Return None if no sweep measured the fabric of this world, or if the baseline is not one device.
     """
     case = plan.arm(contrast.subject).case
     base = plan.arm(contrast.baseline[0]).case
@@ -51,8 +51,10 @@ def _hidden(expected: Expected) -> float:
 
 
 def bus_bps(run: RunRecord, case: CaseSpec) -> float | None:
-    """The bus bandwidth of the ranks of a case by this run's sweeps, B/s; that of the largest world
-    on as many nodes if its own world was not swept.
+    """Return the bus bandwidth that this run's sweeps measured for the world of a case, in B/s.
+
+    If no sweep measured this world, return the bandwidth of the largest world on as many nodes, or
+    None if there is none.
     """
     of_nodes = [
         sweep

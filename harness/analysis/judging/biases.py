@@ -1,4 +1,7 @@
-"""Biases: what differed between the arms of a contrast besides what is compared, and its effect."""
+"""Biases: unintended differences between the arms of a contrast, and their effect on its value.
+
+An arm is a case in its role in a comparison, as the subject or as a part of the baseline.
+"""
 
 import math
 from collections import Counter
@@ -22,16 +25,17 @@ from harness.record import (
     RunRecord,
 )
 
-#: Less than this is what clock ticks tell: 10 ms in a third of a second.
+#: Smallest share of load that counts. Clock ticks cannot resolve less: they are 10 ms long, and a
+#: window may take a third of a second.
 LEAST_LOAD = 0.02
-#: Busy time of a core is counted in these ticks, and may be one of them off.
+#: Seconds of a clock tick. The kernel counts the busy time of a core in ticks, to within one tick.
 TICK_S = 0.01
-#: No rank is taken to have lost more: then nothing is known of it.
+#: Largest share of time that a rank is assumed to have lost; it keeps ratios of the rest finite.
 MOST_LOST = 0.99
 
 
 def around(launches: Sequence[LaunchRecord]) -> bool:
-    """Whether others were at work on the cores of these launches, on average."""
+    """Return whether other processes used the cores of these launches, on average."""
     loads = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
     return bool(loads) and fmean(loads) > LEAST_LOAD
 
@@ -39,11 +43,12 @@ def around(launches: Sequence[LaunchRecord]) -> bool:
 def lost_to_load(
     launches: Sequence[LaunchRecord], run: RunRecord, *, beside: bool, quota: bool = True
 ) -> float | None:
-    """The share of their time that others can have taken from these launches, their mean.
+    """Return the mean share of time that other processes can have taken from these launches.
 
-    None where one of them does not know what others used. ``beside``: others were at work on this
-    machine, if not on these cores. ``quota``: whether what a quota held back counts; it is no loss
-    of stragglers that are planted by one.
+    Return None if the background load of one of them is unknown. ``beside`` says that other
+    processes were at work on this machine, even if not on these cores. ``quota`` says whether time
+    that a CPU quota held back counts; it does not count for injected stragglers, which the harness
+    slows down by a quota.
     """
     shares = [_lost(launch, run, beside=beside, quota=quota) for launch in launches]
     known = [share for share in shares if share is not None]
@@ -59,16 +64,18 @@ def _lost(launch: LaunchRecord, run: RunRecord, *, beside: bool, quota: bool) ->
         waited += _waited(launch, load)
     if load > LEAST_LOAD or beside:
         waited += _pressed(launch, run)
-    if launch.late is not None:  # a scheduled stand-in shows it itself
+    # Simulated compute has a schedule, so its delay was measured and bounds the loss.
+    if launch.late is not None:
         waited = min(waited, launch.late)
     return min(MOST_LOST, waited)
 
 
 def _waited(launch: LaunchRecord, load: float) -> float:
-    """The share of its window for which ranks can have waited for cores that others used.
+    """Return the share of its window in which ranks can have waited for cores in use elsewhere.
 
-    The kernel says how long their threads waited, one after another at worst, and for no longer
-    than others worked on those cores. Where it does not say, all of that was on one rank's cores.
+    The kernel counts how long the threads of the ranks waited. At worst they waited one after
+    another, but no longer than other processes worked on those cores. Without these counts, all of
+    the load is assumed to have been on the cores of one rank.
     """
     window_s = max((rank.window_s for rank in launch.ranks), default=0.0)
     waits = [rank.waited_s for rank in launch.ranks if rank.waited_s is not None]
@@ -79,7 +86,7 @@ def _waited(launch: LaunchRecord, load: float) -> float:
 
 
 def _pressed(launch: LaunchRecord, run: RunRecord) -> float:
-    """CPU time of its steps beyond that of the case's best launch, as a share of its window."""
+    """Return the CPU time of its steps beyond the case's best launch, as a share of its window."""
     alike = [x for x in run.by_case.get(launch.case, ()) if x.purpose in _ALIKE and x.usable]
     best = min((cpu for x in alike if (cpu := _cpu_of_step(x)) is not None), default=None)
     of_step = _cpu_of_step(launch)
@@ -89,23 +96,26 @@ def _pressed(launch: LaunchRecord, run: RunRecord) -> float:
     return (of_step - best) * launch.steps.count / window_s if window_s else 0.0
 
 
-#: Launches whose steps are the same work.
+#: Purposes of launches whose steps do the same work.
 _ALIKE = (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED)
 
 
 def _cpu_of_step(launch: LaunchRecord) -> float | None:
-    """CPU seconds of a mean step of the busiest rank."""
+    """Return the CPU seconds of a mean step of the busiest rank, or None without steps."""
     if launch.steps is None or not launch.steps.count:
         return None
     return max((rank.cpu_s for rank in launch.ranks), default=0.0) / launch.steps.count
 
 
 def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
-    """Who took how much from these launches of one arm, where it is worth a word."""
+    """Return a sentence on the background load or quota of these launches of one arm.
+
+    Return an empty string if neither exceeds the limits of admission.
+    """
     known = [launch for launch in launches if launch.foreign_load is not None]
     if known and fmean(map(_sure, known)) > admission.FOREIGN_LOAD:
         share = fmean(launch.foreign_load or 0.0 for launch in known)
-        return f"others used {share:.0%} of the cores of {name}"
+        return f"other processes used {share:.0%} of the cores of {name}"
     worst = max((launch.throttled or 0.0 for launch in launches), default=0.0)
     if worst > admission.THROTTLED:
         return f"a CPU quota held the ranks of {name} back for {worst:.0%} of the time"
@@ -113,26 +123,27 @@ def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
 
 
 def _sure(launch: LaunchRecord) -> float:
-    """The share of its cores that others used at least: a window of few ticks tells nothing."""
+    """Return the least share of its cores that other processes used, given one tick of error."""
     window_s = max((rank.window_s for rank in launch.ranks), default=0.0)
     return max(0.0, (launch.foreign_load or 0.0) - TICK_S / window_s) if window_s else 0.0
 
 
 def kept(evidence: ContrastData) -> str:
-    """Which arm had one place in all of its launches, of several that there are; else empty.
+    """Return a sentence if all launches of an arm had one of several placements, else an empty one.
 
-    Cores of one node are no places: the kernel moves ranks from one to the other.
+    A placement is a choice of nodes or GPUs. Cores of a node are no placements, because the kernel
+    moves ranks between them.
     """
     if not metrics.metric(evidence.contrast.metric).of_time:
         return ""
     for arm in sorted(evidence.arms, key=lambda arm: arm.name):
         if where := _only(arm.case, evidence.timed_of([arm.name]), evidence.run.settings.nodes):
-            return f"{arm.name} ran {where}: its places were not drawn"
+            return f"{arm.name} ran {where}: its placements were not drawn at random"
     return ""
 
 
 def _only(case: CaseSpec, launches: Sequence[LaunchRecord], room: Sequence[int]) -> str:
-    """The only place of these launches, where there are others."""
+    """Return the only placement of these launches; empty if they had several or if one exists."""
     if len(launches) < 2:
         return ""
     if len(case.nodes) < len(room) and len({launch.hosts for launch in launches}) == 1:
@@ -152,7 +163,7 @@ def _only(case: CaseSpec, launches: Sequence[LaunchRecord], room: Sequence[int])
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """``0``, ``0 to 3``, or the first few."""
+    """Return these numbers as text: ``0``, ``0 to 3``, or a list of at most eight."""
     if len(numbers) == 1:
         return str(numbers[0])
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
@@ -160,28 +171,34 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8]))
 
 
-#: One-sided 70 % of a normal: beside the judge's own interval, a wrong PASS stays under 1 %
-#: (``benchmarks/experiments/rates.py``). And differences that no chance explains: 1 in 200.
+#: Normal quantile of a one-sided 70 % bound. Together with the judge's interval it keeps wrong
+#: PASSes under 1 % (``benchmarks/experiments/rates.py``).
 UPPER = 0.52
+#: Standard errors beyond which a slowdown is clear; chance exceeds them once in 200 times.
 CLEAR = 2.6
-#: How often a baseline is probed alone, at most: the first time, and where nothing else is open.
+#: Largest number of times that a baseline is probed alone: once at first, and again if nothing else
+#: keeps a verdict open.
 PROBES = 4
-#: Slower than this, and surely so, nothing of the plan runs side by side.
+#: Relative slowdown from which on, if it is clear, no launches of the plan run concurrently.
 LEAST_SLOWDOWN = 0.005
-#: What neighbours may take of a baseline that was never probed.
+#: Share of its speed that a baseline is assumed to lose to concurrent launches if no probe measured
+#: it.
 UNKNOWN = 0.5
-#: What launches differ by where it is not known yet: the median of the world's clusters.
+#: Relative standard deviation of launches before it was measured: the median of public clusters.
 USUAL_SD = 0.005
-#: A device is slow that is this much slower than the median of so many, and so many deviations.
+#: A device counts as slow if its relative distance from the median exceeds this share,
 SLOW = 0.01
+#: if at least this many devices ran the same world at the same time,
 FEWEST_PAIRS = 4
+#: and if that distance exceeds this many robust standard deviations.
 ODD = 4.0
 
 
 def disturb(run: RunRecord, plan: Plan) -> bool:
-    """Whether a baseline of the plan is clearly slower beside others than alone.
+    """Return whether a baseline of the plan is clearly slower in concurrent launches than alone.
 
-    Also where that cannot be told: only one of it fits, so that all its probes ran alone.
+    Also return True if all its probes ran alone because only one launch of it fits. The slowdown
+    is unknown then.
     """
     for case in _baselines(plan, plan.contrasts):
         probes = [launch for launch in run.by_case.get(case, ()) if launch.purpose is Purpose.PROBE]
@@ -194,8 +211,10 @@ def disturb(run: RunRecord, plan: Plan) -> bool:
 
 
 def lost_to_neighbours(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
-    """The share of its speed that a contrast's baseline may have lost to neighbours: the upper end
-    of a one-sided 70 % interval, for as many of its launches as had any.
+    """Return the share of speed that a contrast's baseline may have lost to concurrent launches.
+
+    It is the upper end of a one-sided 70 % interval of the slowdown, times the share of the
+    baseline's launches that ran concurrently with others.
     """
     shares = [0.0]
     for name in contrast.baseline:
@@ -204,7 +223,7 @@ def lost_to_neighbours(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
         if not beside:
             continue
         slowdown = _slowdown(run, plan.arm(name).case.hash)
-        if slowdown is None:  # nobody looked: nothing stands on it
+        if slowdown is None:  # no probe measured it, so no PASS or FAIL may rest on it
             return UNKNOWN
         slower, error = slowdown
         shares.append(beside / len(launches) * -math.expm1(-max(0.0, slower + UPPER * error)))
@@ -213,7 +232,10 @@ def lost_to_neighbours(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowDevice:
-    """One that takes ``slower`` longer than the median of ``among`` that ran the same world."""
+    """A device whose speed is a share ``slower`` below the median of ``among`` devices.
+
+    All of these devices ran the same world at the same time.
+    """
 
     node: int
     host: str
@@ -224,11 +246,11 @@ class SlowDevice:
     @property
     def sentence(self) -> str:
         where = f"node {self.node} ({self.host}), device {self.device}"
-        return f"{where}: {self.slower:.1%} slower than the median of {self.among}"
+        return f"{where}: {self.slower:.1%} slower than the median of {self.among} devices"
 
 
 def slow_devices(run: RunRecord) -> list[SlowDevice]:
-    """Devices that were clearly slower than the others when all of them ran the same world."""
+    """Return the devices that were clearly slower than the others when all ran the same world."""
     slots: dict[str, list[LaunchRecord]] = {}
     for launch in run.launches:
         if (
@@ -262,8 +284,10 @@ def _baselines(plan: Plan, contrasts: Collection[Contrast]) -> set[str]:
 
 
 def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
-    """How much slower a case is beside others than alone, in logs, and the error of that: by its
-    probes, or by its timed launches if these ran both ways. None if one kind is missing.
+    """Return the slowdown of a case in concurrent launches and its standard error, as logarithms.
+
+    They come from its probes, or else from its timed launches. Return None if neither kind ran both
+    alone and concurrently.
     """
     for purpose in (Purpose.PROBE, Purpose.TIMED):
         launches = [x for x in run.by_case.get(case, ()) if x.purpose is purpose and x.usable]
@@ -282,23 +306,27 @@ def _speeds(launches: Collection[LaunchRecord], *, beside: bool) -> list[float]:
     return [math.log(rate) for rate in rates if rate]
 
 
-#: Bytes that AdamW moves for a parameter, and those that slow memory moves in a second.
+#: Bytes of memory traffic for one parameter in a step of AdamW: it reads the weight, the gradient
+#: and two moments, and writes three of them, 4 B each.
 ADAMW_BYTES = 28
+#: Bytes per second that slow memory of each kind of device moves.
 MEMORY_BYTES = {Device.CPU: 5e9, Device.CUDA: 1e12}
-#: How many times the subject's CPU time of a sample a baseline's may be. Honest ones of the
-#: shipped suites took 0.2 to 1.2 times as much, on quiet cores and beside 25 other programs.
+#: Largest ratio of the baseline's CPU time of a sample to the subject's. Correct baselines of the
+#: shipped suites took 0.2 to 1.2 times as much, on quiet cores and with 25 other programs running.
 MOST_TIMES = 1.5
-#: Launches of an arm, of which the one that was disturbed least counts.
+#: Fewest launches of an arm for these checks; the launch that was disturbed least counts.
 LEAST_LAUNCHES = 2
-#: Of a baseline's time for a sample: so much longer than the subject it may wait. Ranks that
-#: exchange gradients, and share a disk, wait longer than one alone.
+#: How much longer than the subject a baseline may wait, as a share of its time for a sample. Ranks
+#: that exchange gradients and share a disk usually wait longer than a single rank.
 LONGER = 0.2
 
 
 def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
-    """By how much the baseline works more for a sample, on ranks that compute on cores and hold all
-    layers; else empty. Records from before this was asked say nothing. ``if_cut``: of ranks that
-    are said to hold parts alone.
+    """Return a sentence if the baseline takes more time for a sample than the same training can.
+
+    Return an empty string otherwise. The check compares CPU time and waiting time of throughput in
+    weak scaling on CPUs, for ranks that hold all layers and weights. With ``if_cut`` it applies to
+    ranks that hold parts of them instead. Records older than ``HALVES_SINCE`` are not checked.
     """
     case = evidence.subject
     measured = metrics.metric(evidence.contrast.metric)
@@ -327,19 +355,20 @@ def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
         if launch.steps and launch.consumed
     )
     update_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device] / samples
-    if (
-        theirs - min(update_s, theirs / 2) <= MOST_TIMES * subject_s
-    ):  # ranks may share out the optimizer
+    # Ranks may divide the optimizer's work between them; the baseline has to do all of it.
+    if theirs - min(update_s, theirs / 2) <= MOST_TIMES * subject_s:
         return ""
     return (
         f"the baseline takes {theirs / subject_s:.2f} times the subject's CPU time for a sample: it"
-        " does more than the same training"
+        " does more work than the same training needs"
     )
 
 
 def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> str:
-    """Whether a baseline's rank waits longer for a sample than one of the subject's, which has
-    others to wait for; nobody had its cores meanwhile. Else empty.
+    """Return a sentence if a baseline's rank waits longer for a sample than the subject's ranks.
+
+    Time in which other processes had the cores does not count. The subject's ranks also wait for
+    each other, so a correct baseline waits less. Return an empty string otherwise.
     """
     least = _of_launches(baseline, idle_s)
     most = _of_launches(subject, _idle_at_most_s)
@@ -347,46 +376,49 @@ def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> 
     if not (least and most and whole) or min(least) <= max(most) + LONGER * min(whole):
         return ""
     return (
-        f"the baseline waits {1e3 * min(least):.3g} ms for a sample, not for a core, and the"
-        f" subject {1e3 * max(most):.3g} ms at most: it is slow by more than the same training"
+        f"the baseline is idle for {1e3 * min(least):.3g} ms a sample without waiting for a core,"
+        f" and the subject for {1e3 * max(most):.3g} ms at most: something slows the baseline down"
     )
 
 
 def _idle_at_most_s(rank: RankRecord) -> float:
-    """Seconds for which a rank had nothing to compute, at most where nobody knows who took them."""
+    """Return the seconds in which a rank was idle; an upper bound if waits were not counted."""
     return idle_s(rank) if rank.waited_s is not None else rank.window_s - rank.cpu_s
 
 
 def _of_launches(
     launches: list[LaunchRecord], seconds: Callable[[RankRecord], float]
 ) -> list[float]:
-    """Seconds of all ranks for a sample, of each launch; empty of too few."""
+    """Return the seconds of all ranks for a sample in each launch; empty for too few launches."""
     usable = [launch for launch in launches if launch.usable and launch.consumed and launch.ranks]
     per_sample = [sum(map(seconds, launch.ranks)) / (launch.consumed or 1) for launch in usable]
     return per_sample if len(per_sample) >= LEAST_LAUNCHES else []
 
 
 def _cut(expected: Expected) -> bool:
-    """Whether ranks hold parts of the weights or layers, and so do less than the baseline."""
+    """Return whether ranks hold only parts of the weights or layers.
+
+    They do less work for a sample than the baseline then.
+    """
     return expected.stages > 1 or any("Shard" in placed for placed in expected.placements)
 
 
 def _cpu_s(launches: list[LaunchRecord]) -> float | None:
-    """CPU seconds of all ranks for a sample, in the launch that took least."""
+    """Return the CPU seconds of all ranks for a sample in the launch that took least, or None."""
     per_sample = _of_launches(launches, lambda rank: rank.cpu_s)
     return min(per_sample) if per_sample and min(per_sample) > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Arm:
-    """One side of a contrast: its timed launches, and its pilots."""
+    """One side of a contrast: its timed launches and its calibration launches (pilots)."""
 
     timed: Sequence[LaunchRecord]
     pilots: Sequence[LaunchRecord]
 
 
 def find_biases(evidence: ContrastData) -> tuple[Caveat, ...]:
-    """Everything that favoured one arm; of bytes and memory nothing does."""
+    """Return the biases of a contrast; bytes, memory and shares of a step have none."""
     contrast = evidence.contrast
     metric = metrics.metric(contrast.metric)
     if not metric.of_time or metric.profiled:
@@ -403,14 +435,15 @@ def find_biases(evidence: ContrastData) -> tuple[Caveat, ...]:
 
 
 def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Caveat]:
-    """Clocks and stalls that hit one arm more than the other."""
+    """Yield biases by clocks and stalls that slowed one arm more than the other."""
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
     for what, lost, compared in _SOURCES:
         of_subject = lost(subject, highest)
         theirs = lost(below, highest) if below else 0.0
         if of_subject is None or theirs is None or abs(of_subject - theirs) <= LEAST_LOAD:
             continue
-        faster = (1 - theirs) / (1 - of_subject)  # the subject, if neither had lost anything
+        # The subject would be faster by this factor if neither arm had lost anything.
+        faster = (1 - theirs) / (1 - of_subject)
         factor = faster if compared else 1 / faster
         sides = f"{of_subject:.0%} of the subject's time"
         if below:
@@ -419,12 +452,12 @@ def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Itera
 
 
 def _scattered(evidence: ContrastData) -> Iterator[Caveat]:
-    """Like launches that differ by more than the declared noise: by as much, either way."""
+    """Yield a bias in each direction if identical launches differ by more than admission allows."""
     spread = like_launches_sd(evidence.all_launches)
     if spread is None or spread <= admission.LAUNCH_SD:
         return
     reason = (
-        f"launches of one arm in one block differ by {spread:.0%} (A/A); use quiet cores,"
+        f"identical launches of one arm in one block differ by {spread:.0%}; use quiet cores,"
         " fixed clocks or another machine"
     )
     yield bias(1 / (1 + spread), reason)
@@ -432,10 +465,10 @@ def _scattered(evidence: ContrastData) -> Iterator[Caveat]:
 
 
 def _neighbours(evidence: ContrastData, *, more_is_better: bool) -> Iterator[Caveat]:
-    """Estimates what worlds that ran at the same time may have taken from the baseline."""
+    """Yield a bias if launches that ran at the same time may have slowed the baseline down."""
     if share := lost_to_neighbours(evidence.run, evidence.plan, evidence.contrast):
         factor = 1 - share if more_is_better else 1 / (1 - share)
-        reason = f"worlds beside it may have taken {share:.1%} of the baseline's speed"
+        reason = f"concurrent launches may have taken {share:.1%} of the baseline's speed"
         yield bias(factor, reason, Reason.NEIGHBOURS)
 
 
@@ -444,25 +477,29 @@ def _arm(evidence: ContrastData, names: Sequence[str]) -> _Arm:
 
 
 def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterator[Caveat]:
-    """Both ends of what the ratio could be without others: only one arm gets back what it lost."""
+    """Yield a bias for the time that each arm can have lost to other processes or a CPU quota.
+
+    Each bias corrects one arm only. Together they give both ends of the possible ratio.
+    """
     more = metrics.metric(evidence.contrast.metric).more_is_better
-    quota = not evidence.slowed_on_purpose  # of stragglers it is what is measured
+    quota = not evidence.slowed_on_purpose  # the quota of an injected straggler is what is measured
     beside = any(around(arm.timed) for arm in (subject, below) if arm)
     for arm, whose, slowed in ((subject, "the subject", 1), (below, "the baseline", -1)):
         share = lost_to_load(arm.timed, evidence.run, beside=beside, quota=quota) if arm else None
         if share is not None and share > LEAST_LOAD:
             faster = (1 - share) ** -slowed
             reason = (
-                f"others, or a CPU quota, may have taken {share:.0%} of {whose}'s time (top -d 1)"
+                f"other processes or a CPU quota may have taken {share:.0%} of {whose}'s time"
+                " (top -d 1)"
             )
             yield bias(faster if more else 1 / faster, reason)
 
 
 def _drifting(launches: Sequence[LaunchRecord]) -> list[Caveat]:
-    """The tilts of an arm in which one launch drifts as no other does.
+    """Return the biases of an arm of which one launch drifts and the others do not.
 
-    Its mean is off by half of the drift if it had settled by the end of its window, and by all of
-    it if it went on as far again; a worst pair is off as far as that launch.
+    The mean of this launch errs by half of the drift if its steps settled by the end of its window,
+    and by all of the drift if they drift on as far again. Both directions are returned.
     """
     windows = [launch.steadiness for launch in launches if launch.steadiness]
     if (odd := steadiness.outlier(windows)) is None:
@@ -474,19 +511,22 @@ def _drifting(launches: Sequence[LaunchRecord]) -> list[Caveat]:
 
 
 def _clocks(arm: _Arm) -> list[float]:
-    """The devices' clocks in the middle of each launch, MHz."""
+    """Return the mean of each GPU's lowest and highest SM clock in each timed launch, in MHz."""
     ranges = (gpu.sm_clock_mhz for launch in arm.timed for gpu in launch.gpus)
     return [sum(r) / len(r) for r in ranges if r]
 
 
 def _slowed(arm: _Arm, highest: float) -> float | None:
-    """By how much the devices' clocks were below the highest of both arms."""
+    """Return the share by which the mean clock lies below the highest clock of both arms."""
     clocks = _clocks(arm)
     return 1 - fmean(clocks) / highest if clocks else None
 
 
 def _hidden(arm: _Arm, _: float) -> float | None:
-    """Share of time that the pilots' stalls took and those of the timed windows did not."""
+    """Return the share of time that stalls took in the pilots beyond the timed windows.
+
+    A pilot is longer than a timed window, so it also shows rare stalls.
+    """
     far, near = (
         [launch.stalls.share for launch in launches if launch.stalls is not None]
         for launches in (arm.pilots, arm.timed)
@@ -494,8 +534,9 @@ def _hidden(arm: _Arm, _: float) -> float | None:
     return max(0.0, fmean(far) - fmean(near)) if far and near else None
 
 
-#: What took time, the share of an arm's that it took, and whether the windows have seen it.
+#: For each source of lost time: its description, a function that returns the share of an arm's time
+#: that it took, and whether the compared windows contain this time.
 _SOURCES: Sequence[tuple[str, Callable[[_Arm, float], float | None], bool]] = (
     ("lower clocks took", _slowed, True),
-    ("stalls that the timed windows do not hold would take", _hidden, False),
+    ("stalls that the timed windows do not contain would take", _hidden, False),
 )

@@ -1,4 +1,7 @@
-"""Blockers: why a contrast must not be judged by its speed. Correctness comes before speed."""
+"""Blockers: reasons why a contrast is not judged by its speed, such as incorrect training.
+
+An arm is a case in its role in a comparison. A gate is the launch that checks a case's correctness.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,18 +26,19 @@ from harness.cases import (
 from harness.host.machine import Machine
 from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
 
-#: Step-1 gradient norms of a strong ladder's rungs agree within this, by precision.
+#: Largest relative difference of the first step's gradient norm between world sizes of a strong
+#: scaling sweep, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5}
-#: Sources of a launch that are no files: a setup has its own.
+#: Sources of a launch that are versions instead of files; every setup has its own versions.
 VERSIONS = ("scaleproof", "torch", "nccl")
-#: What torch says where a GPU is older than sm_89.
+#: Torch's error for FP8 products on a GPU older than sm_89.
 _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
-#: Of those that round to fewer bits.
+#: The same limit for precisions that round to fewer bits than fp32.
 ROUNDED_LIMIT = 2e-2
 
 
 def find_blocker(evidence: ContrastData) -> Caveat | None:
-    """Says what keeps this contrast from being judged, if anything: the first reason counts."""
+    """Return the first reason why this contrast cannot be judged, or None."""
     for look in (
         _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
     ):  # fmt: skip
@@ -44,7 +48,7 @@ def find_blocker(evidence: ContrastData) -> Caveat | None:
 
 
 def _not_launched(evidence: ContrastData) -> Caveat | None:
-    """A case that was refused, that broke before its launch, or that does not fit."""
+    """Return a blocker for a case that was refused, failed before its launch, or does not fit."""
     for arm in evidence.arms:
         name = arm.case.id
         described = evidence.run.described.get(arm.case.hash)
@@ -55,12 +59,12 @@ def _not_launched(evidence: ContrastData) -> Caveat | None:
         if described.unsupported:
             return blocker(Status.SKIP, Reason.UNSUPPORTED, f"{name}: {described.unsupported}")
         if not fits(described, arm.case, evidence.run.machine):
-            return blocker(Status.SKIP, Reason.DOES_NOT_FIT, f"{name} does not fit here")
+            return blocker(Status.SKIP, Reason.DOES_NOT_FIT, f"{name} does not fit on this machine")
     return None
 
 
 def _not_smallest(evidence: ContrastData) -> Caveat | None:
-    """A baseline that is not the smallest rung that fits."""
+    """Return a blocker if the baseline has to be the smallest case that fits, but is not."""
     if evidence.contrast.against != "smallest_fit":
         return None
     smallest = smallest_fit(evidence.run, evidence.plan)
@@ -70,9 +74,9 @@ def _not_smallest(evidence: ContrastData) -> Caveat | None:
 
 
 def _edited(evidence: ContrastData) -> Caveat | None:
-    """A file, or a version, that is not the same in all launches that a contrast rests on.
+    """Return a blocker if a source file or version differs between launches of a contrast.
 
-    Cases of another setup have software of their own, and files where it is another version.
+    Versions are compared within one setup only. So are files if the setup is another checkout.
     """
     known: dict[tuple[str, str], tuple[str, str]] = {}
     setups = {arm.case.hash: arm.case.setup for arm in evidence.arms}
@@ -95,13 +99,14 @@ def _edited(evidence: ContrastData) -> Caveat | None:
 
 
 def _gated(evidence: ContrastData) -> Caveat | None:
-    """Reports the correctness gates of the arms."""
+    """Return a blocker if the correctness check of an arm failed or is missing."""
     for arm in evidence.arms:
         gate = evidence.run.gates.get(arm.case.hash)
         if arm.role is Role.CONTROL:
             return _control(gate)
         if arm.role is Role.ABLATION or arm.case.script:
-            continue  # wrong on purpose; a script is checked in each of its launches
+            # Ablations train incorrectly on purpose; scripts are checked in each of their launches.
+            continue
         if gate is None:
             return _ungated(evidence.run, evidence.plan, arm.case)
         if (impossible := not_here(arm.case, gate)) is not None:
@@ -116,22 +121,23 @@ def _gated(evidence: ContrastData) -> Caveat | None:
 
 
 def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Caveat:
-    """Why nobody checked a case."""
+    """Return a blocker for a case whose correctness check is missing."""
     if (lower := _stopped_at(run, plan, case, run.gates)) is not None:
-        reason = f"{case.id} was not launched: the climb ended at {lower}, which is wrong"
+        reason = f"{case.id} was not launched, because the correctness check of {lower} failed"
         return blocker(Status.SKIP, Reason.CLIMB_STOPPED, reason)
-    return unmeasured(run, plan, f"{case.id} was never checked")
+    return unmeasured(run, plan, f"the correctness of {case.id} was never checked")
 
 
 def _mismatched(evidence: ContrastData) -> Caveat | None:
-    """Arms that do not train the same."""
+    """Return a blocker if the arms do not run the same training."""
     difference = _unlike(evidence) or _norms(evidence)
     return None if difference is None else blocker(Status.ERROR, Reason.INCORRECT, difference)
 
 
 def _unreferenced(evidence: ContrastData) -> Caveat | None:
-    """A reference that broke, or whose codec hands on too little; one that found no memory only
-    leaves losses uncompared.
+    """Return a blocker for a reference training that failed, or one whose checks failed.
+
+    A reference that ran out of memory is no blocker: its losses are only not compared.
     """
     for arm in evidence.arms:
         run = evidence.run
@@ -149,13 +155,13 @@ def _unreferenced(evidence: ContrastData) -> Caveat | None:
 
 
 def _launched(evidence: ContrastData) -> Caveat | None:
-    """The first launch that the contrast rests on, and that is no evidence."""
+    """Return the blocker of the first launch of the contrast that cannot be used, or None."""
     reasons = (_of_launch(evidence.run, evidence.plan, launch) for launch in evidence.all_launches)
     return next((why for why in reasons if why is not None), None)
 
 
 def _unlike(evidence: ContrastData) -> str | None:
-    """How launches of a user's own script differ in what they train, if they do."""
+    """Return how launches of a user's script differ in what they train, or None."""
     if not evidence.subject.script:
         return None
     launches = [x for x in evidence.all_launches if x.usable and x.ranks]
@@ -163,12 +169,12 @@ def _unlike(evidence: ContrastData) -> str | None:
     of_subject = [launch for launch in launches if launch.arm == subject]
     of_baseline = [launch for launch in launches if launch.arm in baseline]
     versions = dict(evidence.run.settings.checkouts)
-    edited = evidence.subject.setup in versions  # on purpose: it is what is compared
+    edited = evidence.subject.setup in versions  # the contrast compares two versions of the script
     return same_training.unlike(evidence.subject, of_subject, of_baseline, edited=edited)
 
 
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Caveat | None:
-    """Why a launch that counts is no evidence, if it is none."""
+    """Return why the result of a launch cannot be used, or None if it can or was discarded."""
     case = next((arm.case for arm in plan.arms if arm.case.hash == launch.case), None)
     if launch.discarded:
         return None
@@ -186,10 +192,10 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Caveat | Non
 
 
 def not_here(case: CaseSpec, launch: LaunchRecord) -> Caveat | None:
-    """Excuses what this device cannot do: that is no wrong training.
+    """Return a SKIP if a launch failed because this device cannot run the case, else None.
 
-    Out of memory: the case does not fit, whatever its closed form says. Products in 8 bits: the GPU
-    is too old for them.
+    The case may exceed the memory although its closed form fits, or the GPU may be too old for FP8
+    matrix products.
     """
     if launch.cause is None:
         return None
@@ -197,13 +203,16 @@ def not_here(case: CaseSpec, launch: LaunchRecord) -> Caveat | None:
         reason = f"{case.id} does not fit: {blame(launch)}"
         return blocker(Status.SKIP, Reason.DOES_NOT_FIT, reason)
     if case.precision is Precision.FP8 and _NO_FP8.search(launch.cause.message):
-        reason = f"{case.id}: this GPU has no products in 8 bits: {blame(launch)}"
+        reason = f"{case.id}: this GPU does not support FP8 matrix products: {blame(launch)}"
         return blocker(Status.SKIP, Reason.UNSUPPORTED, reason)
     return None
 
 
 def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) -> str | None:
-    """Which losses of a launch nobody compared, although its reference was trained."""
+    """Return how many losses of a launch were not compared with its reference, or None.
+
+    Losses do not have to be compared if there is no reference training or if it ran out of memory.
+    """
     trained = references.launch_of(run.references, run.described, launch.case)
     steps = run.window(plan, launch).steps
     if too_large_for_one(run.described[launch.case], case, run.machine):
@@ -213,15 +222,17 @@ def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) ->
     if trained is None or not checked or launch.compared >= steps:
         return None
     if trained.cause is not None and trained.cause.kind == "memory":
-        return None  # it did not fit: nothing is compared, and the report says of how many that is
+        return None  # the report states how many launches were not compared for this reason
     return (
         f"{launch.launch}: {launch.compared} of {steps} losses were compared with the harness's own"
     )
 
 
 def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
-    """Whether a case's ranks find their devices, and its closed-form memory is within theirs (or
-    within the host's).
+    """Return whether the machine has the devices and the memory that a case needs.
+
+    The memory is the closed form of the case. It is compared with a GPU's memory, or with the
+    host's memory for ranks on CPUs.
     """
     if case.script:
         return True
@@ -234,7 +245,7 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
 
 
 def too_large_for_one(described: Described, case: CaseSpec, machine: Machine) -> bool:
-    """Whether a case's plain model, in a rank for each shard, does not find its memory."""
+    """Return whether the reference training of a case, one rank per shard, exceeds the memory."""
     wanted = described.reference
     if wanted is None:
         return False
@@ -242,12 +253,13 @@ def too_large_for_one(described: Described, case: CaseSpec, machine: Machine) ->
     return not room(wanted.memory_bytes, ranks, case.device, machine)
 
 
-#: What a process has on a GPU before it trains: CUDA's context and kernels, NCCL's buffers.
+#: Bytes of GPU memory that a process uses before it trains: CUDA's context and kernels, and NCCL's
+#: buffers.
 CONTEXT_BYTES = 1_500_000_000
 
 
 def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> bool:
-    """Whether so many ranks of a node find so much memory each."""
+    """Return whether a node has this much memory, in bytes, for each of so many ranks."""
     if device is Device.CPU:
         return memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
     if machine.gpu_memory_gib is None:
@@ -256,8 +268,11 @@ def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> boo
 
 
 def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
-    """Never green: open in a run that was stopped, ran out of time, or lost another launch of the
-    plan; in a complete one that lost none, a bug.
+    """Return the blocker for something that was not measured; it never passes.
+
+    It is INCONCLUSIVE if the run was stopped or ran out of time. If another launch of the plan is
+    blocked, it takes over that status and reason. Otherwise it is an ERROR, because a complete run
+    measures everything.
     """
     if plan.hash in run.out_of_time:
         return blocker(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
@@ -272,7 +287,10 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
 def _stopped_at(
     run: RunRecord, plan: Plan, case: CaseSpec, checked: Mapping[str, LaunchRecord]
 ) -> str | None:
-    """The id of the lower rung that ended the climb before this case, if one did."""
+    """Return the id of a case with fewer ranks whose correctness check failed, or None.
+
+    Correctness checks start at the smallest world size and stop at the first failure.
+    """
     for arm in plan.arms:
         gate = checked.get(arm.case.hash)
         below = arm.case.world_size < case.world_size and arm.case.strategy == case.strategy
@@ -282,7 +300,7 @@ def _stopped_at(
 
 
 def smallest_fit(run: RunRecord, plan: Plan) -> str:
-    """The name of the plan's smallest subject arm that fits."""
+    """Return the name of the subject arm with the fewest ranks that fits; empty if none fits."""
     fitting = [
         arm
         for arm in plan.arms
@@ -295,10 +313,10 @@ def smallest_fit(run: RunRecord, plan: Plan) -> str:
 
 
 def gate_failure(gate: LaunchRecord) -> str | None:
-    """The check that failed, as a sentence; None if all hold on every rank.
+    """Return the check of a gate that failed, as a sentence, or None if all passed on every rank.
 
-    Of several it is the one that comes first in training, whichever rank it failed on: what follows
-    is its symptom.
+    If several failed, return the one that comes first in training on any rank, because later
+    failures are its consequences.
     """
     if gate.status is not LaunchStatus.OK:
         return f"correctness gate: {blame(gate)}"
@@ -310,7 +328,7 @@ def gate_failure(gate: LaunchRecord) -> str | None:
 
 
 def _failed(launch: LaunchRecord) -> str | None:
-    """The first check of a launch that failed, as a sentence."""
+    """Return the first check of a launch that failed, as a sentence, or None."""
     failed = [(rank.rank, check) for rank in launch.ranks for check in rank.checks if not check.ok]
     if not failed:
         return None
@@ -326,17 +344,19 @@ def _failed(launch: LaunchRecord) -> str | None:
     return f"{check.name} on rank {number}:{figures}{detail}"
 
 
-#: When a launch has ended, by its phase.
+#: Text that says when a launch ended, by its phase.
 _WHEN = {
-    "start": "as it started", "group": "as the ranks met", "build": "before the first step",
-    "gate": "in the gate", "warmup": "in warm-up", "steady": "while it was timed",
+    "start": "during startup", "group": "during rendezvous", "build": "before the first step",
+    "gate": "in the gate", "warmup": "in warm-up", "steady": "in the timed window",
     "finish": "at its end",
 }  # fmt: skip
 
 
 def blame(launch: LaunchRecord) -> str:
-    """Which rank or node ended a launch and when, whether another one may have, and where its log
-    is.
+    """Return a sentence on the failure of a launch.
+
+    It names the rank or node that ended the launch, its message, the phase and step, whether
+    another rank may be the cause, which ranks ended with it, and the log file.
     """
     cause = launch.cause
     if cause is None:
@@ -359,7 +379,10 @@ def blame(launch: LaunchRecord) -> str:
 
 
 def _control(gate: LaunchRecord | None) -> Caveat:
-    """A control passes only if its bytes gave it away: not by crashing, not by another check."""
+    """Return the conclusion on a control, a case that trains incorrectly on purpose.
+
+    It passes only if the byte checks detect it. A crash or another failed check does not count.
+    """
     if gate is None or gate.status is not LaunchStatus.OK:
         return blocker(Status.ERROR, Reason.NOT_MEASURED, "the correctness gate did not finish")
     wrong = [
@@ -367,14 +390,19 @@ def _control(gate: LaunchRecord | None) -> Caveat:
     ]
     if not wrong:
         return blocker(
-            Status.FAIL, Reason.NOT_CAUGHT, "the byte checks missed a case that is wrong on purpose"
+            Status.FAIL,
+            Reason.NOT_CAUGHT,
+            "the byte checks did not detect a case that trains incorrectly on purpose",
         )
     sent = [c for c in wrong if c.name == "bytes.sent"]
     return blocker(Status.PASS, Reason.CAUGHT, f"caught: {(sent or wrong)[0].detail}")
 
 
 def _norms(evidence: ContrastData) -> str | None:
-    """Strong ladder: the first step's gradient norm must not depend on the world size."""
+    """Return how the first step's gradient norm differs between world sizes, or None.
+
+    In strong scaling the global batch is fixed, so the norm must not depend on the world size.
+    """
     first, *baseline = evidence.arms
     gates = evidence.run.gates
     subject = first.case
@@ -391,12 +419,17 @@ def _norms(evidence: ContrastData) -> str | None:
             continue
         error = abs(norm - other) / max(other, 1e-300)
         if error > NORM_LIMIT.get(subject.precision, ROUNDED_LIMIT):
-            return f"step-1 gradient norm {norm:.8g}, {other:.8g} on {arm.name}: {error:.1e} apart"
+            return (
+                f"step-1 gradient norm {norm:.8g}, but {other:.8g} on {arm.name}: relative"
+                f" difference {error:.1e}"
+            )
     return None
 
 
 def misnamed(plan: Plan, contrast: Contrast) -> str:
-    """The first way in which a contrast is not what it is called; empty if it is."""
+    """Return the first way in which a contrast differs from what its kind promises, or an empty
+    string.
+    """
     return next(_differences(plan, contrast), "")
 
 
@@ -404,7 +437,7 @@ def _differences(plan: Plan, contrast: Contrast) -> Iterator[str]:
     subject = plan.arm(contrast.subject)
     baseline = [plan.arm(name) for name in contrast.baseline]
     if subject.name in contrast.baseline:
-        yield "it is its own baseline"
+        yield "the subject is its own baseline"
     yield from _wrong_on_purpose(contrast, subject, baseline)
     if not baseline:
         return
@@ -415,27 +448,27 @@ def _differences(plan: Plan, contrast: Contrast) -> Iterator[str]:
     if contrast.against == "sum_of_devices" and len({a.case.hash for a in baseline}) < len(
         baseline
     ):
-        yield "a device is counted twice"
+        yield "the baseline counts a device twice"
     ideal = _ideal(contrast, subject, baseline)
     if abs(contrast.ideal / ideal - 1) > 1e-9:
-        yield f"its ideal is {contrast.ideal:g}, by its ranks {ideal:g}"
+        yield f"its ideal ratio is {contrast.ideal:g}, but its ranks give {ideal:g}"
 
 
 def _wrong_on_purpose(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> Iterator[str]:
-    """Arms that nobody checks stand for nothing but themselves."""
+    """Yield the ways in which a contrast uses arms whose training is not correct or not checked."""
     if any(arm.role in (Role.ABLATION, Role.CONTROL) for arm in baseline):
-        yield "its baseline is wrong on purpose"
+        yield "its baseline trains incorrectly on purpose"
     if subject.role is Role.CONTROL and contrast.metric != "caught":
-        yield "it is a control: wrong on purpose"
+        yield "its subject is a control, which trains incorrectly on purpose"
     cost = contrast.against == "rung" and contrast.metric.endswith("_cost")
     if subject.role is Role.ABLATION and not cost:
-        yield "it is an ablation: nobody checks what it trains"
+        yield "its subject is an ablation, whose training is not checked"
     if subject.role is not Role.ABLATION and not subject.case.communicate:
         yield "its ranks do not communicate"
 
 
 def _promised(contrast: Contrast, subject: CaseSpec, baseline: list[Arm]) -> list[CaseSpec | None]:
-    """The case that each arm of the baseline has to be; None where it may be any."""
+    """Return the case that each arm of the baseline has to be; None for an arm of any case."""
     kind = contrast.against
     if kind == "plain" and not subject.script:
         return [recipes.plain(subject)] * len(baseline)
@@ -445,19 +478,19 @@ def _promised(contrast: Contrast, subject: CaseSpec, baseline: list[Arm]) -> lis
         return [subject.at(1)] * len(baseline)
     if kind == "smallest_fit" or (kind == "one_node" and contrast.metric != "throughput_ratio"):
         return [subject.at(arm.case.world_size, arm.case.nodes) for arm in baseline]
-    if kind == "one_node":  # as many ranks on it
+    if kind == "one_node":  # the same number of ranks, all on one node
         return [subject.at(subject.world_size)] * len(baseline)
     return [None] * len(baseline)
 
 
 def _ideal(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> float:
-    """The ratio that perfect scaling gives."""
+    """Return the ratio under perfect scaling."""
     if not metrics.metric(contrast.metric).per_rank or contrast.against == "sum_of_devices":
         return 1.0
     return subject.case.world_size / sum(arm.case.world_size for arm in baseline)
 
 
 def _planned_unlike(case: CaseSpec, promised: CaseSpec) -> Iterator[str]:
-    """The fields in which two cases differ."""
+    """Yield the names of the fields in which two cases differ."""
     fields = fields_of(promised)
     yield from (name for name, value in fields_of(case).items() if value != fields[name])

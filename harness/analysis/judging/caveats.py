@@ -1,4 +1,4 @@
-"""Caveats: why a decided verdict does not stand, for example on a noisy host."""
+"""Caveats: reasons why a PASS or FAIL is not accepted, for example a noisy host."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,16 @@ from harness.cases import metrics
 from harness.host.admission import Level
 from harness.record import Described, LaunchRecord, Reason, RunRecord
 
-#: Profiled steps longer than this by factor are another program's: no attribution.
+#: Largest factor by which the profiler may lengthen steps. Beyond it, shares of profiled steps do
+#: not describe the unprofiled training.
 PERTURBED = 1.05
 
 
 def find_doubt(evidence: ContrastData) -> Caveat | None:
-    """Why neither PASS nor FAIL of this contrast may stand; bytes and memory have no doubts.
+    """Return why neither a PASS nor a FAIL of this contrast is accepted, or None.
 
-    Load by others is none: how far, and where to, it can have moved a ratio is known (``tilts``).
-    Shares of a step have no such direction.
+    Bytes and memory have no such reason. Background load is no such reason for ratios, because the
+    size and direction of its effect are known (``biases``). For shares of a step they are unknown.
     """
     metric = metrics.metric(evidence.contrast.metric)
     if not metric.of_time:
@@ -39,7 +40,10 @@ def find_doubt(evidence: ContrastData) -> Caveat | None:
 
 
 def spoilt(evidence: ContrastData) -> Caveat | None:
-    """Why a figure is no reference for others: a doubt, or load whichever way it points."""
+    """Return why a value cannot become a reference for other runs, or None.
+
+    Such a reason is any from ``find_doubt``, and also any background load.
+    """
     if (reason := find_doubt(evidence)) is not None or not metrics.metric(
         evidence.contrast.metric
     ).of_time:
@@ -52,9 +56,10 @@ def spoilt(evidence: ContrastData) -> Caveat | None:
 
 
 def unfit_host(run: RunRecord, *, known: bool = False) -> Caveat | None:
-    """Whether the host was found unfit before the run.
+    """Return a caveat if admission found the host unfit before the run, else None.
 
-    Load from before it counts only where launches do not know their own.
+    ``known`` says that launches recorded their background load. Load before the run is then
+    ignored.
     """
     bad = [finding for finding in run.admission if finding.level is Level.BAD]
     bad = [finding for finding in bad if not (known and finding.check == "load")]
@@ -65,10 +70,9 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Caveat | None:
 
 
 def unquiet(evidence: ContrastData) -> str:
-    """Describes the load that others put on an arm, where figures of it should be read with care;
-    else empty.
+    """Return a sentence on the background load of an arm, or an empty one if it does not matter.
 
-    Bytes and memory are what they are beside anyone; quotas that are planted are no others' matter.
+    Load does not change bytes and memory. Quotas of injected stragglers are no background load.
     """
     if evidence.slowed_on_purpose or not metrics.metric(evidence.contrast.metric).of_time:
         return ""
@@ -80,48 +84,49 @@ def unquiet(evidence: ContrastData) -> str:
 
 
 def _load_known(evidence: ContrastData) -> bool:
-    """Whether every launch says what others used meanwhile."""
+    """Return whether every launch recorded its background load."""
     return all(launch.foreign_load is not None for launch in evidence.launches)
 
 
 def _slowed(launches: Sequence[LaunchRecord]) -> str:
-    """Which devices were too hot, or held back by their hardware; empty if none."""
+    """Return why GPUs lowered their clocks (temperature or hardware); empty if none did."""
     reasons = {reason for launch in launches for gpu in launch.gpus for reason in gpu.throttle}
     slowed = sorted(r for r in reasons if "thermal" in r or "hw_" in r)
     return f"devices were slowed ({', '.join(slowed)})" if slowed else ""
 
 
 def _unsteady(evidence: ContrastData) -> str:
-    """Which arm was not steady in any of its launches; empty if none."""
+    """Return a sentence on the first arm of which every launch drifts; empty if there is none."""
     for arm in sorted(evidence.arms, key=lambda arm: arm.name):
         windows = [
             launch.steadiness for launch in evidence.timed_of([arm.name]) if launch.steadiness
         ]
         if steadiness.drifts(windows):
             drift = math.expm1(fmean(window.drift for window in windows))
-            return f"{arm.case.id} is not steady: every launch drifts, {drift:+.1%}"
+            return f"{arm.case.id} is not steady: every launch drifts, by {drift:+.1%} on average"
     return ""
 
 
 def _perturbed(evidence: ContrastData) -> str:
-    """Why the profiler changed what it looked at too much for its shares to be judged, if so."""
+    """Return a sentence if the profiler lengthened steps too much, or an empty one."""
     factors = [
         launch.changed for launch in evidence.launches if launch.arm == evidence.contrast.subject
     ]
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (
-        f"profiled steps take {median(factors):.2f}x as long as unprofiled (limit {PERTURBED}):"
-        " use longer steps (a larger model or batch), or judge communication_cost"
+        f"profiled steps take {median(factors):.2f}x as long as unprofiled ones (limit"
+        f" {PERTURBED}): use longer steps (a larger model or batch), or judge communication_cost"
     )
 
 
-#: The mean loss of the last steps scatters by some hundredths around the entropy of the data.
+#: Nats by which a final loss may lie below the stated floor, because the mean loss of the last
+#: steps scatters by some hundredths around the entropy of the data.
 BELOW_NATS = 0.1
 
 
 def claimed(evidence: ContrastData) -> str:
-    """The first thing that the metric rests on and nothing vouches for; empty if there is none."""
+    """Return the first claim that the metric relies on and nothing verifies; empty if none."""
     return next(_claims(evidence), "")
 
 
@@ -132,10 +137,10 @@ def _claims(evidence: ContrastData) -> Iterator[str]:
         yield from _of_script(evidence)
     described = evidence.run.described[evidence.subject.hash]
     if metrics.metric(evidence.contrast.metric).of_schedule and described.own_ideal:
-        yield "the ideal efficiency is its own files' claim"
+        yield "the ideal efficiency is stated by the user's files"
     if described.excuses:
         claims = ", ".join(described.excuses)
-        yield f"its own files excuse it from the comparison with a reference ({claims})"
+        yield f"the user's files exclude it from the comparison with a reference ({claims})"
     if described.theirs:
         yield from _of_files(evidence, described)
         yield from _of_floor(evidence, described)
@@ -145,26 +150,29 @@ def _of_script(evidence: ContrastData) -> Iterator[str]:
     launches = evidence.timed_of(arm.name for arm in evidence.plan.arms)
     watched = [launch.ranks[0].watched for launch in launches if launch.usable and launch.ranks]
     if any(w is not None and not w.even for w in watched):
-        yield "steps do not exchange equally many bytes: what a step is, has one witness"
+        yield "steps exchange different numbers of bytes, so only one observer counts the steps"
     if any(w is not None and len(w.roots) != 1 for w in watched):
-        yield "its samples are as declared, not counted"
+        yield "its samples were declared and not counted"
 
 
 def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:
-    """Says what a user's file may have stated of itself, or of a model that is not its own."""
+    """Yield the unverified claims of a user's files that the metric relies on."""
     run = evidence.run
     case = evidence.subject
     trained = references.launch_of(run.references, run.described, case.hash)
     if trained is not None and trained.cause is not None and trained.cause.kind == "memory":
-        yield "its reference ended for want of memory: none of its losses were compared"
+        yield "its reference ran out of memory, so none of its losses were compared"
     if metrics.metric(evidence.contrast.metric).read == "peak_bytes" and _brings_files(evidence):
-        yield "how much its baseline holds is up to its own files"
+        yield "the user's files decide how much memory its baseline uses"
     if "strategies" in described.theirs and (reason := biases.excess(evidence, if_cut=True)):
-        yield f"{reason}, and only its own file says that ranks hold parts"
+        yield f"{reason}, and only the user's file says that ranks hold parts of the model"
 
 
 def _brings_files(evidence: ContrastData) -> bool:
-    """Whether a baseline trains with files of the user's that are told the world's size."""
+    """Return whether a baseline uses a user's file, other than a model.
+
+    Such files know the world size, so they may behave differently in the baseline.
+    """
     described = evidence.run.described
     baseline = [evidence.plan.arm(name).case.hash for name in evidence.contrast.baseline]
     return any(
@@ -173,8 +181,9 @@ def _brings_files(evidence: ContrastData) -> bool:
 
 
 def _of_floor(evidence: ContrastData, described: Described) -> Iterator[str]:
-    """No training ends below the entropy of its data, and a target that is met before anything was
-    trained is none.
+    """Yield how the loss floor that a user's model states contradicts the measured losses.
+
+    No training ends below the entropy of its data, and no target is met before any training.
     """
     floor = described.facts.loss_floor if described.facts else None
     if floor is None or not metrics.metric(evidence.contrast.metric).read.startswith("reached."):
@@ -185,4 +194,4 @@ def _of_floor(evidence: ContrastData, described: Described) -> Iterator[str]:
         yield "its target was met before anything was trained"
     losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
     if losses and min(losses) < floor - BELOW_NATS:
-        yield f"its model states a least loss of {floor:.3g}, and it ends at {min(losses):.3g}"
+        yield f"its model states a loss floor of {floor:.3g}, but it trained to {min(losses):.3g}"

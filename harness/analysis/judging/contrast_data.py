@@ -1,4 +1,8 @@
-"""The data of a contrast: pairs of launches, and the question that they put to the judge."""
+"""The data of a contrast: its pairs of launches and the values that the judge reads from them.
+
+A contrast is the ratio of a metric between two arms, or the value of one arm. An arm is a case in
+its role in a comparison. A pair is a launch of the subject and one of each arm of the baseline.
+"""
 
 import math
 import statistics
@@ -16,10 +20,10 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """One value per turn: a ratio of the subject's launch to its baseline's, or its own value.
+    """One value per turn: the ratio of the subject to the baseline, or the subject's value.
 
-    Nothing is ever dropped: a turn whose launches did not all end well makes the contrast an
-    error (``obstacles``).
+    A turn is one pass over the arms of a plan. No turn is ever dropped: if one of its launches
+    failed, the contrast becomes an error (``blockers``).
     """
 
     values: tuple[float, ...] = ()
@@ -29,9 +33,9 @@ class Pairs:
 def timed(
     run: RunRecord, plan: Plan, attempt: int | None = 0, purpose: Purpose = Purpose.TIMED
 ) -> list[LaunchRecord]:
-    """The plan's timed (or other) launches, in the order they were measured.
+    """Return the plan's timed launches, or those of another purpose, in the order of measurement.
 
-    Attempt 0 is the measurement, 1 the set that confirms a FAIL; None is both.
+    Attempt 0 is the measurement and 1 the fresh set that confirms a FAIL; None selects both.
     """
     return [
         launch
@@ -41,16 +45,19 @@ def timed(
 
 
 def purpose_of(metric: str) -> Purpose:
-    """Which launches a metric is read from: shares of a step pair profiled launches only.
+    """Return the purpose of the launches that a metric is read from.
 
-    Budgets say where a step's time goes, never how fast it is.
+    Shares of a step come from profiled launches, all other metrics from timed ones, because the
+    profiler changes the speed.
     """
     return Purpose.PROFILE if metrics.metric(metric).profiled else Purpose.TIMED
 
 
 def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
-    """Return the ratio that perfect scaling gives. Some metrics hold a ratio against less: against
-    what the schedule or the measured fabric allows. None if the fabric was not measured.
+    """Return the ratio under perfect scaling, or None if it needs a sweep that was not made.
+
+    Some metrics compare a ratio with less than linear scaling: with the best value that the
+    pipeline schedule or the measured fabric allows.
     """
     metric = metrics.metric(contrast.metric)
     by_ranks = contrast.ideal
@@ -70,10 +77,10 @@ def pairs(
     statistic: Statistic = Statistic.MEAN,
     attempt: int = 0,
 ) -> Pairs:
-    """The contrast's values over all turns that measured its arms.
+    """Return the contrast's values over all turns that measured its arms.
 
-    Empty as soon as one launch of these arms failed, ran something else than was asked, or lacks
-    the metric: a mean over the others would hide it.
+    Return no values if one launch of these arms failed, did not run as planned, or lacks the
+    metric, because a mean over the other launches would hide that.
     """
     metric = metrics.metric(contrast.metric)
     tail = statistic is Statistic.P95
@@ -104,10 +111,11 @@ def pairs(
 
 
 def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
-    """Relative deviation between launches of one arm in one block: an A/A probe that costs nothing.
+    """Return the relative standard deviation between launches of one arm in one block.
 
-    From the median of their differences, so that one bad launch does not condemn a host; None
-    without a pair. Two like pilots count as a block.
+    Blocks contain identical launches anyway, so this A/A comparison costs no extra launches. It
+    uses the median of their differences, to which a single bad launch matters little. Two pilots of
+    a case count as a block. Return None without a pair.
     """
     alike: dict[tuple[str, Purpose, int, int], list[float]] = {}
     for launch in launches:
@@ -116,18 +124,18 @@ def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
                 (launch.case, launch.purpose, launch.attempt, launch.block), []
             ).append(math.log(rate))
     apart = [abs(v[0] - v[1]) for v in alike.values() if len(v) > 1]
-    # |N(0, 2 sd^2)| has its median at 0.6745 sqrt(2) sd
+    # The median of |N(0, 2 sd^2)|, the difference of two launches, is 0.6745 sqrt(2) sd.
     return statistics.median(apart) / (0.6745 * math.sqrt(2)) if apart else None
 
 
 def absolute(metric: str, arm: str) -> Contrast:
-    """An arm's own value of a metric."""
+    """Return the contrast whose value is that of an arm, without a baseline."""
     name = f"{metric}{'' if arm.startswith('@') else '@'}{arm}"
     return Contrast(name=name, metric=metric, subject=arm, baseline=(), against="nothing")
 
 
 def ruled(plan: Plan, thresholds: Sequence[Threshold], machine: Machine) -> bool:
-    """Whether a rule asks something of a plan."""
+    """Return whether a threshold applies to a plan."""
     return any(
         rule.matches(plan.arm(contrast.subject).case, contrast, machine)
         for contrast in judged_of(plan, thresholds, machine)
@@ -138,10 +146,11 @@ def ruled(plan: Plan, thresholds: Sequence[Threshold], machine: Machine) -> bool
 def judged_of(
     plan: Plan, thresholds: Sequence[Threshold], machine: Machine
 ) -> tuple[Contrast, ...]:
-    """The questions that a plan is judged by: its contrasts, and the absolute rules on its
-    subjects.
+    """Return the contrasts that a plan is judged by.
 
-    A rule on memory, bytes or a rate needs no baseline, so a recipe need not foresee it.
+    They are its planned contrasts, and one for each absolute threshold that applies to a subject. A
+    threshold on memory, bytes or a rate needs no baseline, so the plan need not contain a contrast
+    for it.
     """
     contrasts = list(plan.contrasts)
     for rule in thresholds:
@@ -158,19 +167,17 @@ def judged_of(
 
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
-    """The values that these launches have of a metric; launches that did not measure it are left
-    out.
-    """
+    """Return the values of a metric in these launches, without those that did not measure it."""
     values = (launch.value(METRICS[metric]) for launch in launches)
     return [value for value in values if value is not None]
 
 
 @dataclass(frozen=True)
 class ContrastData:
-    """A contrast of a plan in a run, with the launches of its arms, both attempts together.
+    """A contrast of a plan in a run, with the launches of its arms in both attempts.
 
-    ``pilots`` are shared between plans; ``launches`` are of the purpose that its metric is read
-    from.
+    ``pilots`` are the calibration launches, which plans share. ``launches`` have the purpose that
+    the metric is read from.
     """
 
     run: RunRecord
@@ -196,26 +203,26 @@ class ContrastData:
 
     @cached_property
     def arms(self) -> Sequence[Arm]:
-        """The subject's arm, then those of the baseline."""
+        """Return the arm of the subject, then those of the baseline."""
         return [self.plan.arm(name) for name in (self.contrast.subject, *self.contrast.baseline)]
 
     @property
     def subject(self) -> CaseSpec:
-        """The case that is judged."""
+        """Return the case that is judged."""
         return self.arms[0].case
 
     @property
     def all_launches(self) -> Sequence[LaunchRecord]:
-        """The launches that it rests on: pilots, then timed ones."""
+        """Return the pilots, then the launches that the metric is read from."""
         return [*self.pilots, *self.launches]
 
     @property
     def slowed_on_purpose(self) -> bool:
-        """Whether stragglers are planted: their quota is no fault of the host."""
+        """Return whether an arm has injected stragglers, whose quota is no fault of the host."""
         return any(arm.case.slowed for arm in self.arms)
 
     def timed_of(self, names: Iterable[str]) -> list[LaunchRecord]:
-        """The timed launches of some of the plan's arms."""
+        """Return the timed launches of the arms with these names."""
         wanted = set(names)
         of_plan = self.run.by_plan.get(self.plan.hash, ())
         return [
@@ -223,5 +230,5 @@ class ContrastData:
         ]
 
     def pilots_of(self, names: Iterable[str]) -> Sequence[LaunchRecord]:
-        """The pilots of some of the plan's arms."""
+        """Return the pilots of the arms with these names."""
         return self.run.pilots_of({self.plan.arm(name).case.hash for name in names})

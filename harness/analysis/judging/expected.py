@@ -1,21 +1,21 @@
-"""References: what a class of hardware is expected to give, each with where it comes from.
+"""Expected values of a class of hardware, each with its source, read from a references file.
 
     [[reference]]
     case = "ddp/decoder-tiny/weak@2cpu"     # a whole id
     metric = "efficiency"                   # or throughput, peak_bytes, sent_bytes/step_s ...
     baseline = "plain"                      # ratios only
     value = 0.88
-    lower = -0.10                           # relative, as far as it may lie below; or left out
+    lower = -0.10                           # relative deviation allowed below; optional
     upper = 0.10
     unit = "1"
     status = "measured"                     # measured | derived | claimed | provisional
     n = 8
     date = 2026-11-21
     source = "run 20261121-101526-413a"
-    fingerprint = ["engine=local"]          # what must be as it was; empty = anything
+    fingerprint = ["engine=local"]          # settings that must be equal; empty = any
 
-A file is named after its hardware class. Every reference becomes a rule; ``claimed`` and
-``provisional`` ones can pass nothing by themselves.
+A file is named after its hardware class. Every reference becomes a threshold. A threshold that is
+``claimed`` or ``provisional`` cannot produce a PASS.
 """
 
 import datetime
@@ -41,7 +41,10 @@ STATUSES = ("measured", "derived", "claimed", "provisional")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedValue:
-    """One expected value. ``lower`` and ``upper`` are relative to it; None is an open side."""
+    """One expected value.
+
+    ``lower`` and ``upper`` are relative to ``value``; None leaves a side open.
+    """
 
     case: str
     metric: str
@@ -61,7 +64,7 @@ class ExpectedValue:
         return self.case, self.metric, self.baseline
 
     def threshold(self, hardware: str) -> Threshold:
-        """The rule that judges a run by it."""
+        """Return the threshold that compares a run with this value."""
         against = f" v {self.baseline}" if self.baseline else ""
         return Threshold(
             name=f"reference: {self.case} {self.metric}{against}",
@@ -87,12 +90,12 @@ _KEYS = keys_of(
 
 
 def path_for(place: Path, hardware: str) -> Path:
-    """The file of a hardware class: ``place`` itself, or the one in that folder."""
+    """Return the file of a hardware class: ``place``, or the file in it if it is a folder."""
     return place / f"{hardware}.toml" if place.is_dir() or not place.suffix else place
 
 
 def load(path: Path) -> tuple[ExpectedValue, ...]:
-    """Read a references file; ConfigError lists every mistake with its line."""
+    """Read a references file; raise a ConfigError that lists every mistake with its line."""
     tables, problems = read_tables(path, "reference", "--references")
     references = []
     for table in tables:
@@ -102,7 +105,7 @@ def load(path: Path) -> tuple[ExpectedValue, ...]:
         try:
             unit = metrics.metric(v["metric"]).unit
         except KeyError:
-            problems.add(line["metric"], f"no metric {v['metric']!r}")
+            problems.add(line["metric"], f"there is no metric {v['metric']!r}")
             continue
         if unit != v["unit"]:
             problems.add(line["unit"], f"{v['metric']} is in {unit!r}, not {v['unit']!r}")
@@ -115,7 +118,7 @@ def load(path: Path) -> tuple[ExpectedValue, ...]:
         references.append(from_doc(ExpectedValue, {**v, "date": v["date"].isoformat()}))
     keys = [reference.key for reference in references]
     for key in {k for k in keys if keys.count(k) > 1}:
-        problems.add(0, f"two references for {key[0]} {key[1]}")
+        problems.add(0, f"there are two references for {key[0]} {key[1]}")
     problems.raise_any()
     return tuple(references)
 
@@ -133,12 +136,12 @@ def write(path: Path, references: Sequence[ExpectedValue]) -> None:
 
 
 def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], list[tuple[str, str]]]:
-    """Collects a run's figures of its hardware: every measured ratio, and each subject's
-    throughput.
+    """Return a run's values for a references file, and the values that are not usable with reasons.
 
-    Stand-ins are left out: they say nothing of hardware. Each side is open by ``tolerance``.
-    Beside the values stand those that no verdict could rest on, by case, and why: a wrong training,
-    a noisy host, launches that were not steady.
+    The values are every measured ratio and the throughput of each subject. Each may deviate by
+    ``tolerance`` on both sides. Values of simulated devices are left out, because they say nothing
+    about hardware. A value is not usable if no verdict could rest on it, for example because of
+    incorrect training, a noisy host, or launches that were not steady.
     """
     by_key: dict[tuple[str, str, str | None], ExpectedValue] = {}
     doubted: dict[tuple[str, str], None] = {}
@@ -178,7 +181,10 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
 
 
 def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:
-    """The rules of a references file or folder for a hardware class."""
+    """Return the thresholds of a references file or folder for a hardware class.
+
+    Raise ConfigError if there is no file.
+    """
     path = path_for(place, hardware)
     if not path.is_file():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The figure of a launch: its reading, scaled by facts of its case and device."""
+"""The value of a metric in a launch: its reading, scaled by facts of the case and the device."""
 
 import math
 
@@ -7,12 +7,12 @@ from harness.cases.metrics import Factor
 from harness.host.devices import peaks
 from harness.record import LaunchRecord, RunRecord
 
-#: What is lacking where a factor is unknown.
+#: For each factor of a metric, what is missing if the factor is unknown.
 NEEDED = {
     Factor.TOKENS: "the tokens of a sample, which this model or script does not state",
     Factor.MODEL_FLOPS: "the FLOPs of a sample, which this model or script does not state",
-    Factor.HARDWARE_FLOPS: "the FLOPs that are computed again, which could not be counted",
-    Factor.DEVICES: "a device for each rank: these share one",
+    Factor.HARDWARE_FLOPS: "the FLOPs of recomputation, which could not be counted",
+    Factor.DEVICES: "a device for each rank, but these ranks share one",
     Factor.PEAK: "a device whose peak in this precision is known (harness/host/devices.toml)",
 }
 
@@ -20,7 +20,11 @@ NEEDED = {
 def figure(
     run: RunRecord, case: CaseSpec, launch: LaunchRecord, metric: Metric, *, tail: bool = False
 ) -> float | None:
-    """The value of a metric in a launch of this case, in SI units; None where a part is unknown."""
+    """Return the value of a metric in a launch of this case, in SI units.
+
+    ``tail`` selects the 95th percentile of steps. Return None if the reading or a factor is
+    unknown.
+    """
     reading = launch.value(metric, tail=tail)
     times = [factor(run, case, name) for name in metric.times]
     over = [factor(run, case, name) for name in metric.over]
@@ -30,16 +34,16 @@ def figure(
 
 
 def factor(run: RunRecord, case: CaseSpec, name: Factor) -> float | None:
-    """A fact of a case or of its device; None where it is unknown.
+    """Return a fact of a case or of its device, or None if it is unknown.
 
-    Model FLOPs count each operation of forward and backward once, hardware FLOPs also what is
-    computed again (A. Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). Samples that are no
-    sequences have no tokens, cores and parts of a GPU no peak.
+    Model FLOPs count each operation of forward and backward once. Hardware FLOPs also count
+    recomputation (A. Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). Samples that are no
+    sequences have no tokens. CPUs and MIG parts of a GPU have no known peak.
     """
     if name is Factor.DEVICES:
         return None if run.settings.shared_gpu else float(case.world_size)
     if name is Factor.PEAK:
-        part = run.machine.mig  # its name is that of the whole GPU
+        part = run.machine.mig  # a MIG part has the name of the whole GPU, but not its peak
         return None if part or case.device is Device.CPU else peaks(run.machine.gpu).get(case.dtype)
     described = run.described.get(case.hash)
     if described is None or described.facts is None:

@@ -1,6 +1,7 @@
-"""The fingerprint of a run: what must be equal before two figures may be compared.
+"""The fingerprint of a run: the settings that must be equal before two results are compared.
 
-Versions of software are not in it: they are what one compares; they are shown as differences.
+Software versions are not part of it, because comparisons are often between versions. They are
+reported as differences instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,15 @@ from harness.host import fabric
 from harness.host.environment import changes_speed
 from harness.record import RunRecord
 
-#: Fields that older references still name, for settings that are gone.
+#: Fields that older references name for settings that no longer exist.
 _RETIRED = ("tune_loop_thread",)
 
 
 def fingerprint(run: RunRecord) -> Mapping[str, str]:
-    """Hardware class, fabric, power cap, engine, and the environment that can change speed.
+    """Return hardware class, fabric, power cap, engine, and variables that can change the speed.
 
-    ``fabric`` is what joins the GPUs, ``transport`` what NCCL used of it, if a sweep measured it.
+    ``fabric`` names the links between GPUs, and ``transport`` the transport that NCCL chose if a
+    sweep of the fabric recorded it.
     """
     facts = {"hardware": run.machine.hardware_class, "engine": run.settings.engine}
     if run.machine.power_limit_w is not None:
@@ -34,12 +36,12 @@ def fingerprint(run: RunRecord) -> Mapping[str, str]:
 
 
 def as_items(fields: Mapping[str, str]) -> tuple[str, ...]:
-    """``key=value`` each, as a references file holds them."""
+    """Return the fields as sorted ``key=value`` items, the form of a references file."""
     return tuple(f"{key}={field}" for key, field in sorted(fields.items()))
 
 
 def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
-    """Fields in which a run is not as wanted, ``key: wanted | here``; [] when nothing is asked."""
+    """Return the fields in which a run differs from the wanted items, as ``key: wanted | here``."""
     if not wanted:
         return []
     asked = dict(item.partition("=")[::2] for item in wanted)
@@ -51,8 +53,10 @@ def differing(wanted: Sequence[str], run: RunRecord) -> list[str]:
 
 
 def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:
-    """Fields in which two fingerprints differ, ``key: a | b``; an unknown fabric equals no other
-    one, and not itself. A transport that only one of the runs has measured is no difference.
+    """Return the fields in which two fingerprints differ, as ``key: a | b``.
+
+    An unknown fabric differs from every fabric, including another unknown one. A transport that
+    only one of the runs recorded is no difference.
     """
     keys = sorted({*a, *b} - ({"transport"} - ({*a} & {*b})))
     return [

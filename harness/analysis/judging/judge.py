@@ -1,4 +1,4 @@
-"""The judge: from paired values and a threshold to a status. Pure functions."""
+"""The judge: pure functions that turn paired values and a threshold into a status."""
 
 import itertools
 import math
@@ -13,22 +13,23 @@ from harness.base.stats import Interval, interval, t_quantile
 from harness.cases import BoundSource, Form, Statistic, Threshold
 from harness.record import Reason, Status
 
-#: Width of the mixture over effect sizes, in deviations. The wider, the sooner a large gap is
-#: decided: 2 decides from 4 pairs on, and is 3 % wider than 1 after 8.
+#: Width of the mixture over effect sizes, in standard deviations. A wider mixture decides a large
+#: gap with fewer pairs: 2 decides from 4 pairs on, and its interval is 3 % wider than that of 1
+#: after 8 pairs.
 MIXTURE = 2.0
 
 
 def t_sequence(values: Sequence[float], alpha: float) -> Interval:
-    """The mean with an interval whose ends err with alpha / 2 each, at all looks together.
+    """Return the mean with an interval that is valid at all looks together (t confidence sequence).
 
-    ``low`` and ``high`` are None while the radius is infinite: with fewer than 2 values, or 2 to 3
-    at the usual levels.
+    Each end errs with probability ``alpha`` / 2. ``low`` and ``high`` are None while the radius is
+    infinite: with fewer than 2 values, or with 2 to 3 values at the usual levels.
     """
     return interval(values, lambda sd, n: radius(sd, n, alpha))
 
 
 def radius(sd: float, n: int, alpha: float) -> float | None:
-    """Half-width of the t confidence sequence after n values; None while it is infinite.
+    """Return the half-width of the t confidence sequence after n values; None while it is infinite.
 
     A = 1 + n c^2, K = (sqrt(A) / alpha)^(2/n): sd/sqrt(n) * sqrt((n-1)(K-1) / (1 - K/A)).
     """
@@ -40,16 +41,17 @@ def radius(sd: float, n: int, alpha: float) -> float | None:
 
 
 def t_evidence(values: Sequence[float], bound: float) -> float:
-    """e-value against "the mean is at most ``bound``": 1 / alpha or more rejects it at alpha.
+    """Return the e-value against the hypothesis "the mean is at most ``bound``".
 
-    The dual of ``t_sequence``: at least 1 / alpha exactly when the lower end of the interval of
-    two-sided error alpha lies above the bound. Negate values and bound for the other side.
+    A value of 1 / alpha or more rejects the hypothesis at level alpha. This is the dual of
+    ``t_sequence``: the e-value is at least 1 / alpha if and only if the lower end of the interval
+    of two-sided error alpha lies above the bound. Negate values and bound for the other side.
     """
     n = len(values)
     mean = fmean(values)
     a = 1 + n * MIXTURE**2
     if n < 2 or mean <= bound:
-        return 1 / math.sqrt(a)  # the least over all means that the claim allows
+        return 1 / math.sqrt(a)  # the least e-value over all means that the hypothesis allows
     sd2 = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     ratio = a
     if sd2 > 0 and math.isfinite(bound):
@@ -61,10 +63,11 @@ def t_evidence(values: Sequence[float], bound: float) -> float:
 def smallest_detectable(
     sd: float | None, n: int, alpha: float, allowance: float = 0.0, power: float = 0.9
 ) -> float | None:
-    """Smallest relative change that n pairs with log-ratio deviation ``sd`` detect with ``power``.
+    """Return the smallest relative change that n pairs detect with probability ``power``.
 
-    The sequence's half-width plus the allowance and the power's share, as a relative change; None
-    when too few.
+    ``sd`` is the standard deviation of their log-ratios. The change is the half-width of the
+    confidence sequence, plus ``allowance``, plus a t quantile for the power. Return None if the
+    half-width is infinite.
     """
     half_width = None if sd is None else radius(sd, n, alpha)
     if sd is None or half_width is None:
@@ -73,9 +76,10 @@ def smallest_detectable(
 
 
 def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:
-    """Which claims hold together at a false discovery rate (e-BH), by index.
+    """Return the indices of the claims that hold together at a false discovery rate (e-BH).
 
-    The k largest, for the largest k whose smallest e-value is at least m / (k rate).
+    These are the k largest of m e-values, for the largest k whose smallest e-value is at least
+    m / (k rate).
     """
     order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
     kept = 0
@@ -85,48 +89,55 @@ def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:
     return frozenset(order[:kept])
 
 
-#: Error of an interval, half of it at either end: 95 % for each one-sided statement.
+#: Error probability of an interval, half of it at each end: 95 % for each one-sided statement.
 ALPHA = 0.1
-#: Pairs at the first look: with fewer, nothing is decided.
+#: Pairs at the first look; with fewer, nothing is decided.
 FIRST_LOOK = 4
-#: Declared slow launches: at most this share of them, slower by at most this much.
+#: Largest share of launches that are assumed to be slow without showing in the pairs.
 UNSEEN_SHARE = 0.2
+#: Relative slowdown that is assumed for such a slow launch.
 UNSEEN_SLOWDOWN = 0.05
-#: Declared halves, as of two racks: half of the launches are slower by this much.
+#: Relative slowdown that is assumed if half of the launches are slower, for example on a second
+#: rack.
 HALF_SLOWER = 0.1
-#: From so many pairs on, a FAIL needs no allowance: a fresh set has to confirm it anyhow.
+#: Number of pairs from which on a FAIL needs no allowance, because a fresh set has to confirm it.
 BARE_FAIL = 8
-#: One-sided error at which pairs that fall by chance are taken for a trend.
+#: One-sided error probability at which falling values count as a trend.
 TREND_ALPHA = 0.25
 
 
 def unseen_share(n: int) -> float:
-    """Slow launches that n pairs did not show are at most this share of all.
+    """Return the largest share of slow launches that n pairs may fail to show.
 
-    With a larger share p, n pairs show none with a probability (1 - p)^n below 5 %.
+    With a larger share p, the probability (1 - p)^n that n pairs show none is below 5 %.
     """
     return float(1 - (ALPHA / 2) ** (1 / n))
 
 
 def rounding_allowance(n: int) -> float:
-    """By how much the mean can lie below the mean of n pairs that did not show a slow launch.
+    """Return the relative amount by which slow launches that n pairs did not show lower the mean.
 
-    Relative; for the declared slow launches.
+    ``UNSEEN_SHARE`` and ``UNSEEN_SLOWDOWN`` limit these launches.
     """
     return UNSEEN_SLOWDOWN * min(UNSEEN_SHARE, unseen_share(n))
 
 
 def kept_by_standard(n: int) -> float:
-    """The margin by which n pairs must clear a bound: the allowance, and while they may all be of
-    the faster half by chance (0.5^n above 5 %: 4 pairs), what the slower half takes of the mean.
+    """Return the relative margin by which the interval of n pairs must clear a bound.
+
+    It is ``rounding_allowance``. While all n pairs can belong to a faster half of the launches by
+    chance (0.5^n above 5 %: 4 pairs), it is at least the amount by which the slower half lowers the
+    mean.
     """
     hidden = 0.5**n > ALPHA / 2
     return max(rounding_allowance(n), HALF_SLOWER / 2 if hidden else 0.0)
 
 
 def trend_loss(values: Sequence[float], horizon: int) -> float:
-    """By how much the mean of ``horizon`` values lies below that of the first n if they go on
-    falling as they do; 0 where they do not fall, or fall no more than by chance.
+    """Return how far the mean of ``horizon`` values falls below that of the first n if they go on.
+
+    The values are assumed to continue on their fitted line. Return 0 if they do not fall, or if
+    chance explains the fall.
     """
     n = len(values)
     if horizon <= n or n < 3:
@@ -145,7 +156,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A metric's value with its interval, in the metric's unit; ``sd`` is relative."""
+    """A metric's value with its interval, in the metric's unit; ``sd`` is a relative deviation."""
 
     value: float
     low: float | None
@@ -156,10 +167,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A rule's answer about paired values.
+    """The result of judging paired values by a threshold.
 
-    ``evidence`` is the e-value of a PASS or FAIL, ``missed`` the end of the bound that a FAIL
-    missed, ``allowance`` the part of the bound by which a PASS has to clear it.
+    ``mde`` is the smallest relative change that these pairs detect. ``evidence`` is the e-value of
+    a PASS or FAIL, ``missed`` the end of the bound that a FAIL missed, and ``allowance`` the share
+    of the bound by which a PASS has to clear it.
     """
 
     status: Status
@@ -174,9 +186,10 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundSide:
-    """One end of a bound as "larger is better" on the scale that is averaged.
+    """One end of a bound, with values and bound transformed so that larger is better.
 
-    ``margin`` is the allowance on that scale.
+    They are on the scale that is averaged, which is logarithmic for ratios. ``margin`` is the
+    allowance on that scale.
     """
 
     end: End
@@ -191,11 +204,11 @@ class BoundSide:
         return interval.low, interval.high
 
     def held(self) -> bool:
-        """Whether the interval holds the bound, with nothing allowed for."""
+        """Return whether the whole interval meets the bound, without any allowance."""
         return self._interval[0] >= self.bound
 
     def cleared(self, loss: float = 0.0, times: float = 1.0) -> bool:
-        """Whether it holds the bound with so many times the allowance, and this further loss."""
+        """Return whether the interval meets the bound plus ``times`` the margin plus ``loss``."""
         return self._interval[0] >= self.bound + self.margin * times + loss
 
     def missed(self) -> bool:
@@ -210,9 +223,9 @@ class BoundSide:
 
 
 def estimate(values: Sequence[float], form: Form) -> Estimate:
-    """Geometric mean of ratios (or mean of absolute values) with its confidence sequence.
+    """Return the geometric mean of ratios, or the mean of absolute values, with its interval.
 
-    For SAVED the value is 1 - ratio, so low and high change places.
+    For SAVED the value is 1 - ratio, so ``low`` and ``high`` change places.
     """
     if form is Form.ABSOLUTE:
         interval = t_sequence(values, ALPHA)
@@ -240,12 +253,13 @@ def judge_values(
     horizon: int = 0,
     halves: bool = True,
 ) -> Judged:
-    """Judge paired values against a rule; without one they are RECORDED.
+    """Judge paired values against a threshold; without one they are RECORDED.
 
     Args:
-        timed: whether launches can be slow in it; bytes and memory have no slow launches.
-        horizon: how many pairs there may be in the end: a trend is taken to go on until then.
-        halves: whether half of the launches may be slow and unseen, which was not asked for once.
+        timed: whether slow launches change the metric; bytes and memory do not depend on speed.
+        horizon: the largest number of pairs that there may be; a trend is continued until then.
+        halves: whether to allow for a slower half of the launches that the pairs did not show.
+            Older schemas did not.
     """
     e = estimate(values, form)
     allowance = rounding_allowance(e.n) if timed else 0.0
@@ -264,9 +278,9 @@ def judge_values(
         )
 
     if rule is None:
-        return judged(Status.RECORDED, Reason.NO_RULE, "no rule applies")
+        return judged(Status.RECORDED, Reason.NO_RULE, "no threshold applies")
     if e.n < FIRST_LOOK:
-        few = f"n = {e.n}: {FIRST_LOOK} pairs of launches are judged at the earliest"
+        few = f"n = {e.n}: a verdict needs at least {FIRST_LOOK} pairs of launches"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
     ends = sides(values, rule, form, allowance)
     strict = rule.statistic is Statistic.WORST
@@ -278,7 +292,7 @@ def judge_values(
         detail = f"{best:.4g} at best, bound {rule.bound}"
         if strict:
             detail = f"the worst of {e.n} pairs misses {rule.bound}"
-        # The mean of e-values is one; a maximum would not be.
+        # The mean of e-values is an e-value; their maximum is not.
         against = math.fsum(end.evidence_against() for end in ends) / len(ends)
         return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=below[0].end)
     if (still_open := _open(ends, rule, (allowance, kept), horizon)) is not None:
@@ -286,8 +300,8 @@ def judge_values(
     if rule.source in (BoundSource.CLAIMED, BoundSource.PROVISIONAL):
         detail = f"{rule.bound} is met, but a {rule.source} bound alone gives no PASS"
         return judged(Status.RECORDED, Reason.PROVISIONAL, detail)
-    spare = f", with {kept:.1%} to spare for slow launches that were not seen"
-    detail = f"{rule.bound} holds over the whole interval{spare if kept else ''}"
+    spare = f", with a margin of {kept:.1%} for slow launches that were not seen"
+    detail = f"the whole interval meets {rule.bound}{spare if kept else ''}"
     evidence = min(end.evidence() for end in ends)
     return judged(Status.PASS, Reason.MET, detail, evidence=evidence)
 
@@ -295,9 +309,9 @@ def judge_values(
 def _open(
     ends: Sequence[BoundSide], rule: Threshold, spare: tuple[float, float], horizon: int
 ) -> tuple[Reason, str] | None:
-    """Says why a bound that is not missed is not met either; None if it is met.
+    """Return why a bound that is not missed is not met either, or None if it is met.
 
-    ``spare``: the allowance, and what so few pairs have to clear the bound by.
+    ``spare`` holds the allowance and the larger margin that few pairs need (``kept_by_standard``).
     """
     n = len(ends[0].values)
     allowance, kept = spare
@@ -305,23 +319,23 @@ def _open(
         return Reason.SPANS_BOUND, f"the interval contains the bound {rule.bound} after {n} pairs"
     if not all(end.cleared() for end in ends):
         return Reason.TOO_CLOSE, (
-            f"too close: it clears {rule.bound}, but not by the {allowance:.1%} kept for slow"
-            f" launches that {n} pairs may have missed"
+            f"too close: the interval meets {rule.bound}, but without the margin of"
+            f" {allowance:.1%} for slow launches that {n} pairs may not have shown"
         )
     if allowance and not all(end.cleared(times=kept / allowance) for end in ends):
         return Reason.TOO_CLOSE, (
-            f"too close: it clears {rule.bound}, but not by the {kept:.1%} that a slow half of the"
-            f" launches would take, and {n} pairs may have missed"
+            f"too close: the interval meets {rule.bound}, but without the margin of {kept:.1%} for"
+            f" a slow half of the launches that {n} pairs may not have shown"
         )
     if not all(end.cleared(trend_loss(end.values, horizon)) for end in ends):
-        return Reason.TREND, f"{rule.bound} is met, but not if the trend of the {n} pairs goes on"
+        return Reason.TREND, f"{rule.bound} is met, but not if the trend of {n} pairs continues"
     return None
 
 
 def sides(
     values: Sequence[float], rule: Threshold, form: Form, allowance: float
 ) -> list[BoundSide]:
-    """Each end of the bound, on the scale of the interval: logs of ratios, plain values else."""
+    """Return each end of the bound on the scale of the interval: logs of ratios, else values."""
     up = list(values)
     ratio = form is not Form.ABSOLUTE
     ends = [(End.LOW, rule.at_least, 1), (End.HIGH, rule.at_most, -1)]
@@ -343,12 +357,12 @@ def sides(
 
 
 def _log(bound: float) -> float:
-    """A ratio's bound on the log scale; one that every ratio meets (or none) is infinite."""
+    """Return a ratio's bound on the log scale; a bound of 0 or less becomes minus infinity."""
     return math.log(bound) if bound > 0 else -math.inf
 
 
 def worst(values: Sequence[float], rule: Threshold | None, form: Form) -> float | None:
-    """The worst pair, in the metric's unit: the lowest, or the highest where less is better."""
+    """Return the worst pair in the metric's unit: the lowest, or the highest if less is better."""
     if not values:
         return None
     less_is_better = rule is not None and rule.at_least is None
@@ -358,7 +372,7 @@ def worst(values: Sequence[float], rule: Threshold | None, form: Form) -> float 
 
 
 def lag1(values: Sequence[float]) -> float | None:
-    """Autocorrelation of consecutive pairs; None for fewer than 4, or without any spread."""
+    """Return the autocorrelation of consecutive pairs; None for fewer than 4 or without spread."""
     n = len(values)
     if n < 4:
         return None

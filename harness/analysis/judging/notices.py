@@ -1,4 +1,4 @@
-"""Notices that are worth a sentence but no verdict: leaks, irreproducible losses, slow devices."""
+"""Notices about a run that change no verdict: memory leaks, irreproducible losses, slow devices."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,21 +14,22 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 from harness.record.launch import loads
 
-#: Memory growth below this a step, or seen over fewer steps, is an allocator that settles.
+#: Bytes a step above which growing memory is reported. Less growth is an allocator that settles.
 LEAK_BYTES = 65_536
+#: Fewest steps of a window over which growth is reported, for the same reason.
 LEAK_STEPS = 20
-#: An expert that is asked so many times its even share holds up all others.
+#: Load of an expert, as a multiple of its even share, from which on the other experts wait for it.
 OVERLOADED = 2.0
-#: An efficiency that is surely above this asks for an explanation.
+#: Efficiency above which, if the whole interval lies there, the result needs an explanation.
 SUPERLINEAR = 1.05
-#: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps); how far a
-#: shaped link may be off.
+#: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps).
 PAYLOAD_SHARE = 0.956
+#: Largest relative deviation of a shaped link from its rate.
 SHAPED_OFF = 0.06
 
 
 def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """The layer whose busiest expert is asked far more than its even share, and what to change."""
+    """Yield a sentence on the layer with the most overloaded expert, and what to change."""
     loaded = [(x, loads(x.ranks)) for x in launches]
     worst = [
         (max(load) * len(load) / sum(load), name, x)
@@ -38,14 +39,14 @@ def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     if worst and (busiest := max(worst, key=lambda w: w[0]))[0] >= OVERLOADED:
         times, name, launch = busiest
         yield (
-            f"the busiest expert of {name} is asked {times:.1f} times its even share, and"
-            f" {launch.dropped_share:.0%} of all choices find no room: weigh the balance of its"
-            " router more, or give experts more room (knobs of the model)"
+            f"the busiest expert of {name} gets {times:.1f} times its even share of tokens, and"
+            f" {launch.dropped_share:.0%} of all choices exceed the capacity of an expert:"
+            " increase the weight of the router's balance loss or the capacity (model options)"
         )
 
 
 def findings(run: RunRecord, *, load: bool = True) -> list[Caveat]:
-    """Return everything worth a sentence about a run, without duplicates.
+    """Return the notices of a run, without duplicates.
 
     ``load`` says whether background load before the run is included.
     """
@@ -76,13 +77,14 @@ def sentences(run: RunRecord, *, load: bool = True) -> list[str]:
     return [caveat.sentence for caveat in findings(run, load=load)]
 
 
-#: Clocks of a subject below its baseline's by more than this share are part of what it lost.
+#: Share by which a subject's clocks must lie below its baseline's to be reported as a loss.
 SLOWER_CLOCKS = 0.005
 
 
 def _clocks(run: RunRecord) -> Iterator[str]:
-    """Says how much of a lost efficiency follows from lower clocks, as in a chassis whose power or
-    cooling does not suffice for all of its devices.
+    """Yield how much efficiency was lost to lower clocks.
+
+    Clocks drop, for example, in a chassis whose power or cooling does not suffice for all devices.
     """
     for plan in run.plans:
         for contrast in plan.contrasts:
@@ -95,12 +97,12 @@ def _clocks(run: RunRecord) -> Iterator[str]:
                 case = plan.arm(contrast.subject).case.brief
                 yield (
                     f"{case}: its GPUs ran at {subject:.0f} MHz, its baseline's at {base:.0f}:"
-                    f" {1 - subject / base:.1%} of speed by lower clocks"
+                    f" {1 - subject / base:.1%} of speed lost by lower clocks"
                 )
 
 
 def _mean_clock(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """The mean SM clock of an arm's devices over its timed launches, MHz."""
+    """Return the mean SM clock of an arm's devices over its timed launches, in MHz, or None."""
     clocks = [
         gpu.mean_clock_mhz
         for launch in timed(run, plan)
@@ -112,14 +114,14 @@ def _mean_clock(run: RunRecord, plan: Plan, arm: str) -> float | None:
 
 
 def _unfit(run: RunRecord, *, load: bool) -> Iterator[str]:
-    """Says what was wrong with the host before the run, and what helps."""
+    """Yield the problems of the host that admission found before the run, with advice."""
     for finding in run.admission:
         if finding.level is Level.BAD and (load or finding.check != "load"):
             yield finding.text + (f": {finding.advice}" if finding.advice else "")
 
 
 def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
-    """The arms of all plans with their timed launches."""
+    """Yield the case of each arm of all plans with its timed launches."""
     for plan in run.plans:
         for arm in plan.arms:
             launches = timed(run, plan, None)
@@ -134,18 +136,18 @@ def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
 
 
 def _superlinear(run: RunRecord) -> Iterator[str]:
-    """More than ranks can add: caches may explain it, and so may a baseline that is slow."""
+    """Yield efficiencies above linear scaling; caches or a slow baseline may explain them."""
     for verdict in run.verdicts:
         surely = verdict.low is not None and verdict.low > SUPERLINEAR
         if verdict.metric == "efficiency" and verdict.against in ("plain", "wrapped") and surely:
             yield (
                 f"{verdict.case}: more than linear, {verdict.low:.3g} at least: a sample takes"
-                f" longer in {verdict.against}; is that the same training?"
+                f" longer in {verdict.against}; check that it is the same training"
             )
 
 
 def _memory(run: RunRecord) -> Iterator[str]:
-    """Memory that grows in every launch, and experts that are asked too much."""
+    """Yield the cases whose memory grows in every launch, and their overloaded experts."""
     for case, launches in _measured(run):
         slopes = [
             launch.growth
@@ -155,13 +157,13 @@ def _memory(run: RunRecord) -> Iterator[str]:
         grows = [slope for slope in slopes if slope.low > LEAK_BYTES and slope.steady >= 0.5]
         if len(launches) >= 2 and len(grows) == len(launches):
             rate = median([growth.slope for growth in grows])
-            yield f"{case.id}: memory grows {rate / 1e3:.0f} kB a step in every launch"
+            yield f"{case.id}: memory grows by {rate / 1e3:.0f} kB a step in every launch"
         for notice in overloaded(launches[-1:]):
             yield f"{case.id}: {notice}"
 
 
 def _losses(run: RunRecord) -> Iterator[str]:
-    """Losses that differ between launches of one arm: told of each on CPUs, counted on GPUs."""
+    """Yield the arms whose losses differ between launches: each arm on CPUs, a count on GPUs."""
     unlike = [
         case for case, launches in _measured(run) if len({launch.losses for launch in launches}) > 1
     ]
@@ -170,11 +172,11 @@ def _losses(run: RunRecord) -> Iterator[str]:
         if case not in on_gpus:
             yield f"{case.id}: not reproducible: losses differ between launches"
     if on_gpus:
-        yield f"losses of {len(on_gpus)} arms differ between launches, as atomics on GPUs let them"
+        yield f"losses of {len(on_gpus)} arms differ between launches, as GPU atomics can cause"
 
 
 def _gpus(run: RunRecord) -> Iterator[str]:
-    """GPUs that were throttled or lost, and in how many launches."""
+    """Yield the GPUs that were throttled or lost, and in how many launches."""
     counts: Counter[str] = Counter()
     for launch in run.launches:
         for gpu in launch.gpus:
@@ -187,11 +189,17 @@ def _gpus(run: RunRecord) -> Iterator[str]:
 
 def _unchained(run: RunRecord) -> Iterator[str]:
     if run.complete and run.launches and not run.head:
-        yield f"unchained (schema {run.schema}): whether launches were left out cannot be said"
+        yield (
+            f"unchained (schema {run.schema}): the record cannot show whether launches were left"
+            " out"
+        )
 
 
 def shaped(run: RunRecord) -> list[str]:
-    """Whether shaped links carry what they were set to: else nothing over them means much."""
+    """Return what the links of each emulated network carried, with a warning if it is too little.
+
+    A link that carries too much for its stated rate is reported as well.
+    """
     sentences = []
     for sweep in swept(run.fabric):
         if sweep.operation != "all_reduce" or set(sweep.nodes) != {1} or len(sweep.nodes) < 2:
@@ -202,7 +210,8 @@ def shaped(run: RunRecord) -> list[str]:
         carried = median(list(sweep.bus_bps())) * 8 / 1e6
         off = carried / (stated * PAYLOAD_SHARE) - 1
         text = (
-            f"emulated links of {stated:g} Mbit/s carry {carried:.4g} ({off:+.1%} of their payload)"
+            f"emulated links of {stated:g} Mbit/s carry {carried:.4g} Mbit/s ({off:+.1%} from their"
+            " nominal payload)"
         )
         bad = abs(off) > SHAPED_OFF and stated <= 1000
         sentences.append(text + ("; results do not hold for the stated rate" if bad else ""))
@@ -210,7 +219,7 @@ def shaped(run: RunRecord) -> list[str]:
 
 
 def alike(run: RunRecord) -> dict[tuple[str, str], bool]:
-    """Of each plan and arm: whether all of its launches gave the same losses to the bit."""
+    """Return for each plan and arm whether all of its launches had bit-identical losses."""
     arms: dict[tuple[str, str], set[str]] = {}
     for launch in run.launches:
         if launch.purpose is Purpose.TIMED and launch.steps is not None:
@@ -219,7 +228,7 @@ def alike(run: RunRecord) -> dict[tuple[str, str], bool]:
 
 
 def reproducible(run: RunRecord) -> str:
-    """In how many arms the losses are reproducible, and of how many they were compared."""
+    """Return in how many arms losses are reproducible, and in how many they were compared."""
     arms = alike(run)
     same = sum(arms.values())
     message = f"equal bit for bit in all launches of {same} of {len(arms)} arms"

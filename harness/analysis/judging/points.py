@@ -13,7 +13,7 @@ from harness.record import LaunchRecord, RunRecord, ScalingPoint
 
 
 def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
-    """The profiled launches of a case, whichever plan they were made for."""
+    """Return the profiled launches of a case in all plans."""
     return [
         launch
         for launch in run.by_case.get(case.hash, ())
@@ -22,19 +22,22 @@ def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
 
 
 def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """Geometric mean of an arm's throughput over its launches, samples/s."""
+    """Return the geometric mean of an arm's throughput over its launches, in samples/s, or None."""
     launches = [launch for launch in timed(run, plan) if launch.arm == arm]
     rates = values_of(launches, "throughput")
     return geometric_mean(rates) if rates and all(launch.usable for launch in launches) else None
 
 
 def tabled(plan: Plan) -> list[Contrast]:
-    """The contrasts that its ladder's table shows."""
+    """Return the contrasts that the table of a plan's scaling sweep shows."""
     return [contrast for contrast in plan.contrasts if metric(contrast.metric).tabled]
 
 
 def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
-    """A contrast's ratio by its pilots alone: a hint from a launch or two, no measurement."""
+    """Return a contrast's ratio from its calibration launches alone, or None.
+
+    One or two launches are a hint and no measurement.
+    """
     metric_ = metric(contrast.metric)
     if metric_.form is not Form.RATIO or not contrast.baseline:
         return None
@@ -55,13 +58,16 @@ def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
 
 
 def shown_against(plan: Plan) -> str:
-    """The kind of baseline that a plan's ladder is shown against: plain where it is measured."""
+    """Return the kind of baseline that a plan's sweep is shown against: plain if it is measured."""
     kinds = [contrast.against for contrast in tabled(plan)]
     return "plain" if "plain" in kinds or not kinds else kinds[0]
 
 
 def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[ScalingPoint]:
-    """Every rung of a plan's ladder against one kind of baseline (default: ``shown_against``)."""
+    """Return the point of every world size of a plan against one kind of baseline.
+
+    The default kind is ``shown_against``.
+    """
     kind = against or shown_against(plan)
     return [*run.once(("points", plan.hash, kind), lambda: _points(run, plan, kind))]
 
@@ -76,12 +82,12 @@ def _points(run: RunRecord, plan: Plan, against: str) -> list[ScalingPoint]:
         rate = throughput(run, plan, contrast.subject)
         if not values or rate is None:
             continue
-        # Ranks of the subject for each rank of the baseline: what linear scaling would give.
+        # Ranks of the subject per rank of the baseline, which is the speedup of linear scaling.
         base = case.world_size / sum(plan.arm(b).case.world_size for b in contrast.baseline)
         scale = contrast.ideal / base
         estimated = estimate([v * scale for v in values], Form.RATIO)
         tails = pairs(run, plan, contrast, Statistic.P95).values
-        strong = case.mode is Mode.STRONG  # the formula is about fixed work
+        strong = case.mode is Mode.STRONG  # the Karp-Flatt metric assumes a fixed amount of work
         by_name[case.id] = ScalingPoint(
             case=case.id,
             world_size=case.world_size,
@@ -102,7 +108,10 @@ def _points(run: RunRecord, plan: Plan, against: str) -> list[ScalingPoint]:
 
 
 def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """FLOP/s per rank: throughput x closed-form FLOPs of a sample / ranks; None if unknown."""
+    """Return the FLOP/s per rank, or None if unknown.
+
+    It is the throughput times the closed-form FLOPs of a sample, divided by the ranks.
+    """
     case = plan.arm(arm).case
     of_sample = factor(run, case, Factor.MODEL_FLOPS)
     rate = throughput(run, plan, arm)
@@ -110,7 +119,9 @@ def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
 
 
 def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """The value that ``mfu`` would have by the roofline of the device; None where no sheet says."""
+    """Return the largest ``mfu`` that the roofline of the device allows, or None without a data
+    sheet.
+    """
     case = plan.arm(arm).case
     described = run.described.get(case.hash)
     if described is None or run.machine.mig or case.device is Device.CPU:
@@ -119,7 +130,7 @@ def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
 
 
 def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """Model FLOPs utilisation: achieved over peak; None for a device without a known peak."""
+    """Return the model FLOPs utilisation, achieved over peak FLOP/s, or None without known peak."""
     achieved = flops(run, plan, arm)
     peak = factor(run, plan.arm(arm).case, Factor.PEAK)
     return achieved / peak if achieved is not None and peak else None

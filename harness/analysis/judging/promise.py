@@ -1,4 +1,4 @@
-"""How many more pairs would decide an open verdict, if they scatter as those so far."""
+"""Estimate how many more pairs would decide an open verdict if the scatter stays the same."""
 
 import math
 from collections.abc import Sequence
@@ -17,23 +17,28 @@ from harness.analysis.judging.question import Question, Severity
 from harness.cases import Threshold, metrics
 from harness.record import Reason
 
-#: More pairs than this are no plan.
+#: Largest number of additional pairs that is worth proposing.
 MOST_PAIRS = 100
 
 
-#: Where pairs can decide: the interval is too wide, or load took more than there is room for.
+#: Reasons under which more pairs can decide: the interval is too wide, or the possible effect of
+#: background load reaches the bound.
 HELPED = frozenset({
     Reason.SPANS_BOUND, Reason.TOO_CLOSE, Reason.TREND, Reason.TOO_FEW_PAIRS, Reason.NEIGHBOURS,
     Reason.NOISY_HOST,
 })  # fmt: skip
 
 
-#: A turn back and forth gives so many.
+#: Pairs of one block, which passes over the arms forward and then backward.
 BLOCK = 2
 
 
 def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> int | None:
-    """None where no number of them would, since a doubt or a tilt spans the bound, or too many."""
+    """Return how many more pairs would decide a verdict that is open for ``reason``.
+
+    Return None if no number of pairs would, because a caveat remains or a bias spans the bound, or
+    if it would take more than ``MOST_PAIRS``.
+    """
     if (
         rule is None
         or reason not in HELPED
@@ -53,8 +58,9 @@ def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> in
 
 
 def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Sequence[BoundSide]:
-    """The sides of the bound with every pair moved as far as a tilt can have moved it, and what is
-    allowed for after so many pairs.
+    """Return the sides of the bound with every pair multiplied by the factor of a bias.
+
+    Their margin is the allowance after ``total`` pairs.
     """
     metric = metrics.metric(question.metric)
     allowance = rounding_allowance(total) if metric.of_time else 0.0
@@ -62,12 +68,12 @@ def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Se
 
 
 def _radius(side: BoundSide, total: int) -> float:
-    """The interval's half-width after so many pairs of the same scatter."""
+    """Return the half-width of the interval after ``total`` pairs of the same scatter."""
     return radius(stdev(side.values), total, ALPHA) or math.inf
 
 
 def _passes(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
-    """Whether all sides would be cleared, wherever they may be."""
+    """Return whether the interval would meet all sides of the bound under every bias."""
     return all(
         fmean(side.values) - _radius(side, total) >= side.bound + side.margin
         for of_factor in moved
@@ -76,7 +82,10 @@ def _passes(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
 
 
 def _fails(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
-    """Whether one side would be missed, wherever it may be; by the allowance of few pairs."""
+    """Return whether the interval would miss the same side of the bound under every bias.
+
+    With few pairs it has to miss the bound by the allowance.
+    """
     early = total < BARE_FAIL
     return any(
         all(

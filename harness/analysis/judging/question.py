@@ -15,13 +15,13 @@ class Severity(StrEnum):
     BLOCKS = "blocks"
     #: The value cannot be true, so the verdict is ERROR.
     IMPOSSIBLE = "impossible"
-    #: Neither PASS nor FAIL stands.
+    #: Neither a PASS nor a FAIL is accepted.
     UNDECIDES = "undecides"
-    #: A PASS or FAIL stands only if it also holds for the values times ``shift``.
+    #: A PASS or FAIL is accepted only if it also results from the values times ``shift``.
     BIASES = "biases"
     #: A PASS rests on a claim that nothing verifies, so it becomes RECORDED.
     CLAIMS = "claims"
-    #: A PASS or FAIL holds for one placement of the ranks only, and says so.
+    #: A PASS or FAIL applies to one placement of the ranks only, and its detail says so.
     LIMITS = "limits"
     #: The verdict is unaffected; readers of the value should know.
     NOTES = "notes"
@@ -44,7 +44,7 @@ class Caveat:
 
     @property
     def reason(self) -> Reason:
-        """The code as the reason of a verdict."""
+        """Return the code as the reason of a verdict."""
         return Reason(self.code)
 
 
@@ -54,12 +54,12 @@ def blocker(status: Status, reason: Reason, sentence: str) -> Caveat:
 
 
 def undecided(reason: Reason, sentence: str) -> Caveat:
-    """Return a caveat under which neither PASS nor FAIL stands."""
+    """Return a caveat under which neither a PASS nor a FAIL is accepted."""
     return Caveat(code=reason, severity=Severity.UNDECIDES, sentence=sentence)
 
 
 def bias(shift: float, sentence: str, reason: Reason = Reason.NOISY_HOST) -> Caveat:
-    """Return a bias: without it the value could be itself times ``shift``."""
+    """Return a bias, without which the value may be ``shift`` times as large."""
     return Caveat(code=reason, severity=Severity.BIASES, sentence=sentence, shift=shift)
 
 

@@ -1,4 +1,4 @@
-"""Series: what is measured beside plans, sweeps of the fabric and what features measure."""
+"""Series: values that are measured outside of plans, by sweeps of the fabric and by features."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ Values = Mapping[str, tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One thing and its values by metric, one for each sweep or trial.
+    """A measured object and its values by metric, one value for each sweep or trial.
 
-    ``family`` is what a rule's pattern is matched on, ``name`` where the pattern names a world.
-    ``wrong`` says why nothing of it can be trusted, ``refused`` why it could not be measured.
-    ``first`` and ``again`` are as in a Question. ``operation`` is the one of a sweep.
+    The pattern of a threshold is matched with ``name`` if it names a world, else with ``family``.
+    ``wrong`` says why the values cannot be trusted, and ``refused`` why they could not be measured.
+    ``first`` and ``again`` are as in a Question. ``operation`` is the collective of a sweep.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Series:
     operation: str = ""
 
     def matched_by(self, rule: Threshold, run: RunRecord) -> bool:
-        """Whether a rule is about this."""
+        """Return whether a threshold applies to this series."""
         return (
             rule.metric in self.first
             and fnmatchcase(self.name if "@" in rule.case else self.family, rule.case)
@@ -46,7 +46,7 @@ class Series:
         )
 
     def questions(self, run: RunRecord) -> Iterator[tuple[Question, Threshold | None]]:
-        """One for each rule about it; a single one, without a rule, where something is wrong."""
+        """Yield a question for each threshold that applies, or a single one if ``wrong`` is set."""
         if self.wrong:
             yield self._question(run, next(iter(self.first))), None
             return
@@ -73,13 +73,13 @@ class Series:
 
 
 def series(run: RunRecord) -> list[Series]:
-    """All that a run measured beside its plans: the fabric first, as it was measured first."""
+    """Return all series of a run: those of the fabric, then those of features."""
     of_features = (course for module in heads.modules("SERIES") for course in module.series(run))
     return [*_fabric(run), *of_features]
 
 
 def _fabric(run: RunRecord) -> Iterator[Series]:
-    """The sweep that rules on ``fabric/OPERATION`` are held against."""
+    """Yield the series that thresholds on ``fabric/OPERATION`` judge."""
     fresh = {
         (sweep.nodes, sweep.network, sweep.operation): sweep
         for sweep in swept(run.fabric, attempt=1)
@@ -96,13 +96,13 @@ def _fabric(run: RunRecord) -> Iterator[Series]:
             operation=sweep.operation,
             first=_values(sweep, link),
             again=_values(again, link) if again else dict.fromkeys(_values(sweep, link), ()),
-            wrong="" if right else "a rank got a wrong result: this network cannot be trusted",
+            wrong="" if right else "a rank got a wrong result, so this network cannot be trusted",
             refused=sweep.refused,
         )
 
 
 def _values(sweep: Swept, link: float | None) -> dict[str, tuple[float, ...]]:
-    """Every metric of a sweep, one value for each of its launches."""
+    """Return every metric of a sweep with one value for each of its launches."""
     bus = sweep.bus_bps()
     return {
         "bus_bandwidth": bus,
@@ -113,12 +113,13 @@ def _values(sweep: Swept, link: float | None) -> dict[str, tuple[float, ...]]:
 
 
 def link_bps(machine: Machine, nodes: tuple[int, ...]) -> float | None:
-    """The rate in B/s that bounds an all-reduce of a world, in one direction; None if unknown.
+    """Return the rate in B/s that bounds an all-reduce of a world in one direction, or None.
 
-    In one node it is that of a GPU's links: by the data sheet where they are those of the sheet,
-    else by the driver, and by a slot that is slower. Of a mesh, it is the links to the GPUs in use.
-    Between nodes it is that of a node's cards for its ranks, where no slower links inside the nodes
-    come before them.
+    In one node it is the rate of a GPU's links. It comes from the data sheet if the links are of
+    the kind that the sheet names, else from the driver. A slower PCIe slot lowers it. In a mesh,
+    only the links to the GPUs in use count. Between nodes it is the rate of a node's network cards
+    for its ranks, or of the links inside the nodes if these are slower. None means that it is
+    unknown.
     """
     fabric, sheet = machine.fabric, devices.named(machine.gpu)
     if fabric is None:
@@ -143,8 +144,9 @@ def link_bps(machine: Machine, nodes: tuple[int, ...]) -> float | None:
 
 
 def _network_used(row: Row) -> Iterator[float]:
-    """1 if every connection between nodes is over RDMA or NVLink by NCCL's log, else 0; nothing
-    where the log tells of none.
+    """Yield 1 if NCCL's log shows only RDMA or NVLink connections between nodes, else 0.
+
+    Yield nothing if the log shows no connection between nodes.
     """
     ways = [way.strip() for way in row.transport.removeprefix("nccl ").split(",")]
     between = [way for way in ways if way.startswith("NET/") or "MNNVL" in way]

@@ -1,4 +1,4 @@
-"""All verdicts of a record, recomputed from it offline and without torch."""
+"""The verdicts of a run, computed from its record without torch or the machine of the run."""
 
 import datetime
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ from harness.record import ASIDE_SINCE, HALVES_SINCE, Purpose, Reason, RunRecord
 
 
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
-    """The verdict on a question under one rule, or none."""
+    """Return the verdict on a question under one threshold, or without one."""
     form = metrics.metric(question.metric).form
     judged: Judged | None = None
     blocks = question.caveat(Severity.BLOCKS)
@@ -109,14 +109,14 @@ def _doubt(question: Question) -> str:
 
 
 class _Interval(NamedTuple):
-    """An interval, and in one word what has widened it (empty: nothing)."""
+    """An interval, and the cause that widened it in one word (empty if it was not widened)."""
 
     low: float | None
     high: float | None
     widened: str = ""
 
 
-#: The word for each reason that widens an interval.
+#: The word in ``Verdict.widened`` for each reason that widens an interval.
 _WIDENED = {
     Reason.NOISY_HOST: "load",
     Reason.NEIGHBOURS: "neighbours",
@@ -127,8 +127,10 @@ _WIDENED = {
 def _interval(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> _Interval:
-    """Return the interval that a rule was judged on: that of the pairs, and of the pairs with each
-    tilt taken back. No rule was judged on it if there is none.
+    """Return the interval that a threshold is judged on.
+
+    It contains the interval of the pairs, and that of the pairs corrected by each bias. Without a
+    threshold it is the interval of the pairs.
     """
     estimate = judged.estimate
     measured = _Interval(estimate.low, estimate.high)
@@ -149,8 +151,9 @@ def _interval(
 def _judged(
     question: Question, values: Sequence[float], rule: Threshold | None, run: RunRecord
 ) -> Judged:
-    """The judge's answer on these values of the question's metric. The first look allows for a slow
-    half of the launches, as records since ``HALVES_SINCE`` do.
+    """Return the judge's answer on these values of the question's metric.
+
+    The first look allows for a slow half of the launches in records since ``HALVES_SINCE``.
     """
     metric = metrics.metric(question.metric)
     return judge_values(
@@ -166,9 +169,7 @@ def _judged(
 def _survives(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> Conclusion:
-    """Puts the judge's answer through every doubt that it must survive, and returns what is left of
-    it.
-    """
+    """Return the conclusion that remains of the judge's answer under the question's caveats."""
     conclusion = Conclusion(judged.status, judged.reason, judged.detail)
     impossible = _impossible(question, judged)
     if impossible or conclusion.status in (Status.PASS, Status.FAIL):
@@ -181,7 +182,7 @@ def _survives(
     if rule is None or conclusion.status not in (Status.PASS, Status.FAIL):
         return conclusion
     if differing := fingerprint.differing(rule.fingerprint, run):
-        reason = f"the bound belongs to another setup: {'; '.join(differing)}"
+        reason = f"the bound was measured in another setup: {'; '.join(differing)}"
         return Conclusion(Status.RECORDED, Reason.NOT_COMPARABLE, reason)
     claims = question.caveat(Severity.CLAIMS)
     if conclusion.status is Status.PASS and claims is not None:
@@ -196,7 +197,7 @@ def _survives(
 
 
 def _would_be(impossible: str, conclusion: Conclusion) -> str:
-    """The decision that would have been reached, were there no doubt."""
+    """Return the decision that would have been reached without the caveat."""
     if impossible:
         return impossible
     if conclusion.status is Status.PASS:
@@ -205,7 +206,7 @@ def _would_be(impossible: str, conclusion: Conclusion) -> str:
 
 
 def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
-    """Why a value (times this) cannot be true; empty for one that can."""
+    """Return why a value times ``factor`` cannot be true, or an empty string if it can."""
     if question.perfect is not None:
         estimate = judged.estimate
         share = (
@@ -220,7 +221,7 @@ def _impossible(question: Question, judged: Judged, factor: float = 1.0) -> str:
 def _biased(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> Conclusion | None:
-    """Which difference between the arms could have made this verdict, if one could."""
+    """Return an undecided conclusion if a bias could have caused this verdict, else None."""
     impossible = bool(_impossible(question, judged))
     for bias in question.caveats_of(Severity.BIASES):
         other = _judged(question, [v * bias.shift for v in question.first], rule, run)
@@ -228,15 +229,13 @@ def _biased(
         if other.status is not judged.status or not same:
             points = 100 * abs(other.estimate.value - judged.estimate.value)
             host = "noisy host: " if bias.reason is Reason.NOISY_HOST else ""
-            reason = f"{host}{bias.sentence}: up to {points:.1f} points"
+            reason = f"{host}{bias.sentence}: an effect of up to {points:.1f} points"
             return Conclusion(Status.INCONCLUSIVE, bias.reason, reason)
     return None
 
 
 def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:
-    """Holds a FAIL against a fresh set of launches: it stays a FAIL or becomes undecided, never a
-    PASS.
-    """
+    """Compare a FAIL with a fresh set of launches: it stays a FAIL or becomes INCONCLUSIVE."""
     status = Status.INCONCLUSIVE
     reason = Reason.UNCONFIRMED
     if question.again:
@@ -258,7 +257,7 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
 
 
 def _is_aside(run: RunRecord, verdict: Verdict) -> bool:
-    """Whether a verdict is on simulated hardware, in a run that asked for devices."""
+    """Return whether a verdict is on simulated hardware in a run that asked for devices."""
     asks_for_devices = run.settings.device is not Device.CPU
     return run.schema >= ASIDE_SINCE and asks_for_devices and is_stand_in(run, verdict)
 
@@ -282,9 +281,9 @@ def _compared(run: RunRecord, verdict: Verdict) -> list[CaseSpec]:
 
 
 def _closed(open_: Conclusion, rule: Threshold, run: RunRecord) -> Conclusion:
-    """Record what a provisional bound has left open at the end of a run.
+    """Return RECORDED for an open verdict under a provisional bound at the end of a run.
 
-    Until then it stays open, because more pairs of launches make the figure better.
+    Until then the verdict stays open, because more pairs of launches make the value more precise.
     """
     if not _is_provisional(rule, run):
         return open_
@@ -297,7 +296,7 @@ def _is_provisional(rule: Threshold, run: RunRecord) -> bool:
 
 
 def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> Conclusion:
-    """Applies a waiver: an expected FAIL is waived, a PASS is unexpected."""
+    """Apply a waiver, which expects a FAIL: a FAIL is waived, and a PASS becomes a FAIL."""
     today = datetime.date.fromisoformat(run.started_at[:10])
     if rule is None or rule.waiver is None or not rule.waived(today):
         return conclusion
@@ -315,26 +314,27 @@ def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> C
 def rules_for(
     thresholds: Sequence[Threshold], case: CaseSpec, contrast: Contrast, machine: Machine
 ) -> list[Threshold]:
-    """Every rule that judges a contrast: all are judged, none wins silently."""
+    """Return every threshold that applies to a contrast; each of them gives a verdict."""
     return [rule for rule in thresholds if rule.matches(case, contrast, machine)]
 
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
-    """Every verdict of a record: what was measured beside plans first."""
+    """Return every verdict of a record: those of series, then those of plans."""
     return (*of_series(run), *(verdict for plan in run.plans for verdict in of_plan(run, plan)))
 
 
 def of_series(run: RunRecord) -> tuple[Verdict, ...]:
-    """The verdicts on sweeps and trials."""
+    """Return the verdicts on sweeps of the fabric and trials of features."""
     return tuple(
         conclude(question, rule, run) for s in series(run) for question, rule in s.questions(run)
     )
 
 
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
-    """The verdicts of a plan, contrast by contrast.
+    """Return the verdicts of a plan, contrast by contrast.
 
-    Those of the curve are judged by the rules only if a contrast of their metric fails.
+    Contrasts of the curve (world sizes between the endpoints) are judged by thresholds only if
+    another contrast of their metric fails.
     """
     contrasts = judged_of(plan, run.thresholds, run.machine)
     by_name: dict[str, list[Verdict]] = {}
@@ -351,7 +351,7 @@ def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
 
 
 def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Question:
-    """All that bears on one contrast under one rule, read from the record once."""
+    """Return what the judge needs to know of a contrast under one threshold, from the record."""
     evidence = ContrastData.of(run, plan, contrast)
     case = evidence.subject
     blocks = find_blocker(evidence)
@@ -410,7 +410,7 @@ def _above_peak(evidence: ContrastData) -> str:
 
 
 def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Caveat:
-    """Why there is nothing to judge although nothing failed."""
+    """Return the caveat of a contrast without pairs although no launch failed."""
     if metrics.metric(contrast.metric).of_loss:
         steps = plan.protocol.steps
         reason = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
@@ -426,7 +426,7 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Caveat:
 
 
 def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
-    """Says what no launch on this machine can tell of a figure, however many there are."""
+    """Return why no launch on this machine can provide the metric of a contrast, or None."""
     metric = metrics.metric(contrast.metric)
     case = plan.arm(contrast.subject).case
     if metric.of_fabric and not bus_bps(run, case):
@@ -436,15 +436,15 @@ def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
         return f"{contrast.metric} needs {NEEDED[lacks[0]]}"
     launches = [x for x in timed(run, plan) if x.arm == contrast.subject and x.usable]
     if launches and metric.of_device and all(launch.value(metric) is None for launch in launches):
-        return f"nothing on this machine tells {contrast.metric}"
+        return f"nothing on this machine reports {contrast.metric}"
     return None
 
 
 def _perfect(evidence: ContrastData) -> float | None:
-    """The value of a throughput's ratio under perfect scaling; None for all other metrics.
+    """Return the ratio of throughputs under perfect scaling, or None for all other metrics.
 
-    Two cases side by side scale nothing: a codec on a slow link, or a newer torch, may well be
-    twice as fast.
+    A comparison of two cases is no scaling and has no such limit: a compressor on a slow link, or a
+    newer torch, may be twice as fast.
     """
     metric = metrics.metric(evidence.contrast.metric)
     if metric.read != "throughput" or metric.form is not Form.RATIO or not metric.scaling:
@@ -459,11 +459,11 @@ def _perfect(evidence: ContrastData) -> float | None:
 
 
 def _gain(evidence: ContrastData) -> float:
-    """By how much a subject may truly beat linear scaling: ranks that share out the optimizer do
-    less of it than the baseline.
+    """Return the factor by which a subject may exceed linear scaling.
 
-    AdamW moves 28 B of every parameter (weight, gradient and two moments read, three written); of
-    a baseline's step it takes half at most.
+    Ranks that divide the optimizer's work between them do less of it than the baseline. AdamW moves
+    28 B for every parameter (it reads weight, gradient and two moments, and writes three of them).
+    It is assumed to take at most half of a baseline's step.
     """
     case = evidence.subject
     described = evidence.run.described[case.hash]
@@ -481,7 +481,10 @@ def _gain(evidence: ContrastData) -> float:
 
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
-    """Verdicts of a plan that more blocks, or a probe of what neighbours take, could decide."""
+    """Return the open verdicts of a plan that more blocks could decide.
+
+    A further probe of the slowdown by concurrent launches can decide some of them, too.
+    """
     judged = of_plan(run, plan)
     helped = [
         verdict
@@ -492,16 +495,16 @@ def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
 
 
 def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """FAILs that no fresh set has confirmed yet."""
+    """Return the FAILs that no fresh set has confirmed yet."""
     return [
         verdict for verdict in verdicts if verdict.reason in (Reason.UNCONFIRMED, Reason.DISAGREE)
     ]
 
 
 def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:
-    """How many PASSes, and FAILs, hold together at a false discovery rate of 5 % (e-BH).
+    """Return how many PASSes and FAILs hold together at a false discovery rate of 5 % (e-BH).
 
-    Each verdict alone errs at most one time in twenty; with dozens of them some would.
+    Each single verdict errs at most one time in twenty, so some of many verdicts would err.
     """
     judged = [
         verdict

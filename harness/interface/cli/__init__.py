@@ -1,1 +1,1 @@
-"""The command ``scaleproof``. One file adds one verb."""
+"""The program ``scaleproof``. Each file of ``commands/`` adds its commands."""

@@ -1,4 +1,4 @@
-"""The answer of a command, and how it reports a record that fails verification."""
+"""The answer of a command, and the warning it prints for a record that fails verification."""
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +15,11 @@ from harness.record import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """``document`` is printed with ``--json``, ``lines`` without; then the error, if any.
+    """The output of a command.
 
-    ``warnings`` stand among the lines; where programs read a document or a table they go to stderr.
+    With ``--json`` the program prints ``document``, otherwise ``lines``; then it reports ``error``,
+    if any. ``warnings`` are also contained in ``lines``. They go to stderr as well if programs read
+    the output, as a document or a table.
     """
 
     document: Json
@@ -29,7 +31,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A command as it was asked for.
+    """A command that the user typed.
 
     ``command`` is its name of one or two words, and ``words`` are all words that were typed.
     ``script`` are the words after ``--``: the command of a user's script.
@@ -44,8 +46,9 @@ class Asked:
 def vouched(
     answer: Answer, runs: Iterable[tuple[RunRecord, Path]], *, table: bool = False
 ) -> Answer:
-    """The answer; a failure where something is wrong with these records, and what that is, but for
-    a ``table`` that programs read.
+    """Return the answer, as FAILED and with a warning if one of these runs is not verified.
+
+    The lines of a ``table``, which programs read, get no warning.
     """
     folders = ((run, path if path.is_dir() else path.parent) for run, path in runs)
     doubts = [(folder, unsealed(run, folder)) for run, folder in folders]
@@ -53,7 +56,10 @@ def vouched(
 
 
 def doubted(answer: Answer, doubts: Sequence[tuple[Path, str]], *, table: bool = False) -> Answer:
-    """Says of runs whose ``doubts`` are known why nobody vouches for each, if so."""
+    """Return the answer with a warning for each path whose run is not verified.
+
+    ``doubts`` are pairs of a path and the reason, which is empty for a verified run.
+    """
     warnings = []
     for path, reason in doubts:
         if reason:
@@ -72,7 +78,7 @@ def doubted(answer: Answer, doubts: Sequence[tuple[Path, str]], *, table: bool =
 
 
 def _amended(document: Any, warnings: Sequence[str]) -> Any:
-    """The document with that in it: among a record's notes, or as a summary's headline and exit."""
+    """Return the document with the warnings, in a record's notes or in a summary's headline."""
     if isinstance(document, RunRecord):
         return replace(document, notes=(*document.notes, *warnings))
     if isinstance(document, Mapping) and "headline" in document and "exit" in document:

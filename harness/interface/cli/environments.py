@@ -1,4 +1,4 @@
-"""Parts that verbs share which measure a case in several environments beside each other."""
+"""Shared code of commands that measure a case in several environments in the same blocks."""
 
 import sys
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from harness.measure.session import Session
 def interleavers(
     asked: Asked, targets: Sequence[str], setups: tuple[tuple[str, str], ...], **more: Any
 ) -> tuple[Session, list[tuple[CaseSpec, Interleaver]]]:
-    """One session that knows these setups, and for each target its largest world; the user's own
-    script, if there is one, on all ranks. ``more`` are other settings.
+    """Return a session with these setups, and the largest case of each target with its interleaver.
 
-    No rule judges it, nothing is profiled, and the fabric is not swept.
+    The user's script, if there is one, runs on all ranks. ``more`` are further settings. The
+    session has no thresholds, profiles nothing and does not sweep the fabric.
     """
     catalogue, site = measuring.site(asked)
     cases = []

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from harness.interface.report.text import wrap
 
 SAYS = "Benchmark and validate the scaling of distributed PyTorch training."
-#: A task of a newcomer, and the command to type for it.
+#: Common first tasks, and the command for each.
 WANTED = (
     ("try it in a minute", "scaleproof run demo"),
     ("check this machine", "scaleproof check"),
@@ -22,7 +22,7 @@ WANTED = (
     ("see and check a result", "scaleproof report RUN; scaleproof verify RUN"),
     ("see all commands", "scaleproof --help"),
 )
-#: Title -> group -> its sentence in ``--help``.
+#: For each title of ``--help``, its groups of commands and their sentences.
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Measure": {
         "check": "Check this machine, nodes or a thresholds file",
@@ -89,15 +89,15 @@ OLD_NAMES: Mapping[str, str] = {
 
 
 def start(width: int) -> list[str]:
-    """The screen of ``scaleproof`` alone: common tasks and what to type for each."""
+    """Return the screen of ``scaleproof`` alone: common tasks and their commands."""
     longest = max(len(task) for task, _ in WANTED)
     return [*_says(width), *(f" {task:<{longest}}  {words}" for task, words in WANTED)]
 
 
 def overview(known: Sequence[str], width: int) -> list[str]:
-    """The screen of ``--help``: every group with its sentence and its subcommands.
+    """Return the screen of ``--help``: every group with its sentence and its subcommands.
 
-    ``known`` are the commands that there are; a group without any is left out.
+    ``known`` are the names of all commands. A group without any command is left out.
     """
     lines = [*_says(width), " usage: scaleproof COMMAND [SUBCOMMAND] [OPTIONS]"]
     titled = {title: dict(groups) for title, groups in GROUPS.items()}
@@ -119,9 +119,9 @@ def overview(known: Sequence[str], width: int) -> list[str]:
 
 
 def whole(helps: Mapping[str, str], width: int) -> list[str]:
-    """The screen of ``--help-all``: every command with its sentence.
+    """Return the screen of ``--help-all``: every command with its sentence.
 
-    ``helps`` has the sentence of each command.
+    ``helps`` maps each command to its sentence.
     """
     order = [group for groups in GROUPS.values() for group in groups]
     ranked = sorted(helps, key=lambda name: (*_place(name, order), name))
@@ -129,13 +129,13 @@ def whole(helps: Mapping[str, str], width: int) -> list[str]:
 
 
 def of_group(group: str, helps: Mapping[str, str], width: int) -> list[str]:
-    """The subcommands of a group, each with its sentence; empty if it has none."""
+    """Return a line for each subcommand of a group with its sentence; empty if it has none."""
     names = [f"{group} {name}" for name in subcommands(group, list(helps))]
     return [line for name in names for line in _sentence(name, helps, width)]
 
 
 def subcommands(group: str, known: Sequence[str]) -> list[str]:
-    """The second words of the commands of a group, in alphabetical order."""
+    """Return the second words of the commands of a group, in alphabetical order."""
     return sorted(name.partition(" ")[2] for name in known if name.startswith(f"{group} "))
 
 

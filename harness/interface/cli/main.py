@@ -1,9 +1,9 @@
-"""The command ``scaleproof``: find the command that is asked for, run it, and print its answer.
+"""The program ``scaleproof``: find the command that the user typed, run it, and print its answer.
 
     words -> name and options of a command -> its file -> Answer -> lines or JSON, exit status
 
-Commands are the files of ``commands/``, here and in features. Their heads say which commands they
-have, and only the file of the command that was asked for is imported.
+Commands are the files of ``commands/``, here and in features. Their heads state which commands they
+contain, and only the file of the requested command is imported.
 """
 
 import argparse
@@ -76,7 +76,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status, which does not depend on who reads its output."""
+    """Run one command and return its exit status.
+
+    The status does not change if a reader closes the output early, but a successful command returns
+    ERROR if its output was lost, for example on a full disk.
+    """
     if "_ARGCOMPLETE" in os.environ:
         line = os.environ["COMP_LINE"][: int(os.environ.get("COMP_POINT", 1 << 20))]
         _complete(line.split(), line)
@@ -110,9 +114,9 @@ def _main(words: Sequence[str]) -> int:
 
 
 def _failed(error: subprocess.CalledProcessError) -> LaunchError:
-    """Another program's failure, which says nothing of any record."""
+    """Return the error for a failed external program, which says nothing about any record."""
     command = error.cmd if isinstance(error.cmd, str) else shlex.join(map(str, error.cmd))
-    output = str(error.stderr or error.output or "").strip().splitlines() or ["it said nothing"]
+    output = str(error.stderr or error.output or "").strip().splitlines() or ["it printed nothing"]
     return LaunchError(
         f"a program that is needed left with status {error.returncode}: {output[-1]}",
         where=command[:200],
@@ -122,7 +126,7 @@ def _failed(error: subprocess.CalledProcessError) -> LaunchError:
 
 
 def _told(error: ScaleproofError, words: Sequence[str]) -> int:
-    """Say what is wrong, to whoever asked; the exit status."""
+    """Report an error, with ``--json`` also as a document, and return the exit status."""
     if "--json" in _split(words)[0]:
         document = {"error": error.what, "where": error.where, "expected": error.expected}
         sys.stdout.write(json.dumps({**document, "try": error.fix}, indent=1) + "\n")
@@ -131,8 +135,8 @@ def _told(error: ScaleproofError, words: Sequence[str]) -> int:
 
 
 def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
-    """Return the error if a command failed on a damaged record that it was given, else None."""
-    from harness.analysis.verify import verify  # most commands do not need it
+    """Return the error if a command failed because one of its records is damaged, else None."""
+    from harness.analysis.verify import verify  # imported here because most commands do not need it
 
     frame = traceback.extract_tb(bug.__traceback__)[-1]
     given = (path if path.is_dir() else path.parent for path in map(Path, _split(words)[0]))
@@ -144,7 +148,7 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
             differences = verify(load(folder), folder).differences
         except RecordError as error:
             return error
-        except Exception as broken:  # whatever breaks in here breaks on the record
+        except Exception as broken:  # a failure of verification is caused by the record
             if host_errors.by_host(broken) is not None:
                 raise
             differences = ("its figures contradict each other",)
@@ -154,9 +158,9 @@ def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:
     folder = next((f for f, why in senseless.items() if why), next(iter(senseless)))
     what = senseless[folder] or f"{type(bug).__name__}: {bug}"
     return RecordError(
-        f"this record makes no sense: {what[:300]} ({Path(frame.filename).name}:{frame.lineno})",
+        f"this record is damaged: {what[:300]} ({Path(frame.filename).name}:{frame.lineno})",
         where=str(folder),
-        expected="a record as it was measured; if this one is, scaleproof has a bug there",
+        expected="an unchanged record; if this one is unchanged, scaleproof has a bug there",
         fix=f"scaleproof verify {folder}",
     )
 
@@ -182,14 +186,14 @@ def _complete(words: Sequence[str], typed: str) -> NoReturn:
     # argcomplete takes the word at this place, counted from 1, for the program.
     os.environ["_ARGCOMPLETE"] = str(1 + skipped)
     argcomplete.autocomplete(chosen)
-    raise SystemExit(Exit.INTERNAL)  # autocomplete has left already
+    raise SystemExit(Exit.INTERNAL)  # not reached, because autocomplete ends the process
 
 
 def resolve(words: Sequence[str], known: Mapping[str, Path]) -> tuple[str, Sequence[str]]:
     """Return the name of the command that ``words`` begin with, and the other words.
 
     The name is empty if the words name a group that is no command itself. An old name is replaced,
-    with a note on stderr. SpecError if there is no such command.
+    with a note on stderr. Raise SpecError if there is no such command.
     """
     first = words[0]
     two = " ".join(words[:2])
@@ -236,7 +240,10 @@ def run(words: Sequence[str]) -> Answer:
 
 
 def parsed(words: Sequence[str]) -> Asked:
-    """Return the command that ``words`` name, with its options; SpecError if they do not fit it."""
+    """Return the command that ``words`` name, with its options.
+
+    Raise SpecError if there is no such command or if the options are invalid.
+    """
     known = commands()
     mine, script_words = _split(words)
     name, rest = resolve(mine, known)
@@ -251,7 +258,7 @@ def parsed(words: Sequence[str]) -> Asked:
 
 
 def _screen(words: Sequence[str], known: Mapping[str, Path]) -> list[str] | None:
-    """Return the screen if no command is asked for, else None."""
+    """Return the lines of the start screen, the version or an index of help, or None."""
     width = text.columns()
     if not words:
         return index.start(width)
@@ -263,7 +270,10 @@ def _screen(words: Sequence[str], known: Mapping[str, Path]) -> list[str] | None
 
 
 def _group(words: Sequence[str], known: Mapping[str, Path]) -> Answer:
-    """Print the subcommands of a group that is no command itself; SpecError for another word."""
+    """Print the subcommands of a group that is no command itself.
+
+    Raise SpecError if a second word names no subcommand.
+    """
     group = words[0]
     if words[1:] and not words[1].startswith("-"):
         names = index.subcommands(group, list(known))
@@ -279,7 +289,7 @@ def _group(words: Sequence[str], known: Mapping[str, Path]) -> Answer:
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """This program's words, and those of a script, which come after ``--``."""
+    """Return the words of this program and those of a user's script, which follow ``--``."""
     cut = words.index("--") if "--" in words else len(words)
     return words[:cut], words[cut + 1 :]
 
@@ -296,7 +306,7 @@ def files() -> list[Path]:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Keeps the lines of examples and subcommands; everything else is wrapped as usual."""
+    """A formatter that keeps the lines of examples and subcommands and wraps all other text."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         keeps = text.startswith(("examples:", "subcommands:"))

@@ -1,4 +1,4 @@
-"""Parts of measuring commands: options, sessions, planned hardware and environments."""
+"""Shared code of commands that measure: options, planned hardware, sessions and results."""
 
 import argparse
 import json
@@ -26,15 +26,80 @@ from harness.measure.session import Session
 from harness.record import RunRecord
 from harness.record.outcome import exit_status
 
+#: Marks expression of the suites that are measured by default, as in ``pytest suites/``.
+USUAL_TIER = "not nightly and not acceptance"
+
+
+def add_hardware_options(sub: argparse.ArgumentParser) -> None:
+    """Add the target and the hardware to plan for."""
+    sub.add_argument(
+        "target",
+        nargs="?",
+        default="suites",
+        help="a case, a suite folder, file.py or file.py::recipe",
+    )
+    add_measuring_options(sub, cases=True)
+    sub.add_argument(
+        "--on",
+        metavar="HARDWARE",
+        help="other machines: 8xh100, 64x8xh200 (nodes x GPUs), a file or a run",
+    )
+
+
+def on(text: str | None) -> Hardware | None:
+    """Return the hardware that ``--on`` names, or None without the option.
+
+    It is given by the names of known devices, by a file, or by the run that was made on it.
+    """
+    if text is None:
+        return None
+    path = Path(text)
+    if path.is_dir() or path.name == "record.json":
+        run = load(path)
+        refuse_unsealed(run, path if path.is_dir() else path.parent)
+        return devices.of_machine(path.name, run.machine, run.settings.nodes)
+    return devices.parse(text)
+
+
+def site_of(hardware: Hardware) -> Site:
+    """Return the site that describes other hardware to recipes."""
+    return Site(
+        device=Device.CUDA,
+        backend="nccl",
+        nodes=hardware.nodes,
+        gpu_memory_gib=hardware.machine.gpu_memory_gib,
+    )
+
+
+def tier(marks: str) -> Callable[[frozenset[str]], bool]:
+    """Return a function that tells whether a set of marks matches an expression of pytest.
+
+    Raise SpecError for an invalid expression.
+    """
+    try:
+        expression = Expression.compile(marks)
+    except SyntaxError as error:
+        raise SpecError(
+            f"-m {marks}: {error}", expected="an expression as for pytest -m", fix="-m smoke"
+        ) from None
+
+    def chosen(names: frozenset[str]) -> bool:
+        def has(name: str, /, **_: str | int | bool | None) -> bool:
+            return name in names
+
+        return expression.evaluate(has)
+
+    return chosen
+
 
 def become(arguments: Sequence[str], results: Path) -> NoReturn:
-    """Replace this process by nsys running it; the report lies in ``results``."""
+    """Replace this process by nsys, which runs the command again and reports to ``results``."""
     nsys = shutil.which("nsys")
     if nsys is None:
         raise ScaleproofError(
             "--nsys: there is no nsys on the PATH",
             expected="NVIDIA Nsight Systems",
-            fix="run without --nsys: scaleproof captures a timeline anyway",
+            fix="omit --nsys; scaleproof records a timeline without it, too",
         )
     results.mkdir(parents=True, exist_ok=True)
     rest = [argument for argument in arguments if argument != "--nsys"]
@@ -64,9 +129,9 @@ def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a field or knob of the case"
+        help="a field or option of the case"
         if cases
-        else options.advanced(sub, "a knob of the engine"),
+        else options.advanced(sub, "an option of the engine"),
     )
     if cases:
         sub.add_argument(
@@ -79,14 +144,14 @@ def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
 
 
 def positive(text: str) -> int:
-    """A number of times; for argparse."""
+    """Return a positive integer, for argparse."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
 def share(below: float) -> Callable[[str], float]:
-    """A share above 0 and below another; for argparse."""
+    """Return a parser for argparse of shares above 0 and below ``below``."""
 
     def parsed(text: str) -> float:
         try:
@@ -101,20 +166,21 @@ def share(below: float) -> Callable[[str], float]:
 
 
 def values(asked: Asked) -> dict[str, Any]:
-    """The shared options by name."""
+    """Return the values of the shared options by name."""
     return {
         option.name: getattr(asked.options, option.name.replace("-", "_")) for option in OPTIONS
     }
 
 
-#: What Python calls otherwise than JSON.
+#: Python's names of values and JSON's, because printed commands contain Python's.
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def settings(asked: Asked) -> dict[str, Json]:
-    """``--set NAME=VALUE``: values are JSON where they parse as JSON, else text.
+    """Return the values of ``--set NAME=VALUE`` by name.
 
-    ``True`` and ``False`` as printed commands have them.
+    Values are read as JSON if they parse, else as text. ``True``, ``False`` and ``None`` are also
+    accepted, because printed commands contain them.
     """
     out: dict[str, Json] = {}
     for item in asked.options.set:
@@ -123,7 +189,7 @@ def settings(asked: Asked) -> dict[str, Json]:
             raise SpecError(f"--set {item}", expected="NAME=VALUE", fix=f"--set {item}=...")
         if name in out:
             raise SpecError(
-                f"--set {name} stands twice", expected="one value", fix=f"--set {name}={value}"
+                f"--set {name} is given twice", expected="one value", fix=f"--set {name}={value}"
             )
         try:
             out[name] = json.loads(_WORDS.get(value, value))
@@ -133,7 +199,7 @@ def settings(asked: Asked) -> dict[str, Json]:
 
 
 def site(asked: Asked) -> tuple[Catalogue, Site]:
-    """The names that can be given, and where they may run."""
+    """Return the catalogue of names and the site that the options describe."""
     catalogue = options.catalogue(asked.options.path)
     elsewhere = bool(getattr(asked.options, "dry_run", False))
     return catalogue, options.site(values(asked), catalogue, elsewhere=elsewhere)
@@ -146,8 +212,10 @@ def session(
     old: Settings | None = None,
     required: Sequence[Threshold] = (),
 ) -> Session:
-    """The session of this command; ``old`` are the settings of a run that is resumed, ``required``
-    the bounds that its suites have themselves.
+    """Return the session of this command.
+
+    ``old`` are the settings of a run that is resumed. ``required`` are thresholds that the suites
+    themselves contain.
     """
     given = values(asked)
     if old is not None:
@@ -183,24 +251,24 @@ def results(asked: Asked) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPlans:
-    """The record of plans that were measured, and why some of them were not, if anything was."""
+    """The record of measured plans, with the errors of plans that could not be measured."""
 
     record: RunRecord
     interrupted: bool
     errors: tuple[ScaleproofError, ...]
 
     def ended(self, answer: Answer) -> Answer:
-        """The answer, whose exit status says where somebody interrupted the measuring."""
+        """Return the answer with exit status INTERRUPTED if the user interrupted the run."""
         return replace(answer, exit=Exit.INTERRUPTED) if self.interrupted else answer
 
 
 def measured(
     session: Session, plans: Sequence[Plan], then: Callable[[Measurer], None] | None = None
 ) -> MeasuredPlans:
-    """Measure plans, and ``then`` what follows from them; write down what there is.
+    """Measure plans, call ``then`` for further measurements, and save the record.
 
-    What was measured before an interrupt is kept. After one, or with nodes lost for good, the
-    record stays incomplete, so that the run can be resumed.
+    Measurements before an interrupt are kept. After an interrupt, or after a permanent loss of
+    nodes, the record stays incomplete and the run can be resumed.
     """
     session.run.announce(plans)
     measurer = Measurer(session)
@@ -221,12 +289,12 @@ def measured(
 
 
 def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
-    """The tables of a run, its page, and what its verdicts come to."""
+    """Write the page of a run and return its tables with the exit status of its verdicts."""
     from harness.interface.report.page import page as pages
 
     page = pages.write(record, session.run.folder)
     shown = page and text.shown(page)
-    rerun = again(session.run.settings.argv)  # as the run was begun, if it was resumed
+    rerun = again(session.run.settings.argv)  # the command that began the run, if it was resumed
     return Answer(
         document=to_doc(record),
         lines=screen.lines(

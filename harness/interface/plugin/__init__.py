@@ -1,1 +1,1 @@
-"""The pytest plugin: what ``pytest suites/`` is."""
+"""The pytest plugin that makes ``pytest suites/`` measure and judge."""

@@ -1,8 +1,8 @@
-"""``pytest suites/ --gpus 8``: a guest in every project, at work only where a suite is.
+"""The hooks that pytest loads in every project (``pytest suites/ --gpus 8``).
 
-Without a suite there are the long options and nothing else: no short ones, no markers, no look at
-the environment, and nothing is imported for them. A suite is a file that imports from ``harness``
-and calls ``scaling`` or ``recovering``; what is done with it is in ``items.py``.
+In a project without a suite, the plugin only adds its long options: no short ones and no markers.
+It does not read the environment and imports nothing else. A suite is a file that imports from
+``harness`` and calls ``scaling`` or ``recovering``. ``items.py`` collects and measures suites.
 """
 
 import os
@@ -27,8 +27,9 @@ TIERS = (
     "nightly: suites that take longer and run every night",
     "acceptance: suites that measure published claims",
 )
-#: A suite is looked for this deep, in so many files.
+#: Largest depth of folders in which suites are searched for.
 DEPTH = 8
+#: Largest number of files in which suites are searched for.
 FILES = 2000
 _NEAR = pytest.StashKey[bool]()
 
@@ -54,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, None, None]:
-    """The short options, after every plugin and conftest had its chance at the names."""
+    """Add the short options, after every plugin and conftest could claim their names."""
     yield
     early_config.stash[_NEAR] = near = any(map(is_suite, islice(_tests(early_config), FILES)))
     if not near:
@@ -63,7 +64,7 @@ def pytest_load_initial_conftests(
     taken = _option_names(parser)
     for option in OPTIONS:
         if f"--{option.name}" in taken:
-            continue  # another plugin's or project's: ours is --scaling-NAME there
+            continue  # another plugin has this name, so only --scaling-NAME is available
         dest = f"scaleproof_short_{option.name.replace('-', '_')}"
         group.addoption(
             f"--{option.name}",
@@ -83,12 +84,12 @@ def _option_names(parser: pytest.Parser) -> set[str]:
 
 
 def _tests(config: pytest.Config) -> Iterator[Path]:
-    """Python files where this run of pytest may look for tests."""
+    """Yield the Python files in which this run of pytest may look for tests."""
     start_folder = config.invocation_params.dir
     named = [a.split("::")[0] for a in config.known_args_namespace.file_or_dir]
     paths = [
         start_folder / n for n in named if (start_folder / n).exists()
-    ]  # or values of options not yet known
+    ]  # some may be values of options that pytest does not know yet
     usual = [config.rootpath / p for p in config.getini("testpaths")]
     for place in (*paths, *(usual or [start_folder])):
         if place.is_file():
@@ -101,12 +102,12 @@ def _tests(config: pytest.Config) -> Iterator[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Options that were given are checked before anything is collected."""
+    """Check the given options before anything is collected."""
     if config.stash.get(_NEAR, False):
         for tier in TIERS:
             config.addinivalue_line("markers", tier)
-        # pytest-benchmark warns as the session ends, where an error of its own has no test to fail:
-        # a session that timed nothing has nothing to save, and its verdicts say why.
+        # pytest-benchmark warns at the end of a session that timed nothing. With -W error this
+        # would be an error outside of any test, although the verdicts say why nothing was timed.
         warnings.filterwarnings("default", "Not saving anything")
     given = (
         getattr(config.option, f"{kind}_{option.name.replace('-', '_')}", None)
@@ -124,7 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """From the first function of a suite on, its items are this plugin's."""
+    """Register the rest of the plugin at the first function of a suite, and create its items."""
     if not hasattr(metafunc.function, MARK) and not hasattr(metafunc.function, RECOVERS):
         return
     from harness.interface.plugin import items
@@ -136,7 +137,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def verdict(request: pytest.FixtureRequest) -> "Verdict":
-    """The verdict of this item; measures its plan (or course) if nobody has yet."""
+    """Return the verdict of this item; measure its plan or fault scenario if necessary."""
     from harness.interface.plugin.items import answer
 
     return answer(request)

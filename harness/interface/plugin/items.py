@@ -1,4 +1,4 @@
-"""One item per verdict, measured once per plan: what pytest does once a suite was seen."""
+"""The items of suites: one for each verdict, while each plan is measured once."""
 
 import contextlib
 from collections.abc import Generator, Iterator
@@ -42,7 +42,7 @@ USAGE = pytest.StashKey[list[str]]()
 
 
 def site_of(config: pytest.Config) -> tuple[Catalogue, Site]:
-    """The names that a session can give, and what it may use."""
+    """Return the catalogue of names and the site of a session."""
     refuse_unknown_variables()
     catalogue = options.catalogue(option(config, "path"))
     options.seconds(option(config, "time-budget"))
@@ -50,12 +50,12 @@ def site_of(config: pytest.Config) -> tuple[Catalogue, Site]:
 
 
 def _scaling(config: pytest.Config) -> Scaling:
-    """The session's state, made when the first ``@scaling`` function is seen."""
+    """Return the session's state, which is created at the first ``@scaling`` function."""
     if KEY not in config.stash:
         spread = hasattr(config, "workerinput")  # a worker of pytest-xdist
         if spread or any(getattr(config.option, o, None) for o in ("numprocesses", "forked")):
             raise SpecError(
-                "scaling suites cannot run in parallel: ranks need the whole machine",
+                "scaling suites cannot run in parallel, because ranks need the whole machine",
                 expected="scaling suites without -n and --forked",
                 fix="pytest suites/ -p no:xdist",
             )
@@ -64,7 +64,7 @@ def _scaling(config: pytest.Config) -> Scaling:
 
 
 def generate(metafunc: pytest.Metafunc) -> None:
-    """One item per verdict, or per course of a recovery."""
+    """Create an item for each verdict, or for each fault scenario."""
     recipes = getattr(metafunc.function, MARK, None)
     if recipes is None:
         _generate_courses(metafunc)
@@ -103,7 +103,7 @@ def generate(metafunc: pytest.Metafunc) -> None:
 
 
 def _skipped(metafunc: pytest.Metafunc, site: Site) -> None:
-    """One item that says why a function has nothing to measure."""
+    """Create one skipped item that says why a function has nothing to measure."""
     unit = "GPU" if site.device == "cuda" else "CPU"
     nodes = f"{len(site.nodes)} nodes with " if len(site.nodes) > 1 else ""
     reason = f"its recipes have nothing for {nodes}{site.world_size} {unit} ranks"
@@ -112,16 +112,14 @@ def _skipped(metafunc: pytest.Metafunc, site: Site) -> None:
 
 
 def _required(metafunc: pytest.Metafunc, plan: Plan) -> tuple[Threshold, ...]:
-    """The bounds that the function itself requires of a plan, by the name under which pytest has
-    it.
-    """
+    """Return the thresholds that the function itself requires of a plan, named by its node id."""
     bounds = getattr(metafunc.function, BOUNDS, None)
     return () if bounds is None else tuple(bounds.rules(metafunc.definition.nodeid, plan))
 
 
 @contextlib.contextmanager
 def _told_as_usage(config: pytest.Config) -> Generator[None, None, None]:
-    """Ends the session with a usage error where a suite is wrong."""
+    """Turn an error in a suite into a usage error of the session."""
     try:
         yield
     except ScaleproofError as error:
@@ -145,7 +143,7 @@ def _generate_courses(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what was asked for and the baselines it needs; nothing else is launched."""
+    """Reduce plans to the selected contrasts and their baselines; nothing else is launched."""
     if KEY not in config.stash:
         return
     scaling = config.stash[KEY]
@@ -157,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             scaling.required = tuple(dict.fromkeys((*scaling.required, *e.required)))
             wanted.setdefault(e.plan.hash, set()).add(e.contrast)
         if config.pluginmanager.hasplugin("timeout"):
-            item.add_marker(pytest.mark.timeout(0))  # a plan is measured inside one item
+            item.add_marker(pytest.mark.timeout(0))  # one item measures a whole plan
     scaling.claims = any(item.get_closest_marker("acceptance") for item in items)
     judged = {e.rule.name for _, e in ours if isinstance(e, Expectation) and e.rule}
     recovers = any(isinstance(e, FaultScenario) for _, e in ours)
@@ -173,7 +171,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Says what will be measured, before it is; and which claims will not be."""
+    """Return lines on what will be measured and which published claims will not be."""
     if KEY not in config.stash:
         return []
     scaling = config.stash[KEY]
@@ -182,7 +180,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 def _announced(config: pytest.Config, scaling: Scaling) -> list[str]:
-    """Says what will be measured, and about how long it takes."""
+    """Return lines on what will be measured and about how long it takes."""
     if not scaling.selected:
         return []
     site = scaling.site
@@ -200,16 +198,16 @@ def _announced(config: pytest.Config, scaling: Scaling) -> list[str]:
 
 
 def _takes(scaling: Scaling) -> str:
-    """How long the run will take, where an agent can say what its cases are."""
+    """Return how long the run will take, or an empty string if the cases cannot be described."""
     if scaling.config.option.collectonly:
         return ""
     session = scaling.start()
     plans = list(scaling.selected.values())
-    if session.engine.engine.queues:  # nobody waits in a queue for a forecast
+    if session.engine.engine.queues:  # a description would need a job, which may wait in the queue
         return ""
     try:
         session.describe([arm.case for plan in plans for arm in plan.arms])
-    except ScaleproofError:  # the first item says why
+    except ScaleproofError:  # the first item reports it
         return ""
     return f", about {duration(left_s(session, plans, {}))}"
 
@@ -221,20 +219,20 @@ def _expectation(item: pytest.Item) -> Expectation | FaultScenario | None:
 
 
 def _refuse_override(item: pytest.Item) -> None:
-    """UsageError where a fixture of the user's is called ``verdict``: nothing would be judged."""
+    """Raise UsageError if the user's fixture is called ``verdict``, because it would hide ours."""
     defined = getattr(item, "_fixtureinfo").name2fixturedefs.get("verdict", ())  # noqa: B009
     if defined and defined[-1].func.__module__ != hooks.__name__:
         error = SpecError(
-            f"another fixture is called verdict, in {defined[-1].func.__module__}",
+            f"{defined[-1].func.__module__} defines another fixture named verdict",
             where=item.nodeid,
-            expected="the plugin's own, which measures and judges",
-            fix="call that fixture something else",
+            expected="the fixture of this plugin, which measures and judges",
+            fix="rename that fixture",
         )
         raise pytest.UsageError(str(error))
 
 
 def answer(request: pytest.FixtureRequest) -> Verdict:
-    """The verdict of this item; measures its plan (or course) if nobody has yet."""
+    """Return the verdict of this item; measure its plan or fault scenario if necessary."""
     expected = getattr(request, "param", None)
     if not isinstance(expected, Expectation | FaultScenario):
         pytest.fail(
@@ -273,9 +271,7 @@ def answer(request: pytest.FixtureRequest) -> Verdict:
 
 
 def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]:
-    """The properties of a verdict in JUnit's file, as ``scaling_NAME``; those that it lacks are
-    left out.
-    """
+    """Yield the non-empty properties of a verdict for JUnit's file, named ``scaling_NAME``."""
     folder = str(text.shown(session.run.folder))
     properties = {
         "status": verdict.status,
@@ -300,13 +296,13 @@ def _properties(verdict: Verdict, session: Session) -> Iterator[tuple[str, str]]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """The verdict decides, whatever the body does; without a value the body is not run."""
+    """Enforce the verdict after the body of the test; without a value, skip the body."""
     verdict = pyfuncitem.stash.get(VERDICT, None)
     if verdict is not None and verdict.value is None:
         _enforce(pyfuncitem, verdict)
     try:
         result = yield
-    except Exception:  # of the body, whatever it is; it is raised on
+    except Exception:  # any failure of the body is noted and raised again
         pyfuncitem.stash[OWN_FAILURE] = True
         raise
     if verdict is not None:
@@ -315,7 +311,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _enforce(item: pytest.Item, verdict: Verdict) -> None:
-    """Fail or skip the item as its verdict says."""
+    """Fail or skip the item according to its verdict."""
     if verdict.counts is Status.SKIP:
         pytest.skip(verdict.detail)
     warn = item.config.option.scaling_inconclusive == "warn"
@@ -329,8 +325,10 @@ def _enforce(item: pytest.Item, verdict: Verdict) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Carry the verdict's status to the report, for its letter and for JUnit. A mark ``xfail``
-    excuses none: a waiver in the rules does, with a reason and an end.
+    """Copy the verdict's status to the report, for its letter and for JUnit.
+
+    A mark ``xfail`` does not excuse a FAIL. A waiver in the thresholds file does; it needs a reason
+    and an expiry date.
     """
     report = yield
     verdict = item.stash.get(VERDICT, None)
@@ -352,14 +350,14 @@ def pytest_runtest_makereport(
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:
-    """``?`` for INCONCLUSIVE, ``r`` for RECORDED, ``E`` for ERROR."""
+    """Return the category, letter and word of a verdict's status, for example ``?``."""
     status = getattr(report, "scaling", None)
     return _CATEGORY[status] if status is not None and report.when == "call" else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the record down and fold the verdicts into the exit status."""
+    """Save the record and combine the verdicts into the exit status."""
     if session.config.stash.get(USAGE, None):
         session.exitstatus = Exit.USAGE
     if KEY not in session.config.stash:

@@ -38,12 +38,15 @@ _NOW = 0.0
 
 
 def launch_clock() -> float:
-    """The virtual clock. A function of this module, so that its name in the JSON is stable."""
+    """Return the virtual time in s that pytest-benchmark reads.
+
+    It is a function of this module so that its name in pytest-benchmark's JSON is stable.
+    """
     return _NOW
 
 
 def wanted(config: pytest.Config) -> bool:
-    """Whether the user asked for it, or for one of pytest-benchmark's files."""
+    """Return whether the user requested the benchmark table or a file of pytest-benchmark."""
     files = ("json", "save", "autosave", "compare")
     asked = any(getattr(config.option, f"benchmark_{name}", None) for name in files)
     return config.pluginmanager.hasplugin("benchmark") and (
@@ -58,7 +61,7 @@ def show(
     verdict: Verdict,
     launches: Sequence[LaunchRecord],
 ) -> None:
-    """One row for a plan's arm: the median step of each of its launches; once a session."""
+    """Add a row for a plan's arm with the median step of each of its launches, once a session."""
     if not wanted(request.config):
         return
     shown = request.config.stash.setdefault(_SHOWN, set())
@@ -87,16 +90,16 @@ def show(
     benchmark.pedantic(launch, rounds=len(medians), iterations=1)
 
 
-#: What a recovery is judged by: no plan, but a course.
+#: Metrics of fault scenarios, which are measured outside of plans.
 RECOVERY = ("recovery_s", "lost_work")
 
 
 def untested(
     rules: Sequence[Threshold], judged: Collection[str], site: Site, *, recovers: bool
 ) -> Iterator[tuple[Threshold, str]]:
-    """Claims among the rules whose names are not ``judged``, and why each is not.
+    """Yield the published claims that are not ``judged`` in this session, and why.
 
-    ``recovers``: whether recoveries are measured, which every rule of theirs judges.
+    ``recovers`` says whether recoveries are measured, to which all thresholds on them apply.
     """
     for rule in rules:
         if rule.source is not BoundSource.PUBLISHED or rule.name in judged:
@@ -107,16 +110,16 @@ def untested(
 
 
 def why(rule: Threshold, site: Site) -> str:
-    """Says what a rule needs that this run has not."""
+    """Return what a threshold needs that this session lacks."""
     if rule.device not in (None, site.device):
-        return "needs GPUs" if rule.device is Device.CUDA else "is about CPU ranks"
+        return "needs GPUs" if rule.device is Device.CUDA else "applies to CPU ranks"
     if rule.nodes and len(site.nodes) < min(rule.nodes):
         return f"needs {min(rule.nodes)} nodes, here {_count(len(site.nodes), 'node')}"
     if rule.world and site.world_size < min(rule.world):
         return f"needs {min(rule.world)} ranks, here {_count(site.world_size, 'rank')}"
     if rule.metric in RECOVERY:
         return "no recovery was selected (suites/test_recovery.py)"
-    return f"nothing that was selected measures {rule.metric} of {rule.case}"
+    return f"no selected item measures {rule.metric} of {rule.case}"
 
 
 def _count(number: int, word: str) -> str:
@@ -126,7 +129,7 @@ def _count(number: int, word: str) -> str:
 def lines(
     rules: Sequence[Threshold], judged: Collection[str], site: Site, *, recovers: bool
 ) -> list[str]:
-    """One line a claim, claims with the same reason together."""
+    """Return a line for each untested claim, grouped by the reason."""
     by_reason: dict[str, list[str]] = {}
     for rule, reason in untested(rules, judged, site, recovers=recovers):
         by_reason.setdefault(reason, []).append(f"{rule.name} ({rule.bound})")
@@ -140,7 +143,7 @@ def lines(
     return shown
 
 
-#: From harmless to worst.
+#: Statuses from the most harmless to the worst.
 _WORSE = (
     Status.SKIP, Status.RECORDED, Status.PASS, Status.INCONCLUSIVE, Status.FAIL, Status.ERROR,
 )  # fmt: skip
@@ -148,9 +151,9 @@ _WORSE = (
 
 @dataclass(frozen=True)
 class Expectation:
-    """One item: a contrast of a plan, under one rule or none.
+    """One item: a contrast of a plan under one threshold or none.
 
-    ``required`` are the rules of its function, which hold where the function is selected.
+    ``required`` are the thresholds of its function, which apply if the function is selected.
     """
 
     plan: Plan
@@ -159,12 +162,15 @@ class Expectation:
     required: tuple[Threshold, ...] = ()
 
     def __str__(self) -> str:
-        """As other tools' files tell it (pytest-benchmark's ``params``)."""
+        """Return the id, which pytest-benchmark writes to its files as ``params``."""
         return self.id
 
     @property
     def id(self) -> str:
-        """``ddp-decoder_tiny-weak-4cpu-efficiency``, with the baseline unless it is plain."""
+        """Return the id of the item, for example ``ddp-decoder_tiny-weak-4cpu-efficiency``.
+
+        It ends with the kind of baseline unless that is plain.
+        """
         case = self.plan.arm(self.contrast.subject).case
         against = (
             ""
@@ -176,7 +182,7 @@ class Expectation:
 
 @dataclass
 class Scaling:
-    """One session's options, its plans, and the Measurer once something is measured."""
+    """The state of one pytest session: options, plans, and the Measurer once it has started."""
 
     config: pytest.Config
     catalogue: Catalogue
@@ -190,14 +196,14 @@ class Scaling:
     recoverer: Any = None
     statuses: dict[str, Status] = field(default_factory=dict)
     foreign_failures: int = 0
-    claims: bool = False  # whether published claims were asked for
+    claims: bool = False  # whether items marked ``acceptance`` were selected
     untested: list[str] = field(default_factory=list)
     interrupted: bool = False
     record: RunRecord | None = None
     unwritten: UnwrittenError | None = None
 
     def thresholds(self, folder: Path) -> tuple[Threshold, ...]:
-        """The rules that hold for suites of a folder."""
+        """Return the thresholds that apply to suites of a folder."""
         if folder not in self.rules:
             file = option(self.config, "thresholds")
             expected = option(self.config, "references")
@@ -205,14 +211,15 @@ class Scaling:
         return self.rules[folder]
 
     def all_rules(self) -> tuple[Threshold, ...]:
-        """The rules of every suite folder, and of the functions that are selected: each judges
-        whatever it matches.
+        """Return the thresholds of all suite folders and of the selected functions.
+
+        Each applies to everything that it matches.
         """
         of_folders = (rule for rules in self.rules.values() for rule in rules)
         return tuple(dict.fromkeys((*of_folders, *self.required)))
 
     def start(self) -> Session:
-        """The one session of this program, and its Measurer."""
+        """Return the session, and create it with its Measurer at the first call."""
         if self.session is None:
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
             writer = reporter._tw
@@ -233,7 +240,7 @@ class Scaling:
         return self.session
 
     def recovered(self, course: FaultScenario) -> Verdict:
-        """The worst verdict on a course, which is measured if nobody has yet."""
+        """Return the worst verdict on a fault scenario, which is measured at the first call."""
         session = self.start()
         session.warm()
         if self.recoverer is None:
@@ -244,14 +251,14 @@ class Scaling:
             series for series in of_series(session.run.bare()) if series.case == course.name
         ]
         if not verdicts:
-            pytest.skip(f"no rule applies to {course.name}")
+            pytest.skip(f"no threshold applies to {course.name}")
         return max(verdicts, key=lambda verdict: _WORSE.index(verdict.counts))
 
     def judged(self, expectation: Expectation) -> Verdict:
-        """The verdict that was expected; its plan is measured if nobody has yet.
+        """Return the verdict of an item, and measure its plan if necessary.
 
-        With -x a plan is measured when its first item comes, else all of them at once: then the
-        time goes to whatever is most undecided.
+        With ``-x`` each plan is measured for its first item. Otherwise all plans are measured
+        together, so that the time goes to the most undecided ones.
         """
         self.start()
         measurer = self.measurer
@@ -265,24 +272,29 @@ class Scaling:
             for verdict in measurer.verdicts(selected)
             if verdict.contrast == expectation.contrast.name
         ]
-        # Another folder's rule may judge a contrast that has none in its own.
+        # A threshold of another folder may judge a contrast without a threshold in its folder.
         return next((verdict for verdict in verdicts if verdict.rule == rule), verdicts[0])
 
     @property
     def rerun(self) -> str:
-        """The command that does this run again."""
+        """Return the command that repeats this run."""
         return again(["pytest", *map(str, self.config.invocation_params.args)])
 
 
 def _recoverer(session: Session) -> Any:
-    """The recoverer of the feature that interrupts trainings; SpecError where it was taken out."""
+    """Return the recoverer of the feature that injects faults.
+
+    Raise SpecError if the feature is not installed.
+    """
     for module in heads.modules("COURSES"):
         return module.Recoverer(session)
-    raise SpecError("nothing here interrupts trainings", fix="pytest -k 'not recover'")
+    raise SpecError(
+        "the feature that injects faults is not installed", fix="pytest -k 'not recover'"
+    )
 
 
 def option(config: pytest.Config, name: str) -> Any:
-    """An option's value: short spelling, else long, else SCALEPROOF_NAME, else default."""
+    """Return an option's value: short spelling, else long, else SCALEPROOF_NAME, else default."""
     dest = name.replace("-", "_")
     known = next(o for o in OPTIONS if o.name == name)
     default = known.kwargs.get("default")

@@ -1,8 +1,8 @@
-"""JSON Schemas of what verbs print with ``--json``; ``python -m harness.interface.schema`` writes
-them again.
+"""JSON Schemas of the documents that commands print with ``--json``.
 
-``answers.schema.json`` has one under ``properties`` for each verb, and for ``error``: here for the
-core's verbs, in a feature's folder for its own. A verb's file says what its documents are.
+``python -m harness.interface.schema`` writes them. ``answers.schema.json`` has a property for each
+command, and one for ``error``: here for commands of the core, in a feature's folder for those of
+the feature. The file of a command states its documents in ``ANSWERS``.
 """
 
 import importlib
@@ -19,18 +19,18 @@ from harness.cases.heads import FEATURES, name_of
 HERE = Path(__file__).parent
 NAME = "answers.schema.json"
 
-#: Printed instead of an answer; ``try`` is what to do.
+#: The document that is printed instead of an answer; ``try`` is a command that fixes the error.
 Error = TypedDict("Error", {"error": str, "where": str, "expected": str, "try": str})
 
 
 def documents(files: Sequence[Path]) -> dict[str, tuple[Any, ...]]:
-    """Verb -> its documents, of these files of verbs."""
+    """Return the documents of each command in these files."""
     modules = [importlib.import_module(name_of(path)) for path in files]
     return dict(sorted(pair for module in modules for pair in module.ANSWERS.items()))
 
 
 def by_folder() -> dict[Path, dict[str, tuple[Any, ...]]]:
-    """The folder that keeps the schema -> the documents of its verbs."""
+    """Return for each folder with a schema the documents of its commands."""
     from harness.interface.cli.main import COMMANDS, files
 
     folders: dict[Path, list[Path]] = {HERE: []}
@@ -44,7 +44,7 @@ def by_folder() -> dict[Path, dict[str, tuple[Any, ...]]]:
 
 
 def answers_schema(documents: Mapping[str, tuple[Any, ...]]) -> dict[str, Json]:
-    """One document with the schema of every verb's answer."""
+    """Return one document with the schema of every command's answer."""
     all_kinds = [kind for kinds in documents.values() for kind in kinds]
     schemas, components = msgspec.json.schema_components(all_kinds, ref_template="#/$defs/{name}")
     schemas_left = iter(schemas)

@@ -1,4 +1,4 @@
-"""``python -m harness.interface.schema``."""
+"""Write the schemas of all answers: ``python -m harness.interface.schema``."""
 
 from harness.interface.schema import write
 

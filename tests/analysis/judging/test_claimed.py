@@ -42,7 +42,7 @@ def a_reference_without_memory(doc: Any) -> None:
     ("edit", "reason"),
     [
         (nothing, ""),
-        (a_reference_without_memory, "ended for want of memory"),
+        (a_reference_without_memory, "ran out of memory"),
     ],
 )
 def test_a_users_file_vouches_for_nothing_but_itself(

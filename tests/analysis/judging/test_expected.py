@@ -154,11 +154,10 @@ def test_a_better_value_waits_for_a_second_session(
     path.write_text(low)
     capsys.readouterr()
     assert main(["history", "baseline", "accept", again, *place]) == 4
-    assert "by one session alone" in capsys.readouterr().err and path.read_text() == low
+    assert "in one run only" in capsys.readouterr().err and path.read_text() == low
     assert main(["history", "baseline", "accept", again, *place, "--again", str(sample)]) == 4
-    assert "of the same day and of the same nodes" in capsys.readouterr().err
-    # This is the same run under another name.
-    copy = Path(shutil.copytree(again, tmp_path / "copy"))
+    assert "from the same day and used the same nodes" in capsys.readouterr().err
+    copy = Path(shutil.copytree(again, tmp_path / "copy"))  # the same run under another name
     change(copy, lambda doc: doc.update(run="another", started_at="2026-11-01T00:00:00+00:00"))
     rechain(copy)
     assert main(["history", "baseline", "accept", again, *place, "--again", str(copy)]) == 4

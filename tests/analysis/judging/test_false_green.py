@@ -231,7 +231,7 @@ def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) ->
 
     verdict = judged(sample_run, excused)[SUBJECT]
     assert (verdict.status, verdict.counts) == (Status.RECORDED, Status.RECORDED)
-    assert "excuse it from the comparison with a reference (casts=True)" in verdict.detail
+    assert "exclude it from the comparison with a reference (casts=True)" in verdict.detail
 
 
 def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:
@@ -263,9 +263,9 @@ def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:
     ("wrong", "word"),
     [
         ("nothing", ""),
-        ("ideal", "its ideal is"),
+        ("ideal", "its ideal ratio is"),
         ("baseline", "is not the plain of"),
-        ("ablation", "it is an ablation"),
+        ("ablation", "its subject is an ablation"),
     ],
 )
 def test_a_plan_that_is_not_what_it_is_called_passes_nothing(
@@ -310,7 +310,7 @@ def test_a_strategys_own_ideal_passes_nothing(sample_run: RunRecord) -> None:
     efficiency = next(c for c in plan.contrasts if c.name == SUBJECT)
     of_schedule = next(n for n, m in metrics.METRICS.items() if m.of_schedule)
     contrast = dataclasses.replace(efficiency, metric=of_schedule)
-    assert "own files" in claimed(ContrastData.of(run, plan, contrast))
+    assert "the user's files" in claimed(ContrastData.of(run, plan, contrast))
     assert claimed(ContrastData.of(run, plan, efficiency)) == ""
 
 

@@ -157,8 +157,8 @@ def test_a_rule_can_bound_such_a_rate(
     ("name", "unit", "says"),
     [
         ("mfu", "1", "mfu needs a device whose peak in this precision is known"),
-        ("reserved_bytes", "B", "nothing on this machine tells reserved_bytes"),
-        ("energy_per_sample", "J", "nothing on this machine tells energy_per_sample"),
+        ("reserved_bytes", "B", "nothing on this machine reports reserved_bytes"),
+        ("energy_per_sample", "J", "nothing on this machine reports energy_per_sample"),
     ],
 )
 def test_a_rule_on_an_unmeasured_figure_is_inconclusive_with_the_reason(

@@ -109,7 +109,10 @@ def test_load_is_reported_only_if_it_is_relevant(sample_run: RunRecord) -> None:
     launch = one(sample_run)
     assert biases.sentence([launch], "the baseline") == ""
     busy = replace(launch, foreign_load=0.4)
-    assert biases.sentence([busy], "the baseline") == "others used 40% of the cores of the baseline"
+    assert (
+        biases.sentence([busy], "the baseline")
+        == "other processes used 40% of the cores of the baseline"
+    )
 
 
 def test_load_of_a_window_shorter_than_a_clock_tick_is_not_reported(sample_run: RunRecord) -> None:

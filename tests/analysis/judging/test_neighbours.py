@@ -64,7 +64,7 @@ def test_a_baseline_slowed_by_more_than_the_gap_is_inconclusive(
     """At an efficiency of 0.75, 4 % of the baseline's speed are 3 points."""
     verdict = judged(sample_run, packed(0.05))[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NEIGHBOURS)
-    assert "worlds beside it may have taken 4.9%" in verdict.detail
+    assert "concurrent launches may have taken 4.9%" in verdict.detail
 
 
 def test_few_probes_widen_the_possible_loss(

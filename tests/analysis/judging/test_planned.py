@@ -120,17 +120,20 @@ def test_a_plain_baseline_is_the_same_training(fields: dict[str, object], word: 
 
 def test_ideals_must_follow_from_the_numbers_of_ranks() -> None:
     plan = with_contrast(made(), lambda c: replace(c, ideal=c.ideal * 0.8))
-    assert all("its ideal is" in why for why in told(plan))
+    assert all("its ideal ratio is" in why for why in told(plan))
 
 
 def test_an_arm_cannot_be_its_own_baseline() -> None:
     plan = with_contrast(made(), lambda c: replace(c, baseline=(c.subject,), ideal=1.0))
-    assert "it is its own baseline" in told(plan)
+    assert "the subject is its own baseline" in told(plan)
 
 
 @pytest.mark.parametrize("role", [Role.ABLATION, Role.CONTROL])
-def test_ablations_and_controls_do_not_pass(role: Role) -> None:
-    for name, word in (("@4", "wrong on purpose|nobody checks"), ("plain", "wrong on purpose")):
+def test_what_is_wrong_on_purpose_passes_nothing(role: Role) -> None:
+    for name, word in (
+        ("@4", "incorrectly on purpose|is not checked"),
+        ("plain", "incorrectly on purpose"),
+    ):
         plan = with_arm(made(baselines=("plain",)), name, role=role)
         whys = {misnamed(plan, c) for c in plan.contrasts if name in (c.subject, *c.baseline)}
         assert whys and all(any(w in why for w in word.split("|")) for why in whys)
@@ -146,7 +149,7 @@ def test_a_baseline_may_count_each_device_only_once() -> None:
         plan,
         lambda c: replace(c, baseline=c.baseline[:1] * len(c.baseline)),
     )
-    assert "a device is counted twice" in told(plan)
+    assert "the baseline counts a device twice" in told(plan)
 
 
 def test_a_users_plan_may_compare_any_cases_with_a_correct_ideal() -> None:
@@ -161,4 +164,7 @@ def test_a_users_plan_may_compare_any_cases_with_a_correct_ideal() -> None:
         ideal=2.0,
     )  # fmt: skip
     plan = replace(made(), arms=arms, contrasts=(fair, replace(fair, ideal=1.0)))
-    assert [misnamed(plan, c) for c in plan.contrasts] == ["", "its ideal is 1, by its ranks 2"]
+    assert [misnamed(plan, c) for c in plan.contrasts] == [
+        "",
+        "its ideal ratio is 1, but its ranks give 2",
+    ]

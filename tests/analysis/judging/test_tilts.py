@@ -143,7 +143,7 @@ def test_a_cpu_quota_makes_the_host_noisy(sample_run: RunRecord) -> None:
 
     verdict = judged(sample_run, edit)[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "others, or a CPU quota, may have taken 5" in verdict.detail
+    assert "other processes or a CPU quota may have taken 5" in verdict.detail
     assert "a CPU quota held the ranks of @2 back for 50%" in verdict.doubt
 
 
@@ -158,7 +158,7 @@ def test_stalls_outside_of_the_timed_windows_prevent_a_pass(sample_run: RunRecor
 
     verdict = judged(sample_run, edit)[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOISY_HOST)
-    assert "stalls that the timed windows do not hold would take 18%" in verdict.detail
+    assert "stalls that the timed windows do not contain would take 18%" in verdict.detail
 
 
 def test_lower_clocks_of_the_baseline_prevent_a_pass(sample_run: RunRecord) -> None:

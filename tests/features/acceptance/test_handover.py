@@ -294,7 +294,7 @@ def test_the_document_lists_what_does_not_count(
     folder.mkdir()
     save(main_job[0], folder)
     main(["accept", "report", str(folder), "--to", str(tmp_path / "to")])
-    assert "not counted, of stand-ins or controls:" in capsys.readouterr().out
+    assert "not counted (simulated or controls):" in capsys.readouterr().out
     first_sheet = (tmp_path / "to" / "handover.html").read_text().partition("</section>")[0]
     assert "nothing of this system" in first_sheet and "planted_85" in first_sheet
 

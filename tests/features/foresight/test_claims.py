@@ -200,7 +200,7 @@ def test_impossible_values_in_a_table_are_an_error(
     path.write_text(text)
     assert main(["verify", "table", str(path)]) == 4
     error = capsys.readouterr().err
-    assert "of no training" in error and "Traceback" not in error
+    assert "impossible for a training run" in error and "Traceback" not in error
 
 
 def test_the_interval_of_a_ratio_follows_from_three_launches(

@@ -284,7 +284,7 @@ def test_runs_without_a_timed_launch_are_refused(
 ) -> None:
     monkeypatch.setattr(verb, "load", lambda path: replace(run, launches=()))
     assert main(["predict", "RUN", "--to", "8"]) == 4
-    assert "no training was timed" in capsys.readouterr().err
+    assert "contain no timed training" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_runs_without_a_timed_launch_are_refused(
     [
         (["--to", "8", "--set", "colour=red"], "--set colour: no such field"),
         (["--calibrate-on", "1"], "--calibrate-on 1"),
-        (["--page", "x.html", "--calibrate-on", "1,2"], "--page shows one size"),
-        (["--to", "8", "--only", "nothing"], "no such ladder"),
+        (["--page", "x.html", "--calibrate-on", "1,2"], "--page needs a size"),
+        (["--to", "8", "--only", "nothing"], "no such scaling sweep"),
     ],
 )
 def test_invalid_options_are_one_clear_error(
@@ -314,7 +314,7 @@ def test_without_an_agent_memory_is_not_predicted(
     monkeypatch.setattr(verb, "described", none)
     assert main(["predict", str(sample), "--to", "4x8"]) == 0
     shown = capsys.readouterr().out
-    assert "memory and exchange at that size are not known: 0 of 1 agents are ready" in shown
+    assert "memory and exchange at that size are unknown: 0 of 1 agents are ready" in shown
     assert "32 ranks" in shown and "memory n/a" in shown
 
 

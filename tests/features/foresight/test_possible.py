@@ -123,7 +123,7 @@ def test_a_case_that_does_not_fit_in_memory_is_not_possible() -> None:
 
 def test_a_fabric_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "thresholds", "suites"]) == 4
-    assert "no fabric is named" in capsys.readouterr().err
+    assert "no hardware was given" in capsys.readouterr().err
 
 
 def test_every_suite_can_be_planned_for_gpus() -> None:

@@ -71,7 +71,7 @@ def test_history_can_fail_a_pipeline_and_print_json(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["history"], "no night was ingested yet"),
+        (["history"], "the history is empty"),
         (["history", "nobody"], "no case with 'nobody' in its name"),
         (["history", "--figure", "speed"], "step_time, step_time_to_control"),
     ],

@@ -98,7 +98,7 @@ def test_valid_runs_are_added_if_others_are_refused(
     ]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert f"not kept: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
+    assert f"not added: {tmp_path}" in out and len(nights(tmp_path / "results")) == 2
     assert main(["history", "add", str(tmp_path), "--results", str(tmp_path)]) == 4, (
         "a refused run without a valid one is an error"
     )

@@ -60,9 +60,9 @@ def test_the_command_prints_the_nodes_of_all_runs(
     sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["history", "nodes", "--results", str(tmp_path)]) == 4
-    assert "no run is there" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
     place = tmp_path / "runs" / "m"
     place.mkdir(parents=True)
     (place / sample.name).symlink_to(sample)
     assert main(["history", "nodes", "--results", str(tmp_path)]) == 0
-    assert "no node was named in 1 runs" in capsys.readouterr().out
+    assert "no node was reported in 1 runs" in capsys.readouterr().out

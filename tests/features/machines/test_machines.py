@@ -148,7 +148,7 @@ def test_simulated_cases_of_one_side_are_listed(sample_run: RunRecord) -> None:
         doc["machine"]["num_cores"] = 1
 
     comparison = compare_hardware([sample_run, edited(sample_run, crowded)], "throughput")
-    assert comparison.not_compared == ("ddp/decoder-nano/weak@2cpu: a stand-in",)
+    assert comparison.not_compared == ("ddp/decoder-nano/weak@2cpu: a simulated device",)
     assert "num_cores: 2 | 1" in comparison.differs
     with pytest.raises(SpecError, match="only simulated cases"):
         compare_hardware([edited(sample_run, lambda d: [
@@ -185,9 +185,9 @@ def test_all_output_formats_agree(
     ("words", "message"),
     [
         ([], "two or more runs"),
-        (["--price", "Z=3"], "what an hour costs"),
-        (["--price", "A=dear"], "what an hour costs"),
-        (["--price", "A=0"], "what an hour costs"),
+        (["--price", "Z=3"], "the price of an hour"),
+        (["--price", "A=dear"], "the price of an hour"),
+        (["--price", "A=0"], "the price of an hour"),
     ],
 )
 def test_an_invalid_comparison_is_reported(

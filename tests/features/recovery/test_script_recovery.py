@@ -118,8 +118,11 @@ def test_recover_prints_how_the_script_continues(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ddp/decoder-nano", "--script", "--cpus", "2", "--", "resumes.py"], "does not go with"),
-        (["--cpus", "2"], "nothing to break"),
+        (
+            ["ddp/decoder-nano", "--script", "--cpus", "2", "--", "resumes.py"],
+            "cannot be used with",
+        ),
+        (["--cpus", "2"], "no case or script was given"),
         (["--script", "--cpus", "2", "--resume-with", "no", "--", "resumes.py"], "'no' is neither"),
     ],
 )

@@ -50,7 +50,7 @@ def test_an_inspected_job_continues(capsys: pytest.CaptureFixture[str]) -> None:
         assert any("loop.py" in line for line in rank["activity"]["lines"])
         assert main(["jobs", "attach", str(os.getpid()), "--seconds", "1"]) == 0
         screen = capsys.readouterr().out
-        assert "2 more ranks run elsewhere" in screen and "nothing here is a verdict" in screen
+        assert "2 more ranks run on other machines" in screen and "this is no verdict" in screen
         assert job.poll() is None
         job.kill()
 

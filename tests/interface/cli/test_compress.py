@@ -25,10 +25,10 @@ def said(capsys: Any, *words: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["decoder-nano", "--cpus", "1"], "one rank sends nothing"),
+        (["decoder-nano", "--cpus", "1"], "a single rank sends nothing"),
         (["decoder-nano", "--cpus", "2", "--codecs", "int9"], "did you mean 'int8'"),
         (["decoder-nano", "--cpus", "2", "--rates", "fast"], "in Mbit/s"),
-        (["decoder-nano", "--cpus", "2", "--confirm", "int8"], "sets no link rates"),
+        (["decoder-nano", "--cpus", "2", "--confirm", "int8"], "cannot set link rates"),
         (["decoder", "--cpus", "2"], "is not a case"),
     ],
 )

@@ -96,7 +96,7 @@ BAD = Finding(check="load", level=Level.BAD, text="others compute", advice="stop
 @pytest.mark.parametrize(
     ("answers", "status", "message"),
     [
-        ([said("a"), said("b"), said("c")], 0, "all facts are alike; 0 problems"),
+        ([said("a"), said("b"), said("c")], 0, "all facts are identical; 0 problems"),
         ([said("a"), said("b"), said("c", **{"version: torch": "2.12.0"})], 1,
          "c: 2.12.0"),
         ([said("a"), said("b", BAD)], 3, "load: others compute on b"),

@@ -52,7 +52,7 @@ def test_a_model_that_fits_nowhere_fails(capsys: pytest.CaptureFixture[str]) -> 
     words = ["run", "fit", "single/mlp-nano", "--cpus", "1", "--memory", "0.001"]
     assert main(words) == Exit.FAILED
     screen = capsys.readouterr().out
-    assert "NONE" in screen and "not even" in screen
+    assert "NONE" in screen and "a rank does not fit" in screen
 
 
 @pytest.mark.full
@@ -68,7 +68,7 @@ def test_the_limit_of_option_most_is_reported(capsys: pytest.CaptureFixture[str]
     [
         (
             ["run", "fit", "ddp/mlp-nano/strong", "--cpus", "2", "--set", "global_batch=8"],
-            "weak case",
+            "weak scaling",
         ),
         (["run", "fit", "ddp/mlp-nanoo", "--cpus", "2"], "did you mean"),
     ],

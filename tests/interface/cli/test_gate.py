@@ -48,7 +48,7 @@ def test_a_correct_training_run_and_its_collectives_are_reported(
     by_check = {row["check"]: row for row in gate_answer["checks"]}
     assert by_check["step"]["level"] == "ok"
     if by_check["nodes"]["level"] == "ok":
-        assert status == Exit.PASSED and "collectives right" in by_check["fabric"]["told"]
+        assert status == Exit.PASSED and "collectives correct" in by_check["fabric"]["told"]
     else:
         assert status == Exit.FAILED and "load" in by_check["nodes"]["told"]
 

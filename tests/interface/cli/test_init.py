@@ -40,4 +40,4 @@ def test_the_written_suite_can_be_collected(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "test_ddp" in done.stdout, done.stdout + done.stderr
     assert main(["new"]) == 4
-    assert "there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err

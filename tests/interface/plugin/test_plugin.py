@@ -150,7 +150,7 @@ def test_another_fixture_called_verdict_judges_nothing_and_is_refused(
     pytester.makepyfile(test_suite=text)
     result = run(pytester)
     assert result.ret == Exit.USAGE
-    assert "another fixture is called verdict" in result.stderr.str() + result.stdout.str()
+    assert "another fixture named verdict" in result.stderr.str() + result.stdout.str()
 
 
 @pytest.mark.full

@@ -70,7 +70,7 @@ def test_a_cause_shared_by_several_verdicts_is_printed_once(main_job: RunRecord)
     loud = [replace(x, foreign_load=0.4) for x in main_job.launches]
     run = undecided(
         replace(main_job, launches=tuple(loud)), 9, reason=Reason.NOISY_HOST, doubt="load",
-        detail="would pass, but noisy host: others may have taken 38% of the baseline's time",
+        detail="would pass, but noisy host: other processes may have taken 38% of the baseline's time",
     )  # fmt: skip
     lines = shown(run, 80)
     text = " ".join(" ".join(lines).split())
@@ -130,7 +130,7 @@ def test_a_missed_control_is_never_summarized_as_pass(main_job: RunRecord) -> No
     """The run fails even if no rule names the control."""
     caught = next(v for v in main_job.verdicts if v.reason is Reason.CAUGHT)
     missed = replace(caught, rule=None, status=Status.FAIL, reason=Reason.NOT_CAUGHT,
-                     detail="the byte checks missed a case that is wrong on purpose")  # fmt: skip
+                     detail="the byte checks did not detect a case that trains incorrectly on purpose")  # fmt: skip
     verdicts = tuple(missed if v is caught else v for v in main_job.verdicts)
     lines = shown(replace(main_job, verdicts=verdicts), 80)
     assert lines[1].startswith(" FAIL: 11 of 11 thresholds pass, 1 failed without a threshold")

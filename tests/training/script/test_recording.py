@@ -95,7 +95,7 @@ def test_starts_in_a_folder_are_compared_as_launches(
 
 
 def test_runs_of_blocks_are_not_taken_apart(sample: RunRecord) -> None:
-    with pytest.raises(SpecError, match="no start that a training recorded by itself"):
+    with pytest.raises(SpecError, match="not a start that a training recorded by itself"):
         pooled([sample, sample])
 
 

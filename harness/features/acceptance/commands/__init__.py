@@ -1,1 +1,1 @@
-"""Its verb."""
+"""The commands of the acceptance feature."""

@@ -1,4 +1,7 @@
-"""``contract list | show | check``: what buyers ask for, as files, and what runs say of it."""
+"""The command ``accept contract list | show | check``: contracts, and whether runs meet them.
+
+A contract is a file with clauses. Each clause states a threshold that a buyer requires.
+"""
 
 import argparse
 import datetime
@@ -67,20 +70,20 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A contract of the package."""
+    """A contract that the package contains, with its name."""
 
     name: str
     contract: Contract
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Adds the action, the contracts and the runs."""
+    """Add the action, the contracts and the runs."""
     sub.add_argument("action", choices=("list", "show", "check"))
     sub.add_argument(
         "words",
         nargs="*",
         metavar="CONTRACT|RUN",
-        help="contracts (files, or names that are listed); check: then the runs",
+        help="contracts (files or listed names); for check followed by the runs",
     )
     sub.add_argument(
         "--accepted",
@@ -91,14 +94,16 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         help="a run that was accepted before",
     )
     form = sub.add_mutually_exclusive_group()
-    form.add_argument("--toml", action="store_true", help="show: the file itself, to be changed")
     form.add_argument(
-        "--rules", action="store_true", help="show: its rules, for --thresholds of a run"
+        "--toml", action="store_true", help="for show: print the file, as a template for a contract"
+    )
+    form.add_argument(
+        "--rules", action="store_true", help="for show: print thresholds for --thresholds of a run"
     )
 
 
 def act(asked: Asked) -> Answer:
-    """Each is a page of its own."""
+    """List, show or check contracts."""
     given = asked.options
     if given.action == "list":
         return _list()
@@ -127,7 +132,7 @@ def _list() -> Answer:
 def _show(given: argparse.Namespace) -> Answer:
     if len(given.words) != 1:
         raise SpecError(
-            "contract show takes one contract",
+            f"contract show takes one contract, but {len(given.words)} were given",
             expected=f"a file, or one of {', '.join(shipped())}",
             fix="scaleproof accept contract show gate",
         )
@@ -140,9 +145,9 @@ def _show(given: argparse.Namespace) -> Answer:
         rules = rules_of(contract, [run for run, _ in map(_loaded, given.accepted)])
         if not rules:
             raise SpecError(
-                "every clause is held against what was accepted, and no accepted run has a value",
+                "every clause refers to an accepted run, but no value of an accepted run was given",
                 where=str(path),
-                expected="the run that was accepted",
+                expected="--accepted with the run that was accepted",
                 fix=f"scaleproof accept contract show {given.words[0]} --rules --accepted RUN",
             )
         return Answer(document=document, lines=as_rules(rules))
@@ -156,8 +161,8 @@ def _show(given: argparse.Namespace) -> Answer:
         "",
         f" sha256  {contract.sha256}",
         *text.wrap(
-            f" nonce   put {contract.mark} into the --nonce of a run: it then shows that the"
-            " contract was there before",
+            f" nonce   put {contract.mark} into the --nonce of a run, which then proves that the"
+            " contract existed before the run",
             width,
             9,
         ),
@@ -166,7 +171,7 @@ def _show(given: argparse.Namespace) -> Answer:
 
 
 def _stated(clause: Clause, width: int) -> list[str]:
-    """A clause as a paragraph: what, of what, how much of it, who asks, what follows."""
+    """Return a clause as a paragraph: its threshold, scope, measurement and consequence."""
     rule = clause.rule
     against = f" v {rule.baseline}" if rule.baseline else ""
     usual = metrics.metric(rule.metric).measured_by or "scaleproof run, pytest suites/"
@@ -189,13 +194,13 @@ def _stated(clause: Clause, width: int) -> list[str]:
 
 
 def _check(words: Sequence[str], accepted: Sequence[Path]) -> Answer:
-    """Every contract against all of the runs."""
+    """Check every contract against all of the runs."""
     files = [w for w in words if w.endswith(".toml") or (w in shipped() and not Path(w).is_dir())]
     folders = [w for w in words if w not in files]
     if not files or not folders:
         raise SpecError(
-            f"contract check has {len(files)} contracts and {len(folders)} runs",
-            expected="one of each at least",
+            f"contract check was given {len(files)} contracts and {len(folders)} runs",
+            expected="at least one of each",
             fix="scaleproof accept contract check gate results/runs/MACHINE/RUN",
         )
     runs = list(map(_loaded, map(Path, folders)))
@@ -224,7 +229,7 @@ def _check(words: Sequence[str], accepted: Sequence[Path]) -> Answer:
     return Answer(document=document, lines=lines, exit=exit_status(status))
 
 
-#: Worst first: an undecided contract is worse than one that holds.
+#: Statuses of contracts, the worst first.
 _ORDER = (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE, Status.RECORDED, Status.PASS)
 
 
@@ -233,7 +238,7 @@ def _loaded(path: Path) -> tuple[RunRecord, Path]:
 
 
 def _lines(contract: Contract, result: Handover, width: int) -> list[str]:
-    """The word of a contract, and a paragraph for each clause."""
+    """Return the status of a contract and a paragraph for each clause."""
     from harness.features.acceptance.page import covered, screen
 
     title = contract.terms.title or contract.name
@@ -246,8 +251,11 @@ def _lines(contract: Contract, result: Handover, width: int) -> list[str]:
             lines += text.wrap(f" not measured for {requirement.rule.name}: {units}", width, 3)
     if result.stand_ins:
         names = ", ".join(stand_in.rule.name for stand_in in result.stand_ins)
-        lines += text.wrap(f" not counted, of stand-ins or controls: {names}", width, 3)
+        lines += text.wrap(f" not counted (simulated or controls): {names}", width, 3)
     if any(r.late for r in result.requirements):
-        why = f"no run's nonce has {contract.mark}: nothing proves that it was agreed before them"
+        why = (
+            f"no run's nonce contains {contract.mark}, so nothing proves that the contract was"
+            " agreed before the runs"
+        )
         lines += text.wrap(f" {why}", width, 1)
     return lines

@@ -1,4 +1,4 @@
-"""``handover``: the acceptance document of a system, and the archive that proves it."""
+"""The command ``accept report``: the acceptance report of a system, and the archive behind it."""
 
 import argparse
 import datetime
@@ -33,7 +33,7 @@ EXAMPLES = {
         "accept report TODAY --contract retained --accepted THEN --to acceptance",
     ),
 }
-#: What the folder of a handover holds.
+#: Names of the files in the folder of a report.
 PAGE = "handover.html"
 ARCHIVE = "runs.tar.gz"
 EXCLUDE = "exclude.txt"
@@ -64,11 +64,11 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
-    sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="a folder to write to")
+    sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write to")
     sub.add_argument(
         "--contract",
         metavar="FILE",
-        help="the clauses or rules that were agreed on (default: the rules of the runs)",
+        help="the agreed contract or thresholds (default: the thresholds of the runs)",
     )
     sub.add_argument(
         "--accepted",
@@ -76,7 +76,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         action="append",
         default=[],
         metavar="RUN",
-        help="a run that was accepted before: clauses with of_accepted are held against it",
+        help="a run that was accepted before, for clauses with of_accepted",
     )
     sub.add_argument(
         "--beside",
@@ -84,12 +84,12 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a result of another tool, which is shown and not judged: nccl-tests, DCGM, cmax, ...",
+        help="a result of another tool to show, not to judge: nccl-tests, DCGM, cmax, ...",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """Page, archive and exclude list in one folder."""
+    """Write page, archive and exclude list to one folder."""
     from harness.features.acceptance.page import Archived, render
 
     to = asked.options.to
@@ -135,7 +135,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _loaded(path: Path) -> tuple[RunRecord, Path]:
-    """A run and its folder."""
+    """Return a run and its folder."""
     return load(path), path if path.is_dir() else path.parent
 
 
@@ -160,14 +160,14 @@ def _lines(result: Handover, to: Path, digest: str) -> list[str]:
     if result.stand_ins:
         by_status = Counter(str(stand_in.status) for stand_in in result.stand_ins)
         counts = ", ".join(f"{n} {status}" for status, n in by_status.items())
-        lines += ["", *text.wrap(f" not counted, of stand-ins or controls: {counts}", width, 13)]
+        lines += ["", *text.wrap(f" not counted (simulated or controls): {counts}", width, 13)]
     if result.beyond:
         names = ", ".join(name for name, _ in result.beyond)
         lines += text.wrap(f" for other hardware: {names}", width, 21)
     if any(requirement.late for requirement in result.requirements):
         lines += text.wrap(
-            " some rules were given after the measurement: the record cannot prove that they were"
-            " agreed before it",
+            " some thresholds were given after the measurement; the record cannot prove that they"
+            " were agreed before it",
             width,
             1,
         )

@@ -1,1 +1,1 @@
-"""Its verbs."""
+"""The commands of the prediction feature."""

@@ -1,4 +1,4 @@
-"""``predict``: what larger sizes will reach, from the small ones of runs or of a table."""
+"""The command ``predict``: predict larger world sizes from small ones of runs or of a table."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,23 +77,25 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Runs or a file of tables, and a size that none of them has."""
-    sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs with ladders")
+    """Add runs or a file of tables, and the size to predict."""
+    sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs with scaling sweeps")
     sub.add_argument(
         "--table",
         type=Path,
         metavar="FILE",
-        help="ladders in JSON, CSV, Markdown or TOML",
+        help="scaling results in JSON, CSV, Markdown or TOML",
     )
-    sub.add_argument("--only", metavar="ID", help="one table of the file, size by size")
-    sub.add_argument("--sizes", action="store_true", help="a row for every size of every table")
-    sub.add_argument("--to", metavar="N", help="a size that was not measured: 512, or 64x8")
+    sub.add_argument("--only", metavar="ID", help="one table of the file, with all of its sizes")
+    sub.add_argument(
+        "--sizes", action="store_true", help="print a row for every size of every table"
+    )
+    sub.add_argument("--to", metavar="N", help="world size to predict: 512, or 64x8")
     sub.add_argument(
         "--hold",
         type=float,
         default=0.9,
         metavar="E",
-        help="the efficiency to be held at --to (0.9)",
+        help="the efficiency that --to should reach (default: 0.9)",
     )
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page of --to")
     sub.add_argument(
@@ -101,19 +103,19 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a field or knob that the case has at --to (of runs)",
+        help="a field or option of the case at --to, for runs",
     )
     sub.add_argument(
         "--calibrate-on",
         metavar="N,..",
         default="",
-        help="learn from these sizes of runs alone; the others are foreseen and compared",
+        help="learn from these sizes of runs only, and compare predictions for the other sizes",
     )
     options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:
-    """Errors, coverage and skill; nothing is judged, so that a miss is no failure."""
+    """Return predictions with their errors, coverage and skill; nothing is judged."""
     args = asked.options
     _check(args)
     if args.table is None:
@@ -152,7 +154,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _of_runs(asked: Asked) -> Answer:
-    """The forecasts from the ladders of runs: of a size that none has, or of those kept back."""
+    """Return predictions from the scaling sweeps of runs, for ``--to`` or for held-out sizes."""
     args = asked.options
     width = text.columns()
     catalogue = options.catalogue(args.path)
@@ -160,9 +162,9 @@ def _of_runs(asked: Asked) -> Answer:
     ladders = runs.ladders(loaded, catalogue)
     if not ladders:
         raise SpecError(
-            "no training was timed",
+            "the runs contain no timed training",
             where=str(args.runs[0]),
-            expected="a ladder of two sizes",
+            expected="a scaling sweep over at least two sizes",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     if args.only is not None:
@@ -199,7 +201,7 @@ def _of_runs(asked: Asked) -> Answer:
 def _foreseen(
     answers: Sequence[Outlook], table: PublishedTable | Refused, width: int
 ) -> Iterator[str]:
-    """The forecast of one ladder, and what was assumed for it."""
+    """Yield the prediction from one scaling sweep and its assumptions."""
     for outlook in answers:
         yield from shown.lines(outlook, width)
     for note in table.notes if isinstance(table, PublishedTable) else ():
@@ -213,7 +215,7 @@ def _answer(
     further: Sequence[Outlook],
     lines: Sequence[str],
 ) -> Answer:
-    """The document and the lines, those of the page with them."""
+    """Return the document and the lines, including that of the page."""
     predicted = any(prediction.predicted for prediction in evaluation.predictions)
     return Answer(
         document=_document(evaluation, refused, further),
@@ -225,7 +227,7 @@ def _answer(
 def _page(
     args: argparse.Namespace, further: Sequence[Outlook], refused: Sequence[Refused]
 ) -> list[str]:
-    """Writes the page that was asked for, and says where it is."""
+    """Write the requested page and return a line with its path."""
     if args.page is None:
         return []
     from harness.features.foresight.report.page import render
@@ -241,7 +243,10 @@ def _targets(
     settings: Mapping[str, Json],
     catalogue: Catalogue,
 ) -> tuple[dict[str, MeasuredRung], str]:
-    """Every ladder's case at another size, as an agent here describes it, or why none could."""
+    """Return every sweep's case at another size, described by a local agent, and a note.
+
+    If no agent can describe them, the note says so and their memory and exchange are unknown.
+    """
     ranks, nodes = world
     largest = {name: of[-1] for name, of in ladders.items()}
     per_node = {name: max(single.case.nodes) for name, single in largest.items()}
@@ -256,7 +261,7 @@ def _targets(
         note = ""
     except LaunchError as error:
         answers = [Described() for _ in cases]
-        note = f"memory and exchange at that size are not known: {error.what}"
+        note = f"memory and exchange at that size are unknown: {error.what}"
     return {
         name: MeasuredRung(largest[name].run, case, single, None)
         for (name, case), single in zip(cases.items(), answers, strict=True)
@@ -264,13 +269,13 @@ def _targets(
 
 
 def _cut(ranks: int, per_node: int) -> tuple[int, ...]:
-    """Ranks on whole nodes, and the rest on one more."""
+    """Return the ranks of each node: full nodes, and the rest on one more node."""
     whole, rest = divmod(ranks, per_node)
     return (per_node,) * whole + ((rest,) if rest else ())
 
 
 def _sizes(words: str) -> tuple[int, ...]:
-    """``1,2,4``"""
+    """Return the sizes of a text like ``1,2,4``; raise SpecError for fewer than two sizes."""
     if not words:
         return ()
     try:
@@ -287,13 +292,16 @@ def _sizes(words: str) -> tuple[int, ...]:
 
 
 def _world(words: str | None) -> tuple[int, tuple[int, ...]]:
-    """``512``, or ``64x8``: nodes and the ranks on each, which are () where they are not said."""
+    """Return the ranks, and the ranks of each node, of a text like ``512`` or ``64x8``.
+
+    The latter are () if the text does not state them. Raise SpecError for any other text.
+    """
     try:
         many, shape = parse_nodes(words or "")
     except SpecError:
         raise SpecError(
             f"--to {words or 'is missing'}",
-            expected="a number of GPUs, or nodes and GPUs on each",
+            expected="a number of GPUs, or the numbers of nodes and of GPUs per node",
             fix="--to 64x8",
         ) from None
     return (sum(shape), tuple(shape)) if shape else (many, ())
@@ -302,20 +310,20 @@ def _world(words: str | None) -> tuple[int, tuple[int, ...]]:
 def _check(args: argparse.Namespace) -> None:
     if bool(args.runs) == (args.table is not None):
         raise SpecError(
-            "runs and a table" if args.runs else "nothing to learn from",
-            expected="runs with ladders, or --table FILE",
+            "both runs and a table were given" if args.runs else "no runs and no table were given",
+            expected="runs with scaling sweeps, or --table FILE",
             fix="scaleproof predict results/runs/*/* --to 64x8",
         )
     if args.to is not None or (args.runs and not args.calibrate_on):
         _world(args.to)
     if args.page is not None and args.to is None:
-        raise SpecError("--page shows one size", expected="--to N", fix="--to 64x8")
+        raise SpecError("--page needs a size to show", expected="--to N", fix="--to 64x8")
     for option in ("set", "calibrate_on"):
         if args.table is not None and getattr(args, option):
             raise SpecError(
-                f"--{option.replace('_', '-')} is of runs",
+                f"--{option.replace('_', '-')} applies to runs only",
                 where=str(args.table),
-                expected="sizes that the table states (calibrate_on, mbs, microbatches)",
+                expected="fields of the table instead (calibrate_on, mbs, microbatches)",
                 fix=f"scaleproof predict --table {args.table} --sizes",
             )
     if not 0 < args.hold < 2:
@@ -325,7 +333,7 @@ def _check(args: argparse.Namespace) -> None:
 def _unknown(args: argparse.Namespace, known: Sequence[str]) -> NoReturn:
     of = f"--table {args.table}" if args.table else " ".join(map(str, args.runs))
     raise SpecError(
-        f"--only {args.only}: no such ladder{nearest(args.only, known)}",
+        f"--only {args.only}: there is no such scaling sweep{nearest(args.only, known)}",
         where=str(args.table or args.runs[0]),
         expected=", ".join(known),
         fix=f"scaleproof predict {of}",

@@ -1,4 +1,4 @@
-"""``possible``: which rules a fabric allows at all, and how fast its links would have to be."""
+"""The command ``predict thresholds``: which thresholds a fabric can meet, and with which links."""
 
 import argparse
 import contextlib
@@ -55,18 +55,18 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="MARKS",
         default="",
         dest="marks",
-        help="the suites with these marks, as of pytest (default: all)",
+        help="suites with these marks, as for pytest -m (default: all)",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """A row for each rule on each case; nothing is launched, and nothing is judged."""
+    """Return a row for each threshold on each case; nothing is launched or judged."""
     args = asked.options
     width = text.columns()
     on = planned_hardware.on(args.on)
     if on is None:
         raise SpecError(
-            "no fabric is named",
+            "no hardware was given",
             expected="--on HARDWARE",
             fix="scaleproof predict thresholds --on 8xh100",
         )
@@ -95,7 +95,7 @@ def act(asked: Asked) -> Answer:
     lines = _lines(possibilities, on, width)
     for why in dict.fromkeys(answer.why for answer in left_out):
         names = ", ".join(dict.fromkeys(out.rule for out in left_out if out.why == why))
-        lines += text.wrap(f" refused   {names}: {why}", width, 11)
+        lines += text.wrap(f" left out  {names}: {why}", width, 11)
     return Answer(
         document={"possible": to_doc(tuple(possibilities)), "left_out": to_doc(tuple(left_out))},
         lines=lines,
@@ -104,7 +104,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _site(on: Hardware, words: str) -> possible.FabricSite:
-    """Links and peaks; links as a run swept them, if it is one."""
+    """Return links and peaks of the hardware; the links of a run come from its sweeps."""
     fabric = Fabric(
         per_node=max(on.nodes), intra_bytes_per_s=on.link_bytes, inter_bytes_per_s=on.network_bytes
     )
@@ -116,9 +116,11 @@ def _site(on: Hardware, words: str) -> possible.FabricSite:
 
 
 def _lines(possibilities: list[Possibility], on: Hardware, width: int) -> list[str]:
-    """The table, worst first, and what its words mean."""
+    """Return the table, the worst chances first, and an explanation of its columns."""
     if not possibilities:
-        return text.wrap(f" no rule asks for speed or efficiency of a case on {on.name}", width, 1)
+        return text.wrap(
+            f" no threshold requires a speed or an efficiency of a case on {on.name}", width, 1
+        )
     columns: list[Column[Possibility]] = [
         Column("rule", 9, lambda o: o.rule, left=True),
         Column("world", 7, lambda o: o.world),
@@ -138,8 +140,8 @@ def _lines(possibilities: list[Possibility], on: Hardware, width: int) -> list[s
         *Table(columns=columns, rows=possibilities).lines(width),
         "",
         *text.wrap(
-            " [..] holds 8 times in 10, by data sheets and by what published ladders have shown;"
-            " links: how much faster they must be for the middle to meet the bound",
+            " [..] is an 80 % interval from data sheets and published scaling results; links: the"
+            " factor by which links must be faster for the middle to meet the bound",
             width,
             1,
         ),

@@ -1,4 +1,4 @@
-"""``audit``: whether a published or a vendor's table holds together."""
+"""The command ``verify table``: check whether the figures of a published table are consistent."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -44,13 +44,13 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """A table."""
+    """Add the file of the table and the page."""
     sub.add_argument("file", type=Path, help="JSON, CSV, a Markdown table, or TOML with [[row]]")
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
 
 
 def act(asked: Asked) -> Answer:
-    """A line for each row; exit 1 where one does not follow from the others."""
+    """Return a line for each row; exit with 1 if a row contradicts the others."""
     path: Path = asked.options.file
     tables = documents(path, "scaleproof verify table TABLE.csv")
     rows = list[Row]()
@@ -66,7 +66,7 @@ def act(asked: Asked) -> Answer:
         rows += stated.rows
         findings += of_table
     wrong = any(finding.status is ClaimStatus.INCONSISTENT for finding in findings)
-    # That the smallest row is once itself says nothing of a claim.
+    # The check of the smallest row against itself always passes, so it checks no claim.
     checked = any(
         not check.endswith("the smallest row over itself")
         for finding in findings
@@ -88,14 +88,14 @@ def _joined(table: str, kind: str) -> str:
 
 
 def _read(table: Any, path: Path) -> StatedTable:
-    """The figures of a table that has some, and of what kind each row is."""
+    """Return the figures of a table and the kind of each row; raise SpecError if it has none."""
     points = table.get("points") if isinstance(table, Mapping) else None
     if not isinstance(points, list) or not all(isinstance(row, Mapping) for row in points):
         points = []
     stated = claims.stated_table({"points": points} if not points else table)
     if not any(stated.rows):
         raise SpecError(
-            "no column is known" if points else "no table",
+            "the table has no known column" if points else "the file contains no table",
             where=str(path),
             expected=f"headings such as {', '.join(ClaimedColumn)}",
             fix="scaleproof verify table TABLE.csv",
@@ -104,9 +104,9 @@ def _read(table: Any, path: Path) -> StatedTable:
     _refuse_nonsense(stated.rows, path)
     if any(point.get("kind") for point in points) and not all(stated.kinds):
         raise SpecError(
-            f"row {stated.kinds.index('') + 1} does not say of what its times are",
+            f"row {stated.kinds.index('') + 1} has no kind, but other rows have one",
             where=str(path),
-            expected="a kind in every row: two kinds of step time differ by more than a point",
+            expected="a kind in every row, because kinds of step times cannot be compared",
             fix='kind = "step"',
         )
     return stated
@@ -115,17 +115,21 @@ def _read(table: Any, path: Path) -> StatedTable:
 def _refuse_unread(
     table: Mapping[str, Any], points: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
-    """SpecError for figures that nobody would look at: under a heading that is nearly a known one,
-    in a list that is no list of rows, or in times of which some have a unit.
+    """Raise SpecError for figures that would be ignored or misread.
+
+    They stand under a misspelt heading or in a list that is no list of rows, or only some times
+    have a unit.
     """
     for heading in dict.fromkeys(str(name) for point in points for name in point):
         hint = meant(heading, ClaimedColumn)
         if claims.column(heading) is None and hint:
-            raise SpecError(f"no column {heading!r}: {hint}", where=str(path), fix=f"edit {path}")
+            raise SpecError(
+                f"there is no column {heading!r}: {hint}", where=str(path), fix=f"edit {path}"
+            )
     for key, value in table.items():
         if key not in ("points", "row") and isinstance(value, list) and _has_figures(value):
             raise SpecError(
-                f"[[{key}]] is no list of rows",
+                f"[[{key}]] is not a list of rows",
                 where=str(path),
                 expected="[[row]]",
                 fix=f"edit {path}",
@@ -139,9 +143,9 @@ def _refuse_unread(
     with_unit = [cell for cell in cells if claims.unit_in(cell)]
     if with_unit and len(with_unit) < len(cells):
         raise SpecError(
-            f"{with_unit[0]!r} has a unit, other times have none",
+            f"{with_unit[0]!r} has a unit, but other times have none",
             where=str(path),
-            expected="one of them in all rows",
+            expected="a unit in all rows or in none",
             fix=f"edit {path}",
         )
 
@@ -156,9 +160,9 @@ def _refuse_nonsense(rows: Sequence[Row], path: Path) -> None:
     for number, row in enumerate(rows, 1):
         if wrong := claims.nonsense(row):
             raise SpecError(
-                f"row {number}: {wrong} is of no training",
+                f"row {number}: {wrong} is impossible for a training run",
                 where=str(path),
-                expected="whole ranks from 1 on, and times and rates above zero",
+                expected="whole numbers of ranks from 1 on, and times and rates above zero",
                 fix=f"edit {path}, then: scaleproof verify table {path}",
             )
 
@@ -176,13 +180,13 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
         )
         above = ""
         for row, finding in of_kind:
-            why = "; ".join(finding.why) or f"{len(finding.checked)} checks hold"
+            why = "; ".join(finding.why) or f"{len(finding.checked)} checks pass"
             why, above = ("as above", why) if finding.why and why == above else (why, why)
             lost = None
             if base is not None and ClaimedColumn.RANKS in row:
                 lost = claims.unexplained(row, base)
             if lost is not None and lost > 0.02:
-                why += f"; {100 * lost:.1f}% of the ideal is lost to nothing that is stated"
+                why += f"; no stated term explains a loss of {100 * lost:.1f}% of the ideal"
             lines += text.wrap(f" {finding.row:<10} {finding.status:<13} {why}", width, 25)
             if finding.speedup is not None and row is not base:
                 lines += text.wrap(f"{'':25}{_follows(finding)}", width, 25)
@@ -190,15 +194,15 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
     lines += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
     if count[ClaimStatus.INCONSISTENT]:
         meaning = (
-            " a figure is only called inconsistent if no rounding explains it, nor weak scaling,"
-            " rates of one rank, or another baseline"
+            " a figure is inconsistent only if neither rounding nor weak scaling, rates per rank or"
+            " another baseline explain it"
         )
         lines += text.wrap(meaning, width, 1)
     return lines
 
 
 def _follows(finding: ClaimFinding) -> str:
-    """The figures that its own times give, as far as their digits say."""
+    """Return the speedup and efficiency that the times of a row give, within their rounding."""
     assert finding.speedup is not None
     low, high = finding.speedup
     words = f"its times give {low:.3f} to {high:.3f} times"
@@ -207,5 +211,5 @@ def _follows(finding: ClaimFinding) -> str:
         words += f", an efficiency of {low:.3f} to {high:.3f}"
     if finding.between_launches is not None:
         low, high = finding.between_launches
-        words += f"; by how launches differ, {low:.2f} to {high:.2f} times (95 %)"
+        words += f"; with launch-to-launch variation, {low:.2f} to {high:.2f} times (95 %)"
     return words

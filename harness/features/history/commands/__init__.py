@@ -1,1 +1,1 @@
-"""Verbs about nights and what to expect of them."""
+"""The commands of the history feature, which tracks results over time."""

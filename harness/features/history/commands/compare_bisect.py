@@ -1,4 +1,4 @@
-"""``bisect``: which version of the software made a case slower."""
+"""The command ``compare bisect``: find the software version that made a case slower."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -51,8 +51,8 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """A case, two versions, and how one is installed."""
-    sub.add_argument("target", metavar="CASE", help="a case: its largest world is measured")
+    """Add the case, the good and the bad version, and the command that installs a version."""
+    sub.add_argument("target", metavar="CASE", help="a case, measured at its largest world size")
     sub.add_argument("--good", required=True, metavar="VERSION")
     sub.add_argument("--bad", required=True, metavar="VERSION")
     sub.add_argument(
@@ -62,7 +62,9 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         help="a shell command with {version} and {folder} that leaves {folder}/bin/python",
     )
     sub.add_argument(
-        "--versions", metavar="LIST", help="from good to bad, with commas (default: commits)"
+        "--versions",
+        metavar="LIST",
+        help="versions from good to bad, separated by commas (default: commits)",
     )
     sub.add_argument(
         "--repo",
@@ -77,13 +79,13 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         type=measuring.share(0.5),
         default=0.05,
         metavar="SHARE",
-        help="how often the answer may be wrong (default: 0.05)",
+        help="probability that the answer is wrong (default: 0.05)",
     )
     measuring.add_measuring_options(sub, cases=True)
 
 
 def act(asked: Asked) -> Answer:
-    """Probe versions until the first bad one is known; all that is measured is one run."""
+    """Measure versions in one run until the first bad one is known."""
     args = asked.options
     results = measuring.results(asked)
     names = _versions(args)
@@ -103,7 +105,11 @@ def _versions(args: argparse.Namespace) -> tuple[str, ...]:
     else:
         names = bisecting.between(args.good, args.bad, args.repo)
     if names[0] in args.skip or names[-1] in args.skip:
-        raise SpecError("--skip leaves out an end", expected="a version in between", fix="--good V")
+        raise SpecError(
+            "--skip names the good or the bad version",
+            expected="a version in between",
+            fix="--good V",
+        )
     return tuple(name for name in names if name not in args.skip)
 
 
@@ -130,7 +136,7 @@ def _answer(bisector: Bisector, names: Sequence[str], session: Session) -> Answe
     lines += [
         "",
         f" {timed} timed launches of {len(bisection.pairs) + 1} of {len(names)} versions; plain"
-        f" bisection would need about {plain} to err as seldom",
+        f" bisection would need about {plain} for the same error probability",
         f" report     scaleproof report {text.shown(run.folder)}",
     ]
     document: Json = {

@@ -1,4 +1,4 @@
-"""``ingest`` and ``history``: runs into the history, and what it says."""
+"""The commands ``history add`` (add runs to the history) and ``history`` (show changes)."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ EXAMPLES = {
 }
 
 
-#: The word that asks for nodes instead of cases.
+#: The argument that selects nodes instead of cases.
 NODES = "nodes"
 
 
@@ -67,7 +67,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Runs, or which part of the history; and where it lies."""
+    """Add the runs or the part of the history to show, and the results folder."""
     if command == "history add":
         sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     else:
@@ -75,12 +75,14 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
             "case",
             nargs="?",
             default="",
-            help="a case, or a part of its name; or nodes: those that runs named again and again",
+            help="a case or a part of its name; or 'nodes' for nodes that several runs reported",
         )
-        sub.add_argument("--figure", default="", metavar="NAME", help="step_time, peak_memory, ...")
-        sub.add_argument("--html", type=Path, metavar="FILE", help="write a page, too")
         sub.add_argument(
-            "--fail-on", choices=("regressed",), help="exit 1 if a figure became worse"
+            "--figure", default="", metavar="NAME", help="only this: step_time, peak_memory, ..."
+        )
+        sub.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
+        sub.add_argument(
+            "--fail-on", choices=("regressed",), help="exit with 1 if a figure became worse"
         )
     options.add_results(sub)
 
@@ -90,7 +92,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _ingested(asked: Asked) -> Answer:
-    """A line for each machine that got values."""
+    """Add runs to the history, and return a line for each machine that received values."""
     from harness.features.history.ingest import ingest, summary
 
     refused: list[RecordError] = []
@@ -98,7 +100,7 @@ def _ingested(asked: Asked) -> Answer:
     note = refused.append if several else None
     added = ingest(asked.options.runs, asked.options.results, note)
     lines = [f" {summary(ingested)}" for ingested in added]
-    lines += [f" not kept: {error.where}: {error.what}" for error in refused]
+    lines += [f" not added: {error.where}: {error.what}" for error in refused]
     lines += ["", " next     scaleproof history; asv publish && asv preview"]
     machines = sorted({ingested.machine for ingested in added})
     lines += [f" compare  asv compare main~1 main --machine {machine}" for machine in machines]
@@ -109,7 +111,7 @@ def _ingested(asked: Asked) -> Answer:
 
 
 def _history(asked: Asked) -> Answer:
-    """Changes of level, judged together."""
+    """Return the level shifts of the selected figures, which are judged together."""
     from harness.features.history import asv_page, night, trends, vouching
     from harness.features.history.report import page, rows
 
@@ -119,7 +121,7 @@ def _history(asked: Asked) -> Answer:
     nights = night.nights(args.results)
     if not nights:
         raise RecordError(
-            "no night was ingested yet",
+            "the history is empty",
             where=str(args.results),
             expected="at least one run",
             fix="scaleproof history add results/runs/*/*",
@@ -152,24 +154,24 @@ def _history(asked: Asked) -> Answer:
 
 
 def _of_nodes(results: Path) -> Answer:
-    """Which nodes were named slow, or ended launches, in which runs of the results."""
+    """Return the nodes that runs reported as slow or as the cause of failed launches."""
     from harness.analysis.reading import load
     from harness.features.history.offenders import records
 
     paths = sorted((results / "runs").glob("*/*/record.json"))
     if not paths:
         raise RecordError(
-            "no run is there",
+            "the folder contains no run",
             where=str(results / "runs"),
-            expected="runs, each in a folder of its machine",
+            expected="runs, each in the folder of its machine",
             fix="scaleproof network pairs --engine emulated --nodes 3x1",
         )
     every = records([load(path.parent) for path in paths])
     blamed = [node for node in every if node.named or node.broke]
     again = [node.node for node in every if node.again]
-    head = f"{len(again)} of {len(every)} nodes were named again and again"
+    head = f"{len(again)} of {len(every)} nodes were reported more often than by chance"
     if not blamed:
-        head = f"no node was named in {len(paths)} runs"
+        head = f"no node was reported in {len(paths)} runs"
     shown = [f" {head}{': ' + ', '.join(again) if again else ''}"]
     columns = [
         text.Column[NodeRecord]("node", 100, lambda record: record.node, left=True),
@@ -178,7 +180,7 @@ def _of_nodes(results: Path) -> Answer:
         text.Column("ended launches", 80, lambda r: str(len(r.broke))),
         text.Column("by chance", 50, lambda r: f"{r.chance:.2g}"),
         text.Column("last run", 40, lambda r: r.last, left=True),
-        text.Column("", 70, lambda r: "again and again" if r.again else "", left=True),
+        text.Column("", 70, lambda r: "not by chance" if r.again else "", left=True),
     ]
     if blamed:
         shown += ["", *text.table(columns, blamed, text.columns())]
@@ -186,14 +188,14 @@ def _of_nodes(results: Path) -> Answer:
 
 
 def _unvouched(vouched: VerifiedNights, num_nights: int) -> list[str]:
-    """Which nights do not follow from the chain of their run, and how many have no run any more."""
+    """Return lines on entries that contradict their run, and on entries whose run is missing."""
     sentences = []
     for run, reason, folder in vouched.wrong:
         check = f"scaleproof verify {text.shown(folder)}"
         sentences += text.wrap(f" NOT VERIFIED: {run}: {reason}: {check}", text.columns(), 1)
     if vouched.num_gone:
-        gone = f" noticed {vouched.num_gone} of {num_nights} nights cannot be verified: their runs"
-        sentences += text.wrap(f"{gone} are no longer where they were", text.columns(), 9)
+        gone = f" noticed {vouched.num_gone} of {num_nights} nights cannot be verified, because"
+        sentences += text.wrap(f"{gone} their runs are missing", text.columns(), 9)
     return ["", *sentences] if sentences else []
 
 
@@ -203,7 +205,7 @@ def _check_figure(name: str, known: Sequence[str]) -> None:
 
 
 def _document(trends: Sequence[object]) -> dict[str, object]:
-    """Every series with its values, its changes and its status."""
+    """Return every series with its values, level shifts and status."""
     from harness.features.history.trends import Trend
 
     entries = []

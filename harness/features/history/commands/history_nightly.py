@@ -1,4 +1,4 @@
-"""``nightly``: one command for cron, a scheduler or CI."""
+"""The command ``history nightly``: one command for cron, a scheduler or CI."""
 
 import argparse
 import sys
@@ -22,9 +22,9 @@ EXAMPLES = {
         "history nightly --again",
     ),
 }
-#: Verbs that draw nothing from a record, and why.
+#: Commands that need not verify a record, and why.
 UNVOUCHED = {
-    "history nightly": "it measures its runs itself, and keeps them as ingest does: vouched for",
+    "history nightly": "it measures its runs itself, and `history add` verifies them",
 }
 
 
@@ -45,17 +45,27 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Adds the target, and whether to measure once more."""
-    sub.add_argument("--config", type=Path, metavar="FILE", help="default: nightly.toml here")
+    """Add the configuration, the results folder, and whether to measure again."""
+    sub.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration (default: nightly.toml in this folder, if it exists)",
+    )
     usual = options.results_of_environment()
     sub.add_argument(
-        "--results", metavar="DIR", default=usual, help="where the history is (default: results)"
+        "--results",
+        metavar="DIR",
+        default=usual,
+        help="folder with the history (default: results)",
     )
-    sub.add_argument("--again", action="store_true", help="also if tonight's run is complete")
+    sub.add_argument(
+        "--again", action="store_true", help="measure again even if today's run is complete"
+    )
 
 
 def act(asked: Asked) -> Answer:
-    """Measure, keep, tell; or go on where the last call was cut off."""
+    """Measure, add the run to the history, and report; or continue an interrupted call."""
     from harness.features.history.nightly import state
     from harness.features.history.nightly.stages import NightlyRun
     from harness.features.history.report import rows

@@ -1,1 +1,1 @@
-"""Their verb."""
+"""The command that compares machines."""

@@ -1,4 +1,4 @@
-"""``compare-hardware``: two or more machines on the cases that they ran."""
+"""The command ``compare machines``: compare machines on the cases that all of them ran."""
 
 import argparse
 import re
@@ -35,32 +35,36 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="two or more: A, B, ...")
+    sub.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="two or more runs, named A, B, ..."
+    )
     sub.add_argument("--metric", default="throughput", choices=COMPARABLE)
     sub.add_argument(
         "--price",
         action="append",
         default=[],
         metavar="A=PRICE",
-        help="what an hour of all devices of a run costs, in whatever money",
+        help="price of an hour of all devices of a run, in any currency",
     )
     sub.add_argument(
         "--fail-on",
         choices=("worse",),
-        help="exit 1 where a machine is worse than A in any case,"
-        " 10 where it has not measured one of A's",
+        help="exit with 1 if a machine is worse than A in any case, and with 10 if it lacks a case"
+        " of A",
     )
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
     form = sub.add_mutually_exclusive_group()
-    form.add_argument("--markdown", action="store_true", help="tables for a CI summary")
-    form.add_argument("--csv", action="store_true", help="a line for each case and machine")
+    form.add_argument("--markdown", action="store_true", help="print tables for a CI summary")
+    form.add_argument(
+        "--csv", action="store_true", help="print comma-separated values by case and machine"
+    )
 
 
 def act(asked: Asked) -> Answer:
     args = asked.options
     if len(args.runs) < 2:
         raise SpecError(
-            "one run has nothing to be compared with",
+            "only one run was given",
             expected="two or more runs",
             fix=f"scaleproof compare machines {args.runs[0]} OTHER_RUN",
         )
@@ -89,7 +93,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _readings(comparison: HardwareComparison) -> list[Reading]:
-    """Each machine's cases beside A's, also those that only A has measured."""
+    """Return the readings of all machines against A, including cases that only A measured."""
     first, *others = (
         {key_of(entry.case, True) for entry in comparison.entries if entry.side == side.name}
         for side in comparison.sides
@@ -105,7 +109,7 @@ def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
         if match is None or match[1] not in known or float(match[2]) == 0:
             raise SpecError(
                 f"--price {word}",
-                expected=f"one of {', '.join(known)}, =, and what an hour costs",
+                expected=f"one of {', '.join(known)}, =, and the price of an hour",
                 fix="--price A=98.32",
             )
         prices[known.index(match[1])] = float(match[2])

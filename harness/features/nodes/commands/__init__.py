@@ -1,1 +1,1 @@
-"""Their verbs."""
+"""The commands that find slow and faulty nodes."""

@@ -1,6 +1,6 @@
-"""``gate``: whether the nodes of a job are fit for it, within seconds: for a prolog, or by hand.
+"""The command ``check nodes``: whether nodes are fit for a job, for a prolog or by hand.
 
-agents join -> what each finds of its node, and what is not alike -> one gate over all ranks
+agents join -> findings and differing facts of nodes -> one correctness check over all ranks
 -> one sweep of the fabric, against the references -> fit (0), unfit (1), or not known in time (10)
 """
 
@@ -38,7 +38,7 @@ EXAMPLES = {
         "check nodes --engine slurm --nodes 64x8 --gpus 512 --within 90s",
     ),
 }
-#: What is trained for a step: small, and every rank talks to the others.
+#: The case that is trained for a step by default: small, and all ranks communicate.
 CASE = "ddp/decoder-nano"
 
 
@@ -63,17 +63,17 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 class LateError(Exception):
-    """The time is up."""
+    """Raised when the time of ``--within`` has passed."""
 
 
 @dataclass
 class Fitness:
-    """The fitness of these nodes for the job, as far as was looked: a row for each check."""
+    """The results of the checks so far: rows of check, level and sentence."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, check: str, problems: list[str], sentence: str) -> None:
-        """A check that is through: what it found, or what it looked at."""
+        """Add a finished check with its problems, or with ``sentence`` if there are none."""
         self.rows += [(check, "BAD", problem) for problem in problems]
         self.rows += [] if problems else [(check, "ok", sentence)]
 
@@ -84,8 +84,10 @@ class Fitness:
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     measuring.add_measuring_options(sub, cases=False)
-    sub.add_argument("--within", default="90s", metavar="T", help="90s, 2m: by then (default: 90s)")
-    sub.add_argument("--case", default=CASE, help=f"what every rank trains a step of ({CASE})")
+    sub.add_argument(
+        "--within", default="90s", metavar="T", help="time limit: 90s, 2m (default: 90s)"
+    )
+    sub.add_argument("--case", default=CASE, help=f"the case to train for a step (default: {CASE})")
     sub.add_argument(
         "--check-bits",
         type=measuring.positive,
@@ -93,19 +95,20 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         const=STEPS,
         default=0,
         metavar="STEPS",
-        help=f"also compare, bit for bit, what ranks compute of the same batches ({STEPS} steps)",
+        help="also compare bit for bit the results of all ranks on the same batches (default:"
+        f" {STEPS} steps)",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """Look, until something is wrong, all is looked at, or the time is up."""
+    """Make the checks until one fails, all are done, or the time limit has passed."""
     catalogue, site = measuring.site(asked)
     within_s = options.seconds(asked.options.within, "within") or 0.0
     case = catalogue.normalise(case_of(asked.options.case, site, measuring.settings(asked)))
     fitness = Fitness()
     began = time.monotonic()
     late = ""
-    asked.options.no_fabric = asked.options.no_timeline = True  # it is swept once, at the end
+    asked.options.no_fabric = asked.options.no_timeline = True  # the last check sweeps the fabric
     session = measuring.session(asked, catalogue, site)
     try:
         with _ended_after(within_s), session:
@@ -113,7 +116,7 @@ def act(asked: Asked) -> Answer:
             if asked.options.check_bits and not fitness.unfit:
                 fitness.add("bits", *_bits(session, case, asked.options.check_bits))
     except LateError:
-        late = f"not done within {within_s:g} s"
+        late = f"not finished within {within_s:g} s"
     except LaunchError as error:
         fitness.add("launch", [error.what], "")
     record = session.save(complete=True)
@@ -135,7 +138,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _look(session: Session, site: Site, case: CaseSpec, fitness: Fitness) -> None:
-    """Every check in its turn; the quick ones first."""
+    """Make every check, the quick ones first."""
     session.ready()
     fitness.add("nodes", *_nodes(session))
     fitness.add("step", *_step(session, case))
@@ -145,7 +148,7 @@ def _look(session: Session, site: Site, case: CaseSpec, fitness: Fitness) -> Non
 
 
 def _nodes(session: Session) -> tuple[list[str], str]:
-    """Compares the facts that agents find of their nodes."""
+    """Return the problems and differences that agents find on their nodes, and a summary."""
     examined = [
         Examined.of(node.machine.host, answer) for node, answer in session.bench.worlds.examine()
     ]
@@ -157,39 +160,42 @@ def _nodes(session: Session) -> tuple[list[str], str]:
     ]
     for unlike in drift(examined):
         bad += [
-            f"{host}: {unlike.fact} is {v}, {unlike.usual} on most" for host, v in unlike.others
+            f"{host}: {unlike.fact} is {v}, but {unlike.usual} on most nodes"
+            for host, v in unlike.others
         ]
-    return bad, f"{len(examined)} alike, nothing that spoils a training"
+    return bad, f"{len(examined)} identical, no problems"
 
 
 def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
-    """One gate over all ranks: the training is right, to the byte."""
+    """Return the failure of one correctness check over all ranks, and a summary."""
     plan = gated(case)
     Measurer(session).measure([plan])
     gate = session.run.bare().gates.get(case.hash)
     if gate is None:
         described = session.run.described[case.hash]
-        return [described.unsupported or described.error or "its gate was not launched"], ""
+        return [
+            described.unsupported or described.error or "its correctness gate was not launched"
+        ], ""
     if (reason := blockers.gate_failure(gate)) is not None:
         return [reason], ""
     return (
         [],
-        f"{case.id}: {sum(len(rank.checks) for rank in gate.ranks)} checks of its training hold",
+        f"{case.id}: {sum(len(rank.checks) for rank in gate.ranks)} checks of its training pass",
     )
 
 
 def _bits(session: Session, case: CaseSpec, steps: int) -> tuple[list[str], str]:
-    """Checks that all ranks compute the same: every bit is alike."""
+    """Return the ranks whose results differ in any bit from the others, and a summary."""
     launch = check_bits(session, case, steps)
     if launch.cause is not None:
         return [f"rank {launch.cause.rank}: {launch.cause.message}"], ""
     alone = case.world_size == 1
     with_whom = "with itself" if alone else "between ranks"
-    return [*launch.wrong], f"{launch.compared:,} hashes of {steps} steps are alike {with_whom}"
+    return [*launch.wrong], f"{launch.compared:,} hashes of {steps} steps are equal {with_whom}"
 
 
 def _fabric(session: Session) -> tuple[list[str], str]:
-    """Every collective gave every rank what it should, as fast as the references say."""
+    """Return wrong results and missed references of one sweep, and a summary."""
     run = session.run.bare()
     rules = {rule.name: rule for rule in run.thresholds}
     judged = verdicts.of_series(run)
@@ -201,8 +207,8 @@ def _fabric(session: Session) -> tuple[list[str], str]:
     if not run.fabric:
         unknown.append("no collective was timed")
     slow = [
-        f"{verdict.case}: {verdict.metric} is {verdict.value:.3g},"
-        f" asked for {verdict.bound} ({verdict.rule})"
+        f"{verdict.case}: {verdict.metric} is {verdict.value:.3g}, but the threshold is"
+        f" {verdict.bound} ({verdict.rule})"
         for verdict in judged
         if verdict.rule
         and verdict.value is not None
@@ -211,12 +217,12 @@ def _fabric(session: Session) -> tuple[list[str], str]:
     asked = sum(verdict.rule is not None for verdict in judged)
     against = f"{asked} references are met" if asked else "no reference for this machine"
     operations = {row.operation for row in run.fabric}
-    return [*wrong, *unknown, *slow], f"{len(operations)} collectives right; {against}"
+    return [*wrong, *unknown, *slow], f"{len(operations)} collectives correct; {against}"
 
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """LateError when the time is up, whatever is waited for."""
+    """Raise LateError in the body after so many seconds, even while it waits."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise LateError

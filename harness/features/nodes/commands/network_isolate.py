@@ -1,4 +1,4 @@
-"""``isolate``: the fewest nodes on which a training breaks or hangs."""
+"""The command ``network isolate``: the smallest set of nodes on which training fails or hangs."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,9 @@ EXAMPLES = {
         "network isolate --engine emulated --nodes 4x1 --steps 5",
     ),
 }
-#: What is trained, and for how many steps in each launch.
+#: The case that is trained by default.
 CASE = "ddp/decoder-nano"
+#: Default number of steps in each launch.
 STEPS = 20
 
 
@@ -43,7 +44,7 @@ class Isolated(TypedDict):
     tried: Sequence[TriedNodes]
 
 
-#: What it prints with ``--json``.
+#: The document that the command prints with ``--json``.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
     "network isolate": (Isolated,),
 }
@@ -51,22 +52,22 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     measuring.add_measuring_options(sub, cases=False)
-    sub.add_argument("--case", default=CASE, help=f"what is trained (default: {CASE})")
+    sub.add_argument("--case", default=CASE, help=f"the case to train (default: {CASE})")
     sub.add_argument(
         "--steps",
         type=measuring.positive,
         default=STEPS,
         metavar="N",
-        help=f"steps of a launch: a hang has to come within them (default: {STEPS})",
+        help=f"steps of a launch, within which a hang must occur (default: {STEPS})",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """Launch on ever fewer nodes, and name those without which nothing breaks."""
+    """Launch on smaller and smaller sets of nodes until the nodes that fail together are known."""
     catalogue, site = measuring.site(asked)
     if len(site.nodes) < 2:
         raise SpecError(
-            "isolate has one node, which is all that it could name",
+            "the run has a single node, so there is nothing to isolate",
             expected="at least 2 nodes",
             fix="--nodes 8",
         )
@@ -107,31 +108,33 @@ def act(asked: Asked) -> Answer:
 
 
 def _exit(whole: TriedSet) -> Exit:
-    """FAILED if all nodes break together; INCONCLUSIVE if they do so too seldom to bisect."""
+    """Return FAILED if launches on all nodes fail, and INCONCLUSIVE if they fail too rarely."""
     if whole.breaks:
         return Exit.FAILED
     return Exit.INCONCLUSIVE if whole.broke else Exit.PASSED
 
 
 def _sentences(isolated: Isolated) -> list[str]:
-    """The findings in sentences, and the launches on which they rest."""
+    """Return the findings as sentences, with the number of launches behind them."""
     tried = isolated["tried"]
     whole = tried[0]
     launches = sum(row["launches"] for row in tried)
     if not whole["breaks"]:
-        seldom = ", too seldom to bisect: more --steps may show it" if whole["broke"] else ""
-        return [f"{whole['broke']} of {whole['launches']} launches on all nodes broke{seldom}"]
+        seldom = ", too rarely to bisect; more --steps may help" if whole["broke"] else ""
+        return [f"{whole['broke']} of {whole['launches']} launches on all nodes failed{seldom}"]
     needed = isolated["needed"]
-    sentences = [f"NEEDED  {', '.join(needed)}: together they break, without any of them not"]
+    sentences = [
+        f"NEEDED  {', '.join(needed)}: launches fail with all of them, not without one of them"
+    ]
     if len(needed) == 1:
-        sentences = [f"NEEDED  {needed[0]} alone breaks"]
+        sentences = [f"NEEDED  launches fail on {needed[0]} alone"]
     for row in tried:
         if {*row["nodes"]} == {*needed}:
-            sentences.append(f"they broke in {row['broke']} of {row['launches']} launches")
-    sentences.append(f"the last one: {isolated['why']}")
+            sentences.append(f"{row['broke']} of {row['launches']} launches on them failed")
+    sentences.append(f"the last failure: {isolated['why']}")
     if isolated["others_break"]:
-        sentences.append("the other nodes break as well, without these: there is another cause")
+        sentences.append("launches on the other nodes fail as well, so there is another cause")
     elif isolated["others_break"] is False:
-        sentences.append("the other nodes train well together")
+        sentences.append("launches on the other nodes succeed")
     sentences.append(f"{len(tried)} sets of nodes, {launches} launches")
     return sentences

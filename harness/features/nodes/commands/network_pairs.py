@@ -1,4 +1,4 @@
-"""``pairs``: which node or link is slower than the others."""
+"""The command ``network pairs``: find slow nodes and links by measuring pairs of nodes."""
 
 import argparse
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ EXAMPLES = {
     ),
 }
 
-#: What it prints with ``--json``.
+#: The document that the command prints with ``--json``.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
     "network pairs": (Suspects,),
 }
@@ -35,14 +35,16 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     measuring.add_measuring_options(sub, cases=False)
-    sub.add_argument("--case", default="", help="what pairs train (default: they all-reduce)")
+    sub.add_argument(
+        "--case", default="", help="the case that pairs train (default: they all-reduce)"
+    )
     sub.add_argument(
         "--rounds",
         type=measuring.positive,
         default=MOST_ROUNDS,
         metavar="N",
-        help=f"rounds at most (default: {MOST_ROUNDS}; of nodes that may be slow, once all were"
-        " measured)",
+        help=f"largest number of rounds; after the first ones only suspects are measured (default:"
+        f" {MOST_ROUNDS})",
     )
     sub.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"
@@ -50,11 +52,11 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Measure pairs of nodes in rounds, and say which nodes and which links are slow."""
+    """Measure pairs of nodes in rounds, and return the slow nodes and links."""
     catalogue, site = measuring.site(asked)
     if len(site.nodes) < 3:
         raise SpecError(
-            f"pairs cannot tell a slow node from a slow link with {len(site.nodes)} nodes",
+            f"{len(site.nodes)} nodes cannot show whether a node or a link is slow",
             expected="at least 3 nodes",
             fix="--nodes 4",
         )
@@ -77,6 +79,6 @@ def act(asked: Asked) -> Answer:
     exit_ = Exit.INCONCLUSIVE if suspects.undecided else Exit.PASSED
     exit_ = Exit.FAILED if suspects.slow else exit_
     if unseen := pairing.unseen(suspects):
-        lines.insert(-1, f" ERROR  no launch ended well on {', '.join(unseen)}")
+        lines.insert(-1, f" ERROR  no launch succeeded on {', '.join(unseen)}")
         exit_ = Exit.ERROR
     return Answer(document=to_doc(suspects), lines=lines, exit=exit_)

@@ -1,1 +1,1 @@
-"""Its verbs."""
+"""The commands that measure recovery and goodput under injected faults."""

@@ -1,8 +1,9 @@
-"""``goodput``: what share of the wall clock trains, with faults and checkpoints, and the best
-interval between checkpoints.
+"""The command ``faults goodput``: the share of wall time that trains under faults.
 
-two short trainings -> costs -> what is foretold of a schedule of faults, and by Daly's formula
-the schedule is played against the training -> what was measured
+It also gives the best interval between checkpoints, by Daly's formula.
+
+two short training runs -> costs -> prediction for a schedule of faults
+the schedule is injected into a training run -> measured goodput
 """
 
 import argparse
@@ -54,7 +55,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Adds the training, how often it saves, and how often a rank dies."""
+    """Add the case, its checkpoints, and the faults."""
     sub.add_argument("case", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument("--mtbf", required=True, metavar="T", help="mean time between faults: 20s, 6h")
     sub.add_argument(
@@ -68,24 +69,24 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         type=measuring.positive,
         default=400,
         metavar="N",
-        help="steps of the training (default: 400)",
+        help="steps of the training run (default: 400)",
     )
-    sub.add_argument("--seed", type=int, default=0, help="draws the faults (default: 0)")
+    sub.add_argument("--seed", type=int, default=0, help="seed of the fault schedule (default: 0)")
     sub.add_argument(
         "--plays",
         type=measuring.positive,
         default=1,
         metavar="N",
-        help="play so many schedules, each drawn anew; four can be judged by a rule (default: 1)",
+        help="number of fault schedules; a threshold needs four (default: 1)",
     )
     sub.add_argument(
-        "--short", action="store_true", help="measure what each costs, and play nothing"
+        "--short", action="store_true", help="measure only the costs, and inject no schedule"
     )
     measuring.add_measuring_options(sub, cases=False)
 
 
 def act(asked: Asked) -> Answer:
-    """Costs, then the play; the play's terms beside those that its costs foretell."""
+    """Measure the costs, then runs under faults, and return both with the predictions."""
     args = asked.options
     width = text.columns()
     catalogue, site = measuring.site(asked)
@@ -95,7 +96,7 @@ def act(asked: Asked) -> Answer:
         raise SpecError(f"--mtbf {args.mtbf}", expected="a time above 0", fix="--mtbf 20s")
     if not catalogue.get("strategies", case.strategy).supports.recovers:
         raise SpecError(
-            f"{case.strategy} keeps state where no checkpoint looks for it",
+            f"{case.strategy} keeps state that checkpoints do not contain",
             where=case.id,
             expected="a strategy that recovers",
             fix="scaleproof run list strategies",
@@ -134,12 +135,13 @@ def act(asked: Asked) -> Answer:
         record = session.save(complete=True)
     answer = measuring.judged(session, record, asked)
     lines.append(f" report   scaleproof report {text.shown(session.run.folder)}")
-    exit_ = answer.exit if record.verdicts else Exit.PASSED  # without a rule it is told
+    # Without a threshold there are no verdicts, and the goodput is only reported.
+    exit_ = answer.exit if record.verdicts else Exit.PASSED
     return replace(answer, document={**document, "run": record.run}, lines=lines, exit=exit_)
 
 
 def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float, width: int) -> list[str]:
-    """Tells the cost of one of each, and the goodput that a long training comes to."""
+    """Return lines on the cost of each event, and the expected goodput of a long training run."""
     costs_s = (
         ("step", costs.step_s),
         ("checkpoint", costs.save_s),
@@ -150,7 +152,8 @@ def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float, width: in
     )
     words = ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in costs_s)
     long_run = (
-        f" a long training: {goodput.expected(costs, every, mtbf_s):.1%} with a checkpoint every"
-        f" {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best, every {best}"
+        f" a long training run: {goodput.expected(costs, every, mtbf_s):.1%} with a checkpoint"
+        f" every {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best interval"
+        f" of {best} steps"
     )
     return [*text.wrap(f" one of each: {words}", width, 1), *text.wrap(long_run, width, 1)]

@@ -1,4 +1,4 @@
-"""``recover``: break a training on purpose, and time how it goes on from its checkpoint."""
+"""The command ``faults recover``: stop training on purpose, and time its recovery."""
 
 import argparse
 import shlex
@@ -36,38 +36,41 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Adds the faults, and how often each is tried."""
+    """Add the cases or the script, the faults, and the number of trials."""
     sub.add_argument("cases", nargs="*", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument(
-        "--script", action="store_true", help="a script of yours, unchanged: --script -- train.py"
+        "--script", action="store_true", help="the user's script, unchanged: --script -- train.py"
     )
     sub.add_argument(
         "--resume-with",
         metavar="COMMAND",
-        help='what resumes a script, "train.py --resume last.pt" (default: its own command)',
+        help='command that resumes a script: "train.py --resume last.pt" (default: same command)',
     )
     sub.add_argument(
         "--break-after",
         type=measuring.positive,
         default=20,
         metavar="N",
-        help="updates of its weights after which a script is broken (default: 20)",
+        help="optimizer updates after which a script is interrupted (default: 20)",
     )
-    sub.add_argument("--fresh", action="store_true", help="start its ranks as new interpreters")
+    sub.add_argument(
+        "--fresh", action="store_true", help="start the ranks of a script as new interpreters"
+    )
     sub.add_argument(
         "--trials",
         type=measuring.positive,
         default=USUAL,
         metavar="N",
-        help=f"of each fault (default: {USUAL})",
+        help=f"trials of each fault (default: {USUAL})",
     )
     measuring.add_measuring_options(sub, cases=False)
 
 
 def act(asked: Asked) -> Answer:
-    """Break each case and have it go on: by crash, hang and loss of nodes, in other worlds too.
+    """Interrupt each case by a crash, a hang or a lost node, and measure how it resumes.
 
-    A course that breaks in another way than it was meant to is an ERROR; the others go on.
+    Some scenarios resume on another world size. A scenario that fails in any other way than by its
+    injected fault is an ERROR; the other scenarios continue.
     """
     catalogue, site = measuring.site(asked)
     needs_two(site)
@@ -79,8 +82,8 @@ def act(asked: Asked) -> Answer:
     broken = False
     with measuring.session(asked, catalogue, site) as session:
         session.run.notes += [
-            f"SKIP {c.id}: {c.strategy} keeps state where no checkpoint looks for it, nothing was"
-            " launched"
+            f"SKIP {c.id}: not launched, because {c.strategy} keeps state that checkpoints do not"
+            " contain"
             for c in cases
             if c not in recoverable
         ]
@@ -99,10 +102,10 @@ def act(asked: Asked) -> Answer:
 
 
 def _of_script(site: Site, asked: Asked) -> list[tuple[FaultScenario, int]]:
-    """The courses for a user's script, on all ranks of the site."""
+    """Return the fault scenarios for a user's script on all ranks, with their numbers of trials."""
     if asked.options.cases:
         raise SpecError(
-            f"{asked.options.cases[0]} does not go with --script",
+            f"{asked.options.cases[0]} cannot be used with --script",
             expected="-- train.py ARGS",
             fix="scaleproof faults recover --script --cpus 2 -- train.py ARGS",
         )
@@ -113,10 +116,10 @@ def _of_script(site: Site, asked: Asked) -> list[tuple[FaultScenario, int]]:
 
 
 def _cases(catalogue: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
-    """Shipped cases, or those of a user's own files."""
+    """Return the requested cases, which may come from the user's files."""
     if not asked.options.cases:
         raise SpecError(
-            "nothing to break",
+            "no case or script was given",
             expected="a case, or --script -- train.py ARGS",
             fix="scaleproof faults recover ddp/decoder-nano --cpus 2",
         )
@@ -125,7 +128,7 @@ def _cases(catalogue: Catalogue, site: Site, asked: Asked) -> list[CaseSpec]:
 
 
 def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[FaultScenario, int]]:
-    """The courses for a case, and how often each is tried."""
+    """Yield the fault scenarios for a case with their numbers of trials."""
     trials = asked.options.trials
     yield FaultScenario(case=case, fault=Fault.KILL), trials
     yield FaultScenario(case=case, fault=Fault.KILL, asynchronous=True), trials

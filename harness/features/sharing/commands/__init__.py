@@ -1,1 +1,1 @@
-"""Their verbs."""
+"""The commands that publish runs and measure pull requests."""

@@ -1,4 +1,4 @@
-"""``pr``: what a change costs, for the pull request that makes it."""
+"""The command ``compare pr``: measure what a change costs, for its pull request."""
 
 import argparse
 import math
@@ -32,14 +32,15 @@ EXAMPLES = {
         "compare pr ddp/tinynet-small/weak --path models --base main --cpus 2 --allow 0.03",
     ),
 }
-#: What a status of the worst case leaves with.
+#: Exit status by the status of the worst case; all others are INCONCLUSIVE.
 _EXITS = {Status.PASS: Exit.PASSED, Status.FAIL: Exit.FAILED, Status.ERROR: Exit.ERROR}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PullRequest:
-    """A change and its cost: a ``sentence``, and a row for each case. ``base`` and ``head`` are
-    commits, ``run`` is the folder of all launches.
+    """A change and its cost: a ``sentence``, and an entry of ``changes`` for each case.
+
+    ``base`` and ``head`` are commits, and ``run`` is the folder of the run with all launches.
     """
 
     sentence: str
@@ -56,17 +57,21 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    sub.add_argument("targets", nargs="*", metavar="CASE", help="a case: its largest world")
     sub.add_argument(
-        "--base", required=True, metavar="REF", help="the branch that the change goes to"
+        "targets", nargs="*", metavar="CASE", help="a case, measured at its largest world size"
     )
-    sub.add_argument("--head", metavar="REF", help="the change (default: the clone as it is)")
+    sub.add_argument(
+        "--base", required=True, metavar="REF", help="the branch that the change is merged into"
+    )
+    sub.add_argument(
+        "--head", metavar="REF", help="the change (default: the working tree of the clone)"
+    )
     sub.add_argument(
         "--allow",
         type=measuring.share(1.0),
         default=change.ALLOWED,
         metavar="SHARE",
-        help=f"the part of its speed that a case may lose (default: {change.ALLOWED:g})",
+        help=f"share of its speed that a case may lose (default: {change.ALLOWED:g})",
     )
     sub.add_argument(
         "--install",
@@ -75,20 +80,20 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         help="a shell command with {source} and {folder} that leaves {folder}/bin/python"
         " (default: this environment, with each version's files first on its path)",
     )
-    sub.add_argument("--markdown", type=Path, metavar="FILE", help="write the comment there")
+    sub.add_argument("--markdown", type=Path, metavar="FILE", help="write the comment to this file")
     sub.add_argument(
-        "--gitlab", type=Path, metavar="FILE", help="write a Code Quality report there"
+        "--gitlab", type=Path, metavar="FILE", help="write a Code Quality report to this file"
     )
     measuring.add_measuring_options(sub, cases=True)
     sub.set_defaults(script=True)
 
 
 def act(asked: Asked) -> Answer:
-    """Both versions are unpacked, then measured in one run; nothing of the clone is changed."""
+    """Unpack both versions and measure them in one run; the clone is not changed."""
     args = asked.options
     if not (args.targets or asked.script):
         raise SpecError(
-            "nothing to measure",
+            "there is nothing to measure",
             expected="a case, or a script after --",
             fix=f"scaleproof compare pr --base {args.base} --cpus 2 -- train.py",
         )
@@ -97,9 +102,9 @@ def act(asked: Asked) -> Answer:
     base = checkouts.base_of(project, args.base, head.commit)
     if base.commit == head.commit:
         raise SpecError(
-            f"nothing was changed since {args.base}: both are {base.short}",
+            f"nothing has changed since {args.base}: base and head are {base.short}",
             where=str(project),
-            expected="a commit, or an edited file, on top of it",
+            expected="a commit or an edited file after it",
             fix="git log --oneline -3",
         )
     results = measuring.results(asked)
@@ -144,7 +149,7 @@ def _measured(
 
 
 def _file_of(case: CaseSpec, catalogue: Catalogue, project: Path) -> str:
-    """The file of the project that a case is of, from its root; nothing where it has none."""
+    """Return the path in the project of a file that the case uses; empty if there is none."""
     if case.script:
         words = [Path(word) for word in case.script.split() if word.endswith(".py")]
         paths = [word.absolute() for word in words]

@@ -1,4 +1,4 @@
-"""``publish``: runs to where a team looks anyway."""
+"""The command ``report publish``: send runs to other tools, such as MLflow."""
 
 import argparse
 import importlib
@@ -43,11 +43,11 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     listed = "; ".join(f"{name}: {about}" for name, about in sinks.items())
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument("--in", dest="sink", required=True, choices=tuple(sinks), help=listed)
-    sub.add_argument("--to", help="file, folder, server or project (default: the program's own)")
+    sub.add_argument("--to", help="file, folder, server or project (default: that of the tool)")
 
 
 def act(asked: Asked) -> Answer:
-    """Only of runs that somebody vouches for: what is published is believed."""
+    """Publish verified runs; raise an error for a run that does not verify."""
     args = asked.options
     sink = _sink(args.sink)
     runs = []
@@ -63,7 +63,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _sink(name: str) -> ModuleType:
-    """The file of a sink; SpecError where its package is not installed."""
+    """Return the module of a tool; raise SpecError if its package is not installed."""
     path = next(p for p in heads.files("SINK") if p.stem == name)
     package = read_head(path)[1].get("PACKAGE", "")
     if package and importlib.util.find_spec(package) is None:

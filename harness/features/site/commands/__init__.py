@@ -1,1 +1,1 @@
-"""Its verb."""
+"""The command that writes a static site."""

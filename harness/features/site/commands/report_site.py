@@ -1,4 +1,4 @@
-"""``site``: every run below a folder as static pages, for a disk or a pages host."""
+"""The command ``report site``: write every run below a folder as static pages."""
 
 import argparse
 import sys
@@ -38,20 +38,22 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("results", nargs="?", type=Path, default=usual_results(), metavar="DIR")
-    sub.add_argument("--to", type=Path, metavar="DIR", help="where to (default: DIR/site)")
-    sub.add_argument("--name", default="scaleproof", help="what the site is called")
+    sub.add_argument(
+        "--to", type=Path, metavar="DIR", help="folder to write to (default: DIR/site)"
+    )
+    sub.add_argument("--name", default="scaleproof", help="name of the site")
 
 
 def act(asked: Asked) -> Answer:
-    """Read what is new, write all pages; a run that nobody vouches for is shown as such."""
+    """Read new runs and write all pages; runs that do not verify are marked."""
     from harness.features.site import pages
 
     args = asked.options
     to = args.to or args.results / "site"
     if to.is_dir() and any(to.iterdir()) and not (to / FILE).is_file():
         raise SpecError(
-            f"--to {to}: other files are there",
-            expected="a new folder, or a site that was written before",
+            f"--to {to}: the folder contains other files",
+            expected="a new folder, or an existing site of this command",
             fix=f"scaleproof report site {args.results} --to {to.with_name(to.name + '_site')}",
         )
     try:
@@ -60,7 +62,7 @@ def act(asked: Asked) -> Answer:
         if not every:
             raise SpecError(
                 f"no run below {args.results} can be read: {unreadable[0]}",
-                expected="a run as it was measured",
+                expected="an unchanged run",
                 fix=f"scaleproof verify {folders[0]}",
             )
         to.mkdir(parents=True, exist_ok=True)
@@ -85,7 +87,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _progress(line: str) -> None:
-    """One line that is written over, for somebody who waits."""
+    """Replace the progress line on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         text.put(sys.stderr, f"\r{line}\033[K")
         sys.stderr.flush()

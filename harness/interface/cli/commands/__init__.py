@@ -1,1 +1,4 @@
-"""The verbs of ``scaleproof``. One file is one noun: HELP (its verbs), ``add_to`` and ``act``."""
+"""The commands of ``scaleproof``.
+
+Each file defines HELP (its commands and their sentences), ``add_to`` and ``act``.
+"""

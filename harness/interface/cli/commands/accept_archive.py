@@ -1,4 +1,4 @@
-"""``pack`` and ``unpack``: records as one file that travels."""
+"""The commands ``accept pack`` and ``accept unpack``: runs as one archive file."""
 
 import argparse
 import hashlib
@@ -35,10 +35,10 @@ EXAMPLES = {
 }
 
 
-#: Verbs that draw nothing from a record, and why.
+#: Commands that need not verify a record, and why.
 UNVOUCHED = {
-    "accept pack": "it hands a record on as it is, with the chain by which it can be verified",
-    "accept unpack": "it writes a record as it was packed, and says how it is verified",
+    "accept pack": "it copies a record unchanged, with the chain by which it can be verified",
+    "accept unpack": "it writes a record as it was packed, and prints the command to verify it",
 }
 
 
@@ -70,25 +70,25 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
             type=Path,
             default=usual_results(),
             metavar="DIR",
-            help="the results that they become part of (default: results)",
+            help="the results folder that receives the runs (default: results)",
         )
         return
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument("--to", type=Path, required=True, metavar="FILE", help="the file to write")
     sub.add_argument(
-        "--no-traces", action="store_true", help="without the traces of profiled launches"
+        "--no-traces", action="store_true", help="leave out the traces of profiled launches"
     )
     sub.add_argument(
         "--redact",
         action="store_true",
-        help="without names of hosts and users, addresses, paths and traces; verify still holds",
+        help="remove names of hosts and users, addresses, paths and traces; verify still passes",
     )
     sub.add_argument(
         "--redact-also",
         action="append",
         default=[],
         metavar="TEXT",
-        help="another text that must not be in it",
+        help="also remove this text",
     )
 
 
@@ -118,8 +118,8 @@ def _pack(asked: Asked) -> Answer:
     ]
     if redacted:
         lines += text.wrap(
-            " names of hosts and users, addresses and paths are out, and so are traces and logs;"
-            " look at it before it leaves: scaleproof accept unpack and report",
+            " names of hosts and users, addresses, paths, traces and logs were removed; check the"
+            " archive before you publish it: scaleproof accept unpack and report",
             text.columns(),
             1,
         )
@@ -130,7 +130,10 @@ def _pack(asked: Asked) -> Answer:
 def _redacted(
     run: RunRecord, folder: Path, more: tuple[str, ...]
 ) -> tuple[Packed, dict[str, bytes]]:
-    """A run without names; RecordError if it would not verify any more."""
+    """Return a run without names, and its files.
+
+    Raise RecordError if the result does not verify.
+    """
     clean, links = redaction.redact(run, chain.read(folder), more)
     body = redaction.files(clean, links, archive.files_of(folder, traces=False))
     with tempfile.TemporaryDirectory() as name:
@@ -141,7 +144,7 @@ def _redacted(
         wrong = verify(load(Path(name)), Path(name)).differences
     if wrong:
         raise RecordError(
-            f"without names the run would not verify: {wrong[0]}",
+            f"the redacted run does not verify: {wrong[0]}",
             where=str(folder),
             expected="a run that verifies",
             fix=f"scaleproof verify {folder}",
@@ -158,11 +161,11 @@ def _redacted(
 def _unpack(asked: Asked) -> Answer:
     args = asked.options
     manifest, folders = archive.unpack(args.archive, args.to)
-    lines = [f" {len(manifest.files)} files, every one as it was packed"]
+    lines = [f" {len(manifest.files)} files, all unchanged since they were packed"]
     for packed, folder in zip(manifest.runs, folders, strict=True):
         shown = text.shown(folder)
         if packed.redacted_from:
-            lines.append(f" {packed.run}: without names, of the chain {packed.redacted_from[:16]}")
+            lines.append(f" {packed.run}: redacted, from the chain {packed.redacted_from[:16]}")
         lines += [f" verify  scaleproof verify {shown}", f" report  scaleproof report {shown}"]
     document = {"folders": [str(path) for path in folders], **to_doc(manifest)}
     return Answer(document=document, lines=lines)

@@ -1,4 +1,4 @@
-"""``doctor``: what here would spoil a measurement. ``attach``: what a running job is doing."""
+"""The commands ``check`` (problems of this machine) and ``jobs attach`` (a job's activity)."""
 
 import argparse
 import time
@@ -32,9 +32,9 @@ EXAMPLES = {
         "jobs attach 12345 --seconds 20",
     ),
 }
-#: Between two looks at a job, s.
+#: Seconds between two samples of a job's stacks.
 PAUSE_S = 0.2
-#: How much longer a rank is looked at that nobody has seen yet, s.
+#: Further seconds of sampling if the stack of a rank could not be read so far.
 PATIENCE_S = 5.0
 
 
@@ -68,24 +68,27 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """``doctor`` takes an engine and its nodes, ``attach`` a job."""
+    """Add an engine and its nodes to ``check``, and a job to ``jobs attach``."""
     if command == "check":
         measuring.add_measuring_options(sub, cases=False)
     if command == "jobs attach":
         sub.add_argument(
-            "pid", type=measuring.positive, metavar="PID", help="its launcher, or one of its ranks"
+            "pid",
+            type=measuring.positive,
+            metavar="PID",
+            help="process id of the job's launcher or of one of its ranks",
         )
         sub.add_argument(
             "--seconds",
             type=measuring.positive,
             default=5,
             metavar="S",
-            help="how long to look (default: 5)",
+            help="seconds to sample the job (default: 5)",
         )
 
 
 def act(asked: Asked) -> Answer:
-    """A line for each check, or for each rank."""
+    """Return a line for each check, or for each rank of a job."""
     if asked.command == "jobs attach":
         return _attach(asked)
     catalogue, site = measuring.site(asked)
@@ -94,13 +97,13 @@ def act(asked: Asked) -> Answer:
 
 
 def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
-    """Every node's own findings, then what is not alike on all of them."""
+    """Return the findings of every node, then the facts in which the nodes differ."""
     with measuring.session(asked, catalogue, site) as session:
         session.ready()
         answers = session.bench.worlds.examine()
     if not answers:
         raise SpecError(
-            f"--engine {site.engine} starts whole worlds: no agent of ours can look at its nodes",
+            f"--engine {site.engine} cannot examine its nodes, because it starts no agents on them",
             expected="an engine that starts agents",
             fix="scaleproof check --engine slurm",
         )
@@ -119,15 +122,15 @@ def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
         where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
         lines += text.wrap(f" {level:<4}  {check}: {message} on {where}", width, 7)
         lines += text.wrap(f"       try: {advice}", width, 12) if advice else []
-    lines += ["", text.rule("what is not alike on all nodes", width)] if drifts else []
+    lines += ["", text.rule("differences between nodes", width)] if drifts else []
     for drifted in drifts:
-        lines += text.wrap(f" {drifted.fact}: {drifted.usual} on most", width, 4)
+        lines += text.wrap(f" {drifted.fact}: {drifted.usual} on most nodes", width, 4)
         for host, value in drifted.others:
             lines += text.wrap(f"    {host}: {value}", width, 8)
     bad = [finding for node in examined for finding in node.findings if finding.level is Level.BAD]
     alike = f"{len(drifts)} facts are not" if drifts else "all facts are"
     lines.append(
-        f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {alike} alike;"
+        f" {len(examined)} nodes, {len(examined[0].facts)} facts each: {alike} identical;"
         f" {len(bad)} problems"
     )
     broken = any(finding.check in {c.check for c in doctor.examine()} for finding in bad)
@@ -151,14 +154,14 @@ def _doctor() -> Answer:
     warned = sum(check.level is Level.WARN for check in checks)
     lines.append(f" {len(checks)} checks, {warned} warnings, {broken + unfit} problems")
     if unfit:
-        lines.append(" a run now would end INCONCLUSIVE: noisy host")
+        lines.append(" a run at this time would be INCONCLUSIVE: noisy host")
     exit_ = Exit.FAILED if broken else Exit.INCONCLUSIVE if unfit else Exit.PASSED
     document = {"checks": to_doc(tuple(checks)), "facts": machine.facts()}
     return Answer(document=document, lines=lines, exit=exit_)
 
 
 def engines(known: Mapping[str, Entry]) -> list[Finding]:
-    """Which engines can be used from here, and what the others lack."""
+    """Return a finding for each engine: its version, or why it cannot be used here."""
     findings = []
     for name, entry in known.items():
         capabilities = make(entry).probe()
@@ -172,7 +175,7 @@ def engines(known: Mapping[str, Entry]) -> list[Finding]:
 
 
 def _attach(asked: Asked) -> Answer:
-    """Look at every rank again and again, then tell where each was."""
+    """Sample the stack of every rank repeatedly, and return the activities of each rank."""
     program = ranks.spy()
     job = ranks.of_job(asked.options.pid)
     seen: dict[int, list[Sequence[Frame]]] = {process.rank: [] for process in job}
@@ -181,7 +184,7 @@ def _attach(asked: Asked) -> Answer:
     asked_s: float = asked.options.seconds
     while (gone := time.monotonic() - began) < asked_s + PATIENCE_S:
         if gone >= asked_s and all(seen.values()):
-            break  # a busy machine lets many a look fail
+            break  # until then samples go on, because many of them fail on a busy machine
         for rank in job:
             if stack := ranks.main_stack(program, rank.pid):
                 seen[rank.rank].append([Frame(*frame) for frame in stack])
@@ -218,9 +221,9 @@ def _seen(
     columns += [text.Column(name, 6, partial(share, name=name)) for name in names]
     shown = text.table(columns, job, text.columns())
     if (missing := job[0].world_size - len(job)) > 0:
-        shown.append(f" {missing} more ranks run elsewhere")
+        shown.append(f" {missing} more ranks run on other machines")
     for rank, looks in activities.items():
         lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
-        message = f" rank {rank}   in {looks.count} looks at {lines or 'no line of its own'}"
+        message = f" rank {rank}   {looks.count} samples: {lines or 'no line of user code'}"
         shown += text.wrap(message, text.columns(), 8)
-    return [*shown, " shares of looks at each rank's main thread; nothing here is a verdict"]
+    return [*shown, " shares of samples of each rank's main thread; this is no verdict"]

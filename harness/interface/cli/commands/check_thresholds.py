@@ -1,4 +1,4 @@
-"""``rules``: which rule judges what, and which judge nothing."""
+"""The command ``check thresholds``: show what each threshold of a file applies to."""
 
 import argparse
 from collections import Counter
@@ -42,7 +42,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RuleLine:
-    """A rule and what it judges."""
+    """A threshold and what it judges."""
 
     rule: Threshold
     judges: str
@@ -60,12 +60,14 @@ _COLUMNS = (
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("file", type=Path, metavar="FILE", help="a thresholds.toml")
-    sub.add_argument("run", type=Path, nargs="?", metavar="RUN", help="judge this run by them")
+    sub.add_argument(
+        "run", type=Path, nargs="?", metavar="RUN", help="judge this run by the thresholds"
+    )
     options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:
-    """A line for each rule; every mistake of the file ends it before."""
+    """Return a line for each threshold; a mistake in the file raises an error."""
     catalogue = options.catalogue(asked.options.path)
     rules = load_thresholds(asked.options.file, catalogue)
     counted = list[Status]()
@@ -83,9 +85,9 @@ def act(asked: Asked) -> Answer:
     shown = table(_COLUMNS, lines, width)
     if measured is not None:
         idle = sum(line.judges == "nothing" for line in lines)
-        shown += [f" {idle} of {len(lines)} rules judge nothing of this run"] if idle else []
+        shown += [f" {idle} of {len(lines)} thresholds judge nothing in this run"] if idle else []
     for rule, other in vacuous.implied(rules):
-        reason = f" {rule.name} cannot fail while {other.name} holds ({other.metric} {other.bound})"
+        reason = f" {rule.name} cannot fail if {other.name} is met ({other.metric} {other.bound})"
         shown += wrap(reason, width, 1)
     document = [{"rule": to_doc(line.rule), "judges": line.judges} for line in lines]
     if measured is None:
@@ -95,14 +97,14 @@ def act(asked: Asked) -> Answer:
 
 
 def _cases(rule: Threshold, catalogue: Catalogue) -> str:
-    """The families of cases that a rule is about: its name if it is one, else how many."""
+    """Return the family of cases that a threshold applies to, or the number of families."""
     if command := metrics.metric(rule.metric).measured_by:
-        return f"what {command} measures"
+        return f"results of {command}"
     families = vacuous.matching(rule.case, vacuous.families(catalogue))
     return families[0] if len(families) == 1 else f"{len(families)} families of cases"
 
 
 def _verdicts(rule: Threshold, run: RunRecord) -> str:
-    """How many verdicts of each status a rule leads to."""
+    """Return how many verdicts of each status a threshold gives."""
     count = Counter(verdict.status for verdict in run.verdicts if verdict.rule == rule.name)
     return ", ".join(f"{count[status]} {status}" for status in Status if count[status]) or "nothing"

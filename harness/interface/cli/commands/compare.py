@@ -1,4 +1,4 @@
-"""``compare``: two runs of one hardware class, or two environments in the same blocks."""
+"""The command ``compare``: two runs on one hardware class, or two interleaved environments."""
 
 import argparse
 import shutil
@@ -48,23 +48,23 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "a",
         type=Path,
-        help="a run, or a folder of starts that a training recorded (harness.measure_steps);"
-        " with --interleave the python of an environment",
+        help="a run, or a folder of starts that a training recorded (harness.measure_steps); with"
+        " --interleave a Python environment",
     )
     sub.add_argument("b", type=Path)
     sub.add_argument("--metric", default="step_s", choices=COMPARABLE)
     sub.add_argument(
         "--fail-on",
         choices=("worse",),
-        help="exit 1 where B is worse than A in any case, 10 where B has not measured one of A's",
+        help="exit with 1 if B is worse than A in any case, and with 10 if B lacks a case of A",
     )
     sub.add_argument(
         "--force",
         action="store_true",
-        help="compare runs that are not comparable; the result is marked",
+        help="compare runs that are not comparable, and mark the result",
     )
     sub.add_argument(
-        "--every", action="store_true", help="also figures of other metrics that did not change"
+        "--every", action="store_true", help="also print other metrics that did not change"
     )
     sub.add_argument(
         "--interleave",
@@ -97,7 +97,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _interleaved(asked: Asked) -> Answer:
-    """Each case's largest world in both environments, until their difference is decided."""
+    """Measure each case's largest world in both environments until the difference is decided."""
     args = asked.options
     setups = (("A", _python(args.a)), ("B", _python(args.b)))
     session, cases = environments.interleavers(asked, args.interleave, setups)
@@ -119,12 +119,12 @@ def _interleaved(asked: Asked) -> Answer:
 
 
 def _python(path: Path) -> str:
-    """The interpreter of an environment, named itself or by its folder."""
+    """Return the interpreter of an environment, which is given itself or by its folder."""
     named: Sequence[Path] = (path, path / "bin" / "python")
     python = next((executable for p in named if (executable := shutil.which(str(p)))), None)
     if python is None:
         raise SpecError(
-            f"{path} is no environment",
+            f"{path} is no Python environment",
             expected="a folder with bin/python, or an interpreter",
             fix="python -m venv new && new/bin/pip install torch==VERSION scaleproof",
         )

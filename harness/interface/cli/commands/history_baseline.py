@@ -1,4 +1,4 @@
-"""``baseline show | set | accept``: the expected values of a hardware class."""
+"""The command ``history baseline show | set | accept``: expected values of a hardware class."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -44,29 +44,36 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Adds the action, the run, and the file."""
+    """Add the action, the run and the references file."""
     sub.add_argument("action", choices=("show", "set", "accept"))
-    sub.add_argument("run", nargs="?", type=Path, help="set, accept: the run to take values from")
+    sub.add_argument(
+        "run", nargs="?", type=Path, help="for set and accept: the run with the values"
+    )
     sub.add_argument(
         "--references",
         type=Path,
         default=DEFAULT,
         metavar="PATH",
-        help="file, or folder of one file per hardware class (default: results/baselines)",
+        help="a file, or a folder with a file for each hardware class (default: results/baselines)",
     )
-    sub.add_argument("--tolerance", type=float, default=0.1, help="on either side (default: 0.1)")
+    sub.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.1,
+        help="relative deviation allowed on each side (default: 0.1)",
+    )
     sub.add_argument("--case", default="*", help="only cases whose id matches this pattern")
-    sub.add_argument("--reason", default="", help="accept: why the new value is right")
+    sub.add_argument("--reason", default="", help="for accept: why the new value is correct")
     sub.add_argument(
         "--again",
         type=Path,
         metavar="RUN",
-        help="accept: a run of another day or other nodes, which shows a better value as well",
+        help="for accept: a run from another day or on other nodes that confirms a better value",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """Show the references of this hardware, or take values from a run."""
+    """Show the references of this hardware, or store values of a run as references."""
     parsed = asked.options
     if parsed.action == "show":
         return _show(parsed.references)
@@ -74,7 +81,7 @@ def act(asked: Asked) -> Answer:
     run = load(parsed.run)
     if not run.complete:
         raise SpecError(
-            "the run was interrupted: its values are incomplete",
+            "the run was interrupted, so its values are incomplete",
             where=str(parsed.run),
             fix=f"scaleproof run --resume {parsed.run}",
         )
@@ -104,14 +111,14 @@ def act(asked: Asked) -> Answer:
         changed.append(taken)
     if waiting and not changed:
         raise SpecError(
-            f"{_name(waiting[0])} would be better than what is expected, by one session alone",
+            f"{_name(waiting[0])} is better than the reference in one run only",
             where=str(path),
-            expected="a second run, of another day or of other nodes, that shows it as well",
+            expected="a second run, from another day or on other nodes, that confirms it",
             fix=f'scaleproof history baseline accept {parsed.run} --again RUN --reason "..."',
         )
     expected.write(path, list(known.values()))
     if waiting:
-        lines.append(" what waits is better by one session alone: --again RUN, of another day")
+        lines.append(" values that wait need a second run that confirms them: --again RUN")
     lines.append(f" {path}: {len(known)} references, {len(changed)} written")
     if parsed.action == "set" and len(changed) < len(new):
         lines.append(
@@ -121,7 +128,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _refuse(parsed: argparse.Namespace) -> None:
-    """SpecError for words that ask for nothing that can be done."""
+    """Raise SpecError for a missing run, an invalid tolerance or a missing reason."""
     if parsed.run is None:
         raise SpecError(
             f"baseline {parsed.action} needs a run",
@@ -129,7 +136,11 @@ def _refuse(parsed: argparse.Namespace) -> None:
             fix=f"scaleproof history baseline {parsed.action} results/runs/MACHINE/RUN",
         )
     if not 0 < parsed.tolerance < 1:
-        raise SpecError(f"--tolerance {parsed.tolerance}", expected="0.1 is 10 %", fix="0.1")
+        raise SpecError(
+            f"--tolerance {parsed.tolerance}",
+            expected="a share between 0 and 1 (0.1 is 10 %)",
+            fix="0.1",
+        )
     if parsed.action == "accept" and not parsed.reason:
         raise SpecError(
             "accepting a changed value needs a reason",
@@ -139,22 +150,25 @@ def _refuse(parsed: argparse.Namespace) -> None:
 
 
 def _values(run: RunRecord, parsed: argparse.Namespace) -> tuple[list[ExpectedValue], list[str]]:
-    """The values of a run that a verdict could rest on, and a line for each that none could."""
+    """Return the usable values of a run, and a line for each value that is in doubt.
+
+    Raise SpecError if no value is usable.
+    """
     values, in_doubt = expected.measured(run, parsed.tolerance)
     doubted = [f"{case} {why}" for case, why in in_doubt if fnmatchcase(case, parsed.case)]
     new = [r for r in values if fnmatchcase(r.case, parsed.case)]
     if not new and doubted:
         raise SpecError(
-            f"nothing of this run can be a reference: {doubted[0]}",
+            f"no value of this run can be a reference: {doubted[0]}",
             where=str(parsed.run),
-            expected="values that a verdict could rest on",
-            fix=f"scaleproof report {parsed.run}   # says what would decide it",
+            expected="values that a verdict can rest on",
+            fix=f"scaleproof report {parsed.run}   # shows what would decide it",
         )
     if not new:
         raise SpecError(
             "this run has no value that can be a reference",
             where=str(parsed.run),
-            expected="measured cases with real compute (stand-ins say nothing about hardware)",
+            expected="measured cases on real devices (simulated ones say nothing about hardware)",
             fix=f"scaleproof report {parsed.run}",
         )
     return new, [f" in doubt {what}" for what in doubted]
@@ -163,7 +177,10 @@ def _values(run: RunRecord, parsed: argparse.Namespace) -> tuple[list[ExpectedVa
 def _taken(
     new: ExpectedValue, old: ExpectedValue | None, held: ExpectedValue | None
 ) -> ExpectedValue | None:
-    """The value to keep: a better one is the weaker of two runs; None while only one shows it."""
+    """Return the value to store, or None if a better value is not confirmed by a second run.
+
+    Of two runs that show a better value, the weaker value is stored.
+    """
     if old is None or not _better(new, old):
         return new
     if held is None or not _better(held, old):
@@ -172,22 +189,29 @@ def _taken(
 
 
 def _better(new: ExpectedValue, old: ExpectedValue, by: float = DRIFT) -> bool:
-    """Whether a value asks for more than another one: a lucky session must not raise the bar."""
+    """Return whether a value is better than another one by more than a share ``by``.
+
+    A better reference is a stricter threshold, so one fast run alone must not set it.
+    """
     ratio = new.value / old.value if old.value else 1.0
     return ratio > 1 + by if metrics.metric(new.metric).more_is_better else ratio < 1 - by
 
 
 def _elsewhere(path: Path, run: RunRecord) -> dict[tuple[str, str, str | None], ExpectedValue]:
-    """Values of a second run, by key: of another day, or of nodes that the first did not have."""
+    """Return the values of a second run by key.
+
+    Raise SpecError unless it is a complete run on the same hardware class, from another day or on
+    other nodes than the first.
+    """
     second = load(path)
     refuse_unsealed(second, path if path.is_dir() else path.parent)
     nodes = [{machine.host for machine in r.nodes or (r.machine,)} for r in (run, second)]
     same_day = run.started_at[:10] == second.started_at[:10]
     if second.run == run.run or (same_day and nodes[0] & nodes[1]):
         raise SpecError(
-            f"--again {path} is of the same day and of the same nodes",
+            f"--again {path} is from the same day and used the same nodes",
             where=str(path),
-            expected="a run of another day, or of other nodes: one session shares its luck",
+            expected="a run from another day or on other nodes, whose conditions are independent",
             fix='scaleproof history baseline accept RUN --again OTHER --reason "..."',
         )
     if shared := twice(second, run):
@@ -199,7 +223,7 @@ def _elsewhere(path: Path, run: RunRecord) -> dict[tuple[str, str, str | None], 
         )
     if not second.complete or second.machine.hardware_class != run.machine.hardware_class:
         raise SpecError(
-            f"--again {path} was interrupted, or is of other hardware",
+            f"--again {path} was interrupted, or ran on other hardware",
             where=str(path),
             expected=f"a complete run on {run.machine.hardware_class}",
             fix=f"scaleproof report {path}",
@@ -212,7 +236,7 @@ def _name(r: ExpectedValue) -> str:
 
 
 def _range(r: ExpectedValue) -> str:
-    """``-10% +10%``; an open side is left out."""
+    """Return the allowed deviations as ``-10% +10%``, without an open side."""
     return " ".join(f"{side:+.0%}" for side in (r.lower, r.upper) if side is not None)
 
 

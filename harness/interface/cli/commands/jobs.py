@@ -1,7 +1,7 @@
-"""Runs left to an engine's queue: ``run --detach``, then ``status``, ``cancel`` and ``collect``.
+"""Runs in the queue of a scheduler: ``run --detach`` and the commands ``jobs ...``.
 
 The whole run becomes one batch job: its program runs on the first node and starts its agents inside
-the allocation. What is known of a job lies in ``RESULTS/engine/NAME/job.json``.
+the allocation. The file ``RESULTS/engine/NAME/job.json`` describes the job.
 """
 
 import argparse
@@ -50,12 +50,12 @@ EXAMPLES = {
         "jobs collect 4711 --json",
     ),
 }
-#: Verbs that draw nothing from a record, and why.
+#: Commands that need not verify a record, and why.
 UNVOUCHED = {
-    "jobs": "it tells of jobs, and reads no record",
-    "jobs cancel": "it ends a job, and reads no record",
+    "jobs": "it lists jobs and reads no record",
+    "jobs cancel": "it ends a job and reads no record",
 }
-#: Tells a run that came out of the queue since when it was in it, in seconds of the epoch.
+#: Environment variable that gives a detached run its time of submission, in seconds of the epoch.
 SUBMITTED = "SCALEPROOF_SUBMITTED"
 
 
@@ -96,7 +96,7 @@ class Detached:
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """A job, and where it was submitted from."""
+    """Add the job and the results folder from which it was submitted."""
     if command == "jobs":
         sub.add_argument("job", nargs="?", help="show only this job")
     else:
@@ -105,7 +105,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """``status``, ``cancel`` or ``collect``."""
+    """Show, cancel or collect detached runs."""
     results, job = asked.options.results, asked.options.job
     if asked.command == "jobs":
         return status(results, job)
@@ -114,17 +114,17 @@ def act(asked: Asked) -> Answer:
     folder = collect(results, job)
     shown = report.of_run(folder)
     if shown.exit is not Exit.PASSED:
-        return shown  # nobody vouches for what its verdicts say
+        return shown  # the run is not verified, so its verdicts decide nothing
     return replace(shown, exit=exit_status([verdict.counts for verdict in load(folder).verdicts]))
 
 
 def submit(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
-    """Put the run that was asked for into its engine's queue."""
+    """Submit the requested run to its engine's queue, or with ``--dry-run`` return the script."""
     entry = catalogue.get("engines", site.engine)
     if not entry.engine.queues:
         queues = [name for name, e in catalogue.entries["engines"].items() if e.engine.queues]
         raise SpecError(
-            f"--engine {site.engine} has no queue, but --detach needs one",
+            f"--engine {site.engine} has no queue, which --detach needs",
             expected=f"--engine {' or '.join(queues)}",
             fix=f"--engine {queues[0]} --nodes 2 --gpus 16",
         )
@@ -165,7 +165,7 @@ def submit(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
 
 
 def _into(words: Sequence[str], results: Path) -> list[str]:
-    """A command's words for the job: not submitted once more, and with results where they are."""
+    """Return the command for the job, without ``--detach`` and with an absolute results folder."""
     end = words.index("--") if "--" in words else len(words)
     rest = list[str]()
     skip = False
@@ -178,13 +178,16 @@ def _into(words: Sequence[str], results: Path) -> list[str]:
 
 
 def notes() -> list[str]:
-    """How long this run has been in the queue, for its record, where it was."""
+    """Return a note on the time that this run was queued, or nothing if it was not detached."""
     since = os.environ.pop(SUBMITTED, "")
     return [f"engine: {max(0.0, time.time() - float(since)):.0f} s in the queue"] if since else []
 
 
 def known(results: Path, job: str | None = None) -> list[Detached]:
-    """The runs that were submitted from here, oldest first; SpecError for a job that was not."""
+    """Return the detached runs of a results folder, oldest first, or only one of them.
+
+    Raise SpecError for an unknown job.
+    """
     paths = sorted(results.glob("engine/detached-*/job.json"))
     submitted = [from_doc(Detached, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
     wanted = [detached for detached in submitted if job in (None, detached.job)]
@@ -200,7 +203,7 @@ def known(results: Path, job: str | None = None) -> list[Detached]:
 
 
 def status(results: Path, job: str | None) -> Answer:
-    """A line for each: its state in the queue, and the last thing that it said."""
+    """Return each detached run's state in the queue and the last line of its log."""
     document, lines = [], []
     for detached in known(results, job):
         word, why = _queue(detached).state_of(detached.job)
@@ -218,15 +221,18 @@ def status(results: Path, job: str | None) -> Answer:
 
 
 def cancel(results: Path, job: str) -> Answer:
-    """Take a run out of the queue or end it; what it measured is kept."""
+    """Cancel a queued or running job; its measurements are kept."""
     (detached,) = known(results, job)
     _queue(detached).cancel(detached.job)
-    line = f" job {job} is cancelled; for its measurements: scaleproof jobs collect {job}"
+    line = f" job {job} is cancelled; to see its measurements: scaleproof jobs collect {job}"
     return Answer(document={"job": job}, lines=[line])
 
 
 def collect(results: Path, job: str) -> Path:
-    """The folder of a run that is over; LaunchError if it is not, or left nothing."""
+    """Return the folder of a detached run that has ended.
+
+    Raise LaunchError if it has not ended or left no record.
+    """
     (detached,) = known(results, job)
     word, _ = _queue(detached).state_of(job)
     if word:
@@ -236,7 +242,7 @@ def collect(results: Path, job: str) -> Path:
             fix=f"scaleproof jobs {job}",
         )
     log = "\n".join(_said(detached))
-    # The last lines name the run or its page; a hint names the verb, but no folder that is there.
+    # The last lines name the run or its page. Hints contain the command, but no existing folder.
     pattern = r"(?:scaleproof report|^ page) +(\S+?)(?:/report\.html)?(?=\s|$)"
     named = re.findall(pattern, log, re.MULTILINE)
     runs = [Path(name) for name in named if Path(name).is_dir()]

@@ -1,4 +1,4 @@
-"""``join``: be a node of a run that waits for its nodes."""
+"""The command ``jobs join``: make this machine a node of a run that waits for its nodes."""
 
 import argparse
 import os
@@ -21,20 +21,22 @@ EXAMPLES = {
 }
 
 
-#: It becomes an agent and answers nothing.
+#: The command prints no document, because its process becomes an agent.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {}
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Where the run waits, and its secret."""
+    """Add the address of the run and its token."""
     sub.add_argument("address", metavar="HOST:PORT", help="the address at which the run waits")
-    sub.add_argument("--token-file", required=True, metavar="FILE", help="run's token, mode 600")
-    sub.add_argument("--order", type=int, metavar="N", help="this node's number, from 0 on")
+    sub.add_argument(
+        "--token-file", required=True, metavar="FILE", help="file with the run's token, mode 600"
+    )
+    sub.add_argument("--order", type=int, metavar="N", help="this node's number, starting at 0")
     sub.add_argument("--own-address", metavar="IP", help="this node's address for other nodes")
 
 
 def act(asked: Asked) -> NoReturn:
-    """Become this node's agent, until the run is over."""
+    """Replace this process by the node's agent, which ends with the run."""
     parsed = asked.options
     rest = ["--join", parsed.address, "--token-file", parsed.token_file]
     rest += [f"--order={parsed.order}"] if parsed.order is not None else []

@@ -1,4 +1,4 @@
-"""``fabric``: how fast ranks exchange data."""
+"""The command ``network``: check, time and judge collectives between ranks."""
 
 import argparse
 from collections.abc import Mapping
@@ -53,10 +53,10 @@ def act(asked: Asked) -> Answer:
 
 
 def needs_two(site: Site) -> None:
-    """SpecError for a site of one rank."""
+    """Raise SpecError for a site of one rank."""
     if site.world_size < 2:
         raise SpecError(
-            "at least 2 ranks are needed: one rank alone does not communicate",
-            expected="--cpus 2 or more, or --gpus 2",
+            "a single rank does not communicate",
+            expected="at least 2 ranks: --cpus 2 or --gpus 2",
             fix="--cpus 2",
         )

@@ -1,4 +1,4 @@
-"""``init``: a folder of suites to start from, for this machine."""
+"""The command ``new``: write a folder of suites and thresholds to start from."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Two files that run as they are; what is there already is never written over."""
+    """Write files that run unchanged on this machine; existing files are never overwritten."""
     folder = asked.options.folder
     gpus = len(vendor.gpus())
     here = machine.detect()
@@ -50,9 +50,9 @@ def act(asked: Asked) -> Answer:
         "ranks": gpus or min(2, here.num_cores),
         "link": str(here.fabric.link) if here.fabric else "",
         "source": "requirement",
-        "note": "a floor: scaleproof history baseline set RUN has what this hardware reaches"
+        "note": "a floor: scaleproof history baseline set RUN stores what this hardware reaches"
         if gpus
-        else "mechanics only: cores share a cache, a memory bus and their neighbours",
+        else "mechanics only: cores share caches, a memory bus and background load",
     }
     environment = Environment(
         loader=FileSystemLoader(START),
@@ -64,7 +64,7 @@ def act(asked: Asked) -> Answer:
     names = [path.name.removesuffix(".jinja") for path in sorted(START.glob("*.jinja"))]
     if there := [name for name in names if (folder / name).exists()]:
         raise SpecError(
-            f"{folder / there[0]} is there already",
+            f"{folder / there[0]} exists already",
             expected="a new folder",
             fix="scaleproof new another_folder",
         )

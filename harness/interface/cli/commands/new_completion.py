@@ -1,4 +1,4 @@
-"""``completion``: what a shell sources to complete words of this program at TAB."""
+"""The command ``new completion``: the script that a shell sources for completion at TAB."""
 
 import argparse
 from collections.abc import Mapping
@@ -37,6 +37,6 @@ def act(asked: Asked) -> Answer:
     from argcomplete.shell_integration import shellcode
 
     shell = asked.options.shell
-    # The script for bash is zsh's, too.
+    # argcomplete uses one script for bash and zsh.
     script = shellcode(["scaleproof"], shell="bash" if shell == "zsh" else shell)
     return Answer(document={"shell": shell, "script": script}, lines=script.splitlines())

@@ -1,4 +1,4 @@
-"""``report``: the tables of a run, and its HTML page."""
+"""The command ``report``: print the tables of a run and write its HTML page."""
 
 import argparse
 import shlex
@@ -96,25 +96,29 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "--every",
         action="store_true",
-        help="also a line for every verdict, all of the coverage",
+        help="also print a line for every verdict, and the whole coverage",
     )
     form = sub.add_mutually_exclusive_group()
     form.add_argument(
-        "--markdown", action="store_true", help="a table of verdicts for CI summaries"
+        "--markdown", action="store_true", help="print a table of verdicts for CI summaries"
     )
-    form.add_argument("--csv", action="store_true", help="the verdicts as comma-separated values")
+    form.add_argument(
+        "--csv", action="store_true", help="print the verdicts as comma-separated values"
+    )
     form.add_argument(
         "--proposal",
         action="store_true",
-        help="a plot, a table and a paragraph on method, for an application for computing time",
+        help="write a plot, a table and a paragraph on method for a compute time proposal",
     )
     form.add_argument(
-        "--summary", action="store_true", help="with --json: headline and verdicts, not the record"
+        "--summary",
+        action="store_true",
+        help="with --json: print headline and verdicts instead of the record",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """Print the tables, write the page beside the record."""
+    """Return the output in the requested form, and write the page next to the record."""
     given = asked.options
     if given.markdown or given.csv or given.summary:
         run, doubt = verify_cache.vouched(given.run)
@@ -127,19 +131,19 @@ def act(asked: Asked) -> Answer:
 
 
 def _proposal(path: Path) -> Answer:
-    """Written beside the record, and printed."""
+    """Write the proposal's text and plot next to the record, and return the text."""
     from harness.interface.report.page.scaling import speedup
 
     run = load(path)
     folder = path if path.is_dir() else path.parent
     if not (plot := speedup(run)):
         raise ScaleproofError(
-            "nothing was scaled in this run: a plot needs two world sizes",
+            "the run has only one world size, but a plot needs two",
             where=str(path),
-            expected="a ladder",
+            expected="a run with a scaling sweep",
             fix="scaleproof run --script --cpus 2 -- train.py",
         )
-    refuse_unsealed(run, folder)  # it is handed on, apart from its record
+    refuse_unsealed(run, folder)  # readers get the proposal without the record and cannot verify it
     lines = digest.proposal(run, "proposal.svg")
     write_text(folder / "proposal.svg", plot)
     write_text(folder / "proposal.md", "\n".join(lines) + "\n")
@@ -148,8 +152,8 @@ def _proposal(path: Path) -> Answer:
 
 
 def of_run(path: Path, *, every: bool = False) -> Answer:
-    """The screen, or with ``every`` all tables; the page lies beside the record."""
-    with documents.paused():  # a record, and a page of it, have no cycles
+    """Return the screen of a run, or with ``every`` all tables, and write its page."""
+    with documents.paused():  # records and pages have no cycles, so garbage collection can wait
         return _of_run(path, every=every)
 
 

@@ -1,4 +1,4 @@
-"""``advise``: what a run lost most of its time to, and what may help; --try measures that."""
+"""The command ``report advice``: the largest losses of a run and remedies; --try measures them."""
 
 import argparse
 import sys
@@ -49,12 +49,14 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("run", type=Path)
-    sub.add_argument("--case", default="", metavar="TEXT", help="only cases whose name has this")
+    sub.add_argument(
+        "--case", default="", metavar="TEXT", help="only cases whose name contains this text"
+    )
     sub.add_argument(
         "--try",
         action="store_true",
         dest="trying",
-        help="measure every remedy beside the case as it is, in the same blocks",
+        help="measure every remedy and the unchanged case in the same blocks",
     )
     options.add_results(sub)
 
@@ -77,9 +79,9 @@ def act(asked: Asked) -> Answer:
     changes = [(rung, remedies) for rung, of_rung in lost if (remedies := _changes(of_rung))]
     if not changes:
         raise SpecError(
-            "there is no remedy to try",
+            "the losses of this run have no remedy to try",
             where=str(args.run),
-            expected="a large term that a setting changes",
+            expected="a large loss that a setting can reduce",
             fix="scaleproof check",
         )
     measured, outcome, folder = _try(asked, run, changes, catalogue)
@@ -92,13 +94,16 @@ def act(asked: Asked) -> Answer:
 
 
 def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
-    """The rungs whose profile shows what they do unprofiled; SpecError if there are none."""
+    """Return the cases whose profile represents their unprofiled steps.
+
+    Raise SpecError if there are none.
+    """
     rungs_of_case = [rung for rung in rungs(run) if case in rung.arm.case.id]
     trusted = [rung for rung in rungs_of_case if not rung.refused]
     if rungs_of_case and not trusted:
         raise SpecError(
-            f"the profile of {rungs_of_case[0].arm.case.id} is not trusted: its steps take"
-            f" {rungs_of_case[0].perturbation:.2f}x as long as others",
+            f"the profile of {rungs_of_case[0].arm.case.id} cannot be used: profiled steps take"
+            f" {rungs_of_case[0].perturbation:.2f}x as long as unprofiled ones",
             where=str(where),
             expected="a profile without operators, or longer steps",
             fix=f"scaleproof run {rungs_of_case[0].arm.case.family}",
@@ -106,23 +111,23 @@ def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:
     if not trusted:
         named = f" has {case!r} in its name" if case else ""
         raise SpecError(
-            f"no profiled rung in this run{named}",
+            f"no profiled case in this run{named}",
             where=str(where),
-            expected="a ladder measured with its timeline",
+            expected="a scaling sweep that was measured with its timeline",
             fix=f"scaleproof report {where}",
         )
     return trusted
 
 
 def _changes(lost: Sequence[Loss]) -> list[Remedy]:
-    """Every remedy once, whichever terms it may help."""
+    """Return every remedy once, even if it applies to several losses."""
     return list({remedy.name: remedy for loss in lost for remedy in loss.remedies}.values())
 
 
 def _try(
     asked: Asked, run: RunRecord, changes: Sequence[tuple[Rung, list[Remedy]]], catalogue: Catalogue
 ) -> tuple[MeasuredPlans, list[Tried], Path]:
-    """Measure a plan for each rung, where and as the run was."""
+    """Measure a plan of remedies for each case, with the settings of the run."""
     plans = [trial(rung, remedies) for rung, remedies in changes]
     settings = replace(
         run.settings,

@@ -1,4 +1,4 @@
-"""``export``: the figures of runs as a file for other programs."""
+"""The command ``report export``: write the values of runs to a file for other programs."""
 
 import argparse
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ EXAMPLES = {
         "report export RUN --to scaleproof.prom",
     ),
 }
-#: What has a row in a table; the first one is the usual.
+#: Names of the tables; each table has a row for every such object, and the first is the default.
 _TABLES = ("launches", "steps", "points", "verdicts", "budgets")
 
 
@@ -42,10 +42,12 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="ends with .csv, .jsonl, .parquet or .prom (OpenMetrics)",
+        help="the file to write: .csv, .jsonl, .parquet or .prom (OpenMetrics)",
     )
     sub.add_argument(
-        "--table", choices=_TABLES, help=f"what has a row (default: {_TABLES[0]}; not for .prom)"
+        "--table",
+        choices=_TABLES,
+        help=f"the objects in the rows (default: {_TABLES[0]}; not for .prom)",
     )
 
 
@@ -55,17 +57,17 @@ def act(asked: Asked) -> Answer:
     args = asked.options
     if (form := args.to.suffix) not in export.FORMS:
         raise SpecError(
-            f"--to {args.to}: no form has this ending",
+            f"--to {args.to}: this file type is not supported",
             expected=", ".join(export.FORMS),
             fix=f"--to {args.to.stem}.csv",
         )
-    records = [load(path) for path in args.runs]  # a clear error before pandas is there
+    records = [load(path) for path in args.runs]  # reports a bad path before it imports pandas
     runs = [path if path.is_dir() else path.parent for path in args.runs]
     doubts = list(map(unsealed, records, runs))
     if form == ".prom":
         if args.table:
             raise SpecError(
-                "--table has no effect on OpenMetrics: a file of gauges has all cases",
+                "--table does not apply to OpenMetrics, whose file contains all cases",
                 fix=f"scaleproof report export {args.runs[0]} --to {args.to}",
             )
         body = export.openmetrics(records, doubts).encode()

@@ -1,4 +1,4 @@
-"""The verb ``timeline``: the budget of any profiler's traces, or of a run's profiled launches."""
+"""The command ``report timeline``: time budgets of profiler traces or of a run."""
 
 import argparse
 import re
@@ -33,7 +33,7 @@ from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import text, windows as pages
 from harness.record import Budget, LaunchRecord, Operator, Purpose
 
-#: The trace that has all cases of a run.
+#: Name of the merged trace with all cases of a run.
 ALL = "all.trace.json.gz"
 HELP = {
     "report timeline": "show where the time of a step went, from torch.profiler traces",
@@ -79,7 +79,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """One profiled window: its budget, and its traces where more is asked of them.
+    """One profiled window with its time budget; ``open`` reads its traces if more is needed.
 
     ``doubt`` says why a report attributes nothing to it.
     """
@@ -105,13 +105,13 @@ def add_to(parser: argparse.ArgumentParser, command: str) -> None:
         type=Path,
         metavar="PATH",
         default=(),
-        help="a second window or run: what changed in it, term by term and kernel by kernel",
+        help="a second window or run: show the changes in it by term and by kernel",
     )
     parser.add_argument(
         "--details",
         action="store_true",
-        help="also each term's kernels and the operators that launched them, what the host was at"
-        " while its device waited, and each communication: its late rank, its bandwidth",
+        help="also show each term's kernels with the operators that launched them, the host's work"
+        " while the device waited, and each communication's late rank and bandwidth",
     )
     parser.add_argument(
         "--ranges", action="store_true", help="also list the named ranges (NVTX, annotations)"
@@ -119,7 +119,7 @@ def add_to(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument(
         "--step-name",
         metavar="NAME",
-        help="the annotation that is a step, in traces without a ProfilerStep; * matches anything",
+        help="the annotation of a step in traces without a ProfilerStep; * matches anything",
     )
     parser.add_argument(
         "--merge",
@@ -130,7 +130,7 @@ def add_to(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Every window: its budget, and more of it where that is asked for."""
+    """Return the budget of every window and the further tables that the options select."""
     parsed = asked.options
     width = text.columns()
     documents: list[Json] = []
@@ -156,14 +156,14 @@ def act(asked: Asked) -> Answer:
     if parsed.merge is not None and len(windows) > 1:
         path = parsed.merge / ALL
         merge.write(path, {traced.title: traced.open for traced in windows})
-        lines += [f" all of them side by side: {path}", ""]
+        lines += [f" all cases in one trace: {path}", ""]
     return vouched(Answer(document={"windows": documents}, lines=lines[:-1]), runs)
 
 
 def _more(
     window: Traced, parsed: argparse.Namespace, width: int
 ) -> Iterator[tuple[dict[str, Json], list[str]]]:
-    """The tables that are asked for beside the budget: as a document and as lines."""
+    """Yield the further tables that the options select, each as a document and as lines."""
     if parsed.details:
         opened = window.open()
         operations = communications(opened)
@@ -178,12 +178,12 @@ def _more(
 
 
 def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -> Answer:
-    """Windows of one title against each other, or the only ones there are."""
+    """Compare windows with the same title, or two single windows whatever their titles."""
     alone = len(before) == len(after) == 1
     pairs = [(traced, b) for traced in before for b in after if alone or traced.title == b.title]
     if not pairs:
         raise ScaleproofError(
-            "the two have no window in common",
+            "the two sides have no window in common",
             expected=f"one of {', '.join(traced.title for traced in before)}",
             fix="scaleproof report timeline B",
         )
@@ -213,7 +213,10 @@ def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -
 
 
 def _everything(window: Traced) -> tuple[tuple[Operator, ...], bool]:
-    """The kernels or operators of a window, and whether these are all: its traces may be gone."""
+    """Return the operators of a window, and whether the list is complete.
+
+    Without the traces only the operators of the record are known.
+    """
     try:
         opened = window.open()
     except ScaleproofError:
@@ -233,9 +236,9 @@ def _is_run(path: Path) -> bool:
 
 
 def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
-    """Traces of one window, in any order.
+    """Return the window of these traces, which may be in any order.
 
-    Ranks that do not say their number have it from their file's name, or else by their order.
+    A trace that does not state its rank takes it from its file name, or else from the order.
     """
     paths = sorted(paths, key=_by_number) if len(paths) > 1 else paths
     traces = [
@@ -262,12 +265,12 @@ def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
-    """Rank 10 comes after rank 9."""
+    """Return a sort key of a file name that puts rank 10 after rank 9."""
     return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", path.name)]
 
 
 def _named(trace: Trace) -> Trace:
-    """A trace that does not say its rank, with that of its file's name, and a note of it."""
+    """Return a trace with the rank from its file name, and a note on where the rank is from."""
     numbers = re.findall(r"rank[-_]?(\d+)", Path(trace.path).name)
     by = "its file's name" if numbers else "the order of the files"
     rank = int(numbers[-1]) if numbers else -1
@@ -275,7 +278,7 @@ def _named(trace: Trace) -> Trace:
 
 
 def _of_run(path: Path) -> Iterator[Traced]:
-    """The profiled launches of a run, as its record holds them."""
+    """Yield the profiled launches of a run, with the budgets of its record."""
     run = load(path)
     folder = path if path.is_dir() else path.parent
     plans = {plan.hash: plan for plan in run.plans}
@@ -283,9 +286,9 @@ def _of_run(path: Path) -> Iterator[Traced]:
     if not profiled:
         typed = [word for word in run.settings.argv if word != "--no-timeline"]
         raise ScaleproofError(
-            "no profiled launch in this run",
+            "this run has no profiled launch",
             where=str(path),
-            expected="a run without --no-timeline, and with time for it",
+            expected="a run without --no-timeline and with enough time for profiling",
             fix=shlex.join(typed) or "scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     for launch in profiled:
@@ -306,23 +309,23 @@ def _of_run(path: Path) -> Iterator[Traced]:
 
 
 def _file(case: str, launch: str) -> str:
-    """The name of a case's trace file: the case, and its launch's number."""
+    """Return the name of a case's trace file: the case and the number of its launch."""
     return f"{re.sub(r'[^A-Za-z0-9@+=.-]+', '-', case)}-{launch.rpartition('-')[2]}"
 
 
 def _there(folder: Path, launch: LaunchRecord) -> None:
-    """ScaleproofError where the launch's traces are gone, as they are of a copied record."""
+    """Raise ScaleproofError if the launch's traces are missing, as for a copied record."""
     if not any(is_there(trace_path(folder, launch.launch, rank.rank)) for rank in launch.ranks):
         raise ScaleproofError(
-            "the traces of this launch are not here",
+            "the traces of this launch are missing",
             where=str(folder / "launches" / launch.launch),
-            expected="the folder that the run was measured in; its record alone holds the budgets",
+            expected="the complete folder of the run; a record alone contains only budgets",
             fix=f"scaleproof report timeline {folder}",
         )
 
 
 def _doubt(changed: float) -> str:
-    """Why a report says nothing of such a window."""
+    """Return why a report attributes nothing to a window with long profiled steps."""
     return (
         f"profiled steps take {changed:.2f}x as long as unprofiled ones (limit {PERTURBED}):"
         " a report attributes nothing to these figures"

@@ -1,4 +1,4 @@
-"""``run``: measure and judge a case or a recipe, here and now, or from a queue."""
+"""The command ``run``: measure and judge a script, a case or a recipe, at once or from a queue."""
 
 import argparse
 import shlex
@@ -140,7 +140,7 @@ def _add_advanced(sub: argparse.ArgumentParser) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Measure what is asked for; what was measured before an interrupt is kept and shown."""
+    """Measure the target; after an interrupt, keep and show the measurements so far."""
     if asked.options.nsys:
         measuring.become(asked.words, measuring.results(asked))
     if asked.options.resume:
@@ -148,7 +148,7 @@ def act(asked: Asked) -> Answer:
     elif asked.options.target or asked.options.script:
         catalogue, site = measuring.site(asked)
         plans = _plans(asked, catalogue, site)
-        if asked.options.dry_run:  # needs no scheduler, and no package of an engine
+        if asked.options.dry_run:  # works without a scheduler and without packages of an engine
             would = jobs.submit if asked.options.detach else _dry_run
             return would(asked, catalogue, site)
         required = () if asked.options.script else bounds_of(asked.options.target, site, catalogue)
@@ -157,15 +157,15 @@ def act(asked: Asked) -> Answer:
             return jobs.submit(asked, catalogue, site)
     else:
         raise SpecError(
-            "nothing to run",
-            expected="a case, a recipe or --resume RUN",
+            "there is nothing to run",
+            expected="a case, a recipe, --script or --resume RUN",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     return _measured(asked, session, plans)
 
 
 def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
-    """The plans that the command line names: of a target, or of a script of the user's."""
+    """Return the plans of the command line: those of a target, or that of the user's script."""
     args = asked.options
     settings = measuring.settings(asked)
     ablations = list(dict.fromkeys(args.ablate))
@@ -175,7 +175,7 @@ def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
     if args.target or settings or ablations:
         option = args.target or ("--set" if settings else "--ablate")
         raise SpecError(
-            f"{option} does not go with --script",
+            f"{option} cannot be used with --script",
             expected="the script's own arguments, after --",
             fix="scaleproof run --script --cpus 2 -- train.py ARGS",
         )
@@ -190,7 +190,7 @@ def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
 
 
 def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
-    """The steps of a script: as its pilot asks for, or as the user says."""
+    """Return the protocol of a script, with the user's numbers of steps or those of its pilot."""
     if steps is None and warm_up is None:
         return REAL
     cut = warm_up or REAL.cut
@@ -198,22 +198,22 @@ def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
 
 
 def _check_clean(paths: Sequence[str]) -> None:
-    """SpecError where a user's own file would be removed."""
+    """Raise SpecError if ``--clean`` would remove an existing file or one outside this folder."""
     working_folder = Path.cwd()
     for path in paths:
         target = (working_folder / path).resolve()
         if not target.is_relative_to(working_folder) or target == working_folder:
             raise SpecError(
-                f"--clean {path}: not a path below this folder",
+                f"--clean {path}: the path is not below this folder",
                 where=str(working_folder),
-                expected="what the script writes, as --clean out checkpoints",
+                expected="files that the script writes, for example --clean out checkpoints",
                 fix=f"ls {target}",
             )
         if target.exists():
             raise SpecError(
-                f"--clean {path}: it is there already, and would be removed",
+                f"--clean {path}: the path exists already and would be removed",
                 where=str(working_folder),
-                expected="what only launches write",
+                expected="files that only launches write",
                 fix=f"mv {path} {path}.mine",
             )
 
@@ -229,10 +229,10 @@ def _measured(asked: Asked, session: Session, plans: list[Plan]) -> Answer:
 
 
 def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
-    """The session of an interrupted run, on the site that it was begun on."""
+    """Return the session and plans of an interrupted run, on its original site."""
     folder = Path(asked.options.resume)
     old = load(folder)
-    above = folder.resolve().parents  # a copy may lie anywhere
+    above = folder.resolve().parents  # a copied run need not lie in RESULTS/runs/MACHINE
     usual = len(above) > 2 and above[1].name == "runs"
     asked.options.results = str(above[2] if usual else above[0])
     catalogue = options.catalogue([*old.settings.paths, *asked.options.path])
@@ -244,8 +244,9 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
 
 
 def _dry_run(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
-    """The commands that an engine would run to start its agents, its files first; nothing is
-    started.
+    """Return the files and commands with which an engine would start its agents.
+
+    Nothing is started.
     """
     settings = options.engine_settings(measuring.values(asked), catalogue)
     where = Where(nodes=site.nodes, device=site.device, settings=settings)

@@ -1,4 +1,7 @@
-"""``compress``: every codec on one model: its bytes, its cost, the link rate at which it pays."""
+"""The command ``run compress``: bytes, cost and break-even link rate of gradient compressors.
+
+Compressors are called codecs in options and tables.
+"""
 
 import argparse
 import math
@@ -43,53 +46,59 @@ EXAMPLES = {
     ),
 }
 
-#: What ranks do that do not talk: a codec that learns no better is of no use.
+#: Name of the arm whose ranks do not communicate; a useful compressor learns better than this arm.
 APART = "no exchange"
-#: Steps of ranks that train what is compared: enough for losses to differ.
+#: Steps of each compared training, which are enough for losses to differ.
 STEPS = 96
 METRICS = ("step_s", "throughput_ratio", "sent_bytes")
-#: On shaped links, where a step takes long.
+#: Protocol on shaped links, on which a step takes long.
 LINK = Protocol(steps=16, cut=4, max_blocks=3)
-#: Rates of links on which a break-even is confirmed, as multiples of it.
+#: Link rates at which a break-even rate is confirmed, as multiples of it.
 AROUND = (0.5, 1.0, 2.0)
-#: What a prediction may be off.
+#: Largest relative error of a confirmed prediction.
 CLOSE = 0.10
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    sub.add_argument("target", metavar="model", help="a model and its size, as decoder-nano")
+    sub.add_argument(
+        "target", metavar="model", help="a model and its size, for example decoder-nano"
+    )
     measuring.add_measuring_options(sub, cases=False)
     sub.add_argument(
-        "--codecs", default="", metavar="A,B", help="only these (default: all that are in use)"
+        "--codecs", default="", metavar="A,B", help="only these compressors (default: all)"
     )
     sub.add_argument(
         "--rates",
         default="100,1000,10000",
         metavar="MBIT,..",
-        help="link rates at which steps are shown (default: 100,1000,10000)",
+        help="link rates at which step times are shown (default: 100,1000,10000)",
     )
     sub.add_argument(
         "--no-feedback",
         action="store_true",
         dest="bare",
-        help="also each codec without its error feedback",
+        help="also measure each compressor without its error feedback",
     )
     sub.add_argument(
         "--tuned",
         action="store_true",
-        help="also train each under the optimizer that it is published with, at its best rate",
+        help="also train each with the optimizer of its publication, at its best learning rate",
     )
     sub.add_argument(
         "--confirm",
         default="",
         metavar="CODEC",
-        help="measure it beside dense on links at half, once and twice its break-even (emulated)",
+        help="measure it and dense training on emulated links of 0.5, 1 and 2 times its break-even"
+        " rate",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmed:
-    """A link set to a rate (bit/s), and steps (s) of dense and of a codec: foretold, measured."""
+    """Predicted and measured step times (s) of dense and compressed training on a shaped link.
+
+    ``rate`` is that of the link in bit/s.
+    """
 
     rate: float
     dense_s: float
@@ -99,7 +108,7 @@ class Confirmed:
 
     @property
     def off(self) -> float:
-        """The larger relative error of the two."""
+        """Return the larger relative error of the two predictions."""
         return max(
             abs(self.dense_s / self.measured_dense_s - 1),
             abs(self.codec_s / self.measured_codec_s - 1),
@@ -107,22 +116,22 @@ class Confirmed:
 
     @property
     def tie(self) -> bool:
-        """Whether both are foretold to be alike, so that neither has to win."""
+        """Return whether the predicted times are so close that either may be faster."""
         return abs(self.dense_s / self.codec_s - 1) < CLOSE
 
     @property
     def won(self) -> bool:
-        """Whether the faster one is the one that was foretold."""
+        """Return whether the predicted winner was faster."""
         return (self.codec_s < self.dense_s) == (self.measured_codec_s < self.measured_dense_s)
 
     @property
     def right(self) -> bool:
-        """Whether steps are as foretold, and the faster one is."""
+        """Return whether both the times and the winner are as predicted."""
         return self.off <= CLOSE and (self.tie or self.won)
 
 
 def act(asked: Asked) -> Answer:
-    """One table; with --confirm what was foretold of links, and what was measured on them."""
+    """Return a table of compressors; with ``--confirm`` also predictions and measurements."""
     args = asked.options
     width = text.columns()
     catalogue, site = measuring.site(asked)
@@ -138,8 +147,8 @@ def act(asked: Asked) -> Answer:
         facts = session.run.described[plan.arms[0].case.hash].facts
         if args.tuned and (facts is None or facts.loss_floor is None):
             without_loss.append(
-                f" tuned    not trained: no loss of {args.target} is compared, since its data's"
-                " entropy is unknown; a decoder's is known"
+                f" tuned    not trained: the losses of {args.target} cannot be compared, because"
+                " the entropy of its data is unknown; that of a decoder is known"
             )
         elif args.tuned:
             session.run.announce([tuned_plan])
@@ -175,26 +184,26 @@ def act(asked: Asked) -> Answer:
 
 
 def _refuse(args: argparse.Namespace, site: Site, catalogue: Catalogue) -> None:
-    """SpecError where nothing is sent, or no link can be set."""
+    """Raise SpecError for a single rank, or if ``--confirm`` needs an engine that shapes links."""
     if site.world_size < 2:
         raise SpecError(
-            "one rank sends nothing",
+            "a single rank sends nothing",
             where=args.target,
-            expected="2 ranks and more",
+            expected="at least 2 ranks",
             fix=f"scaleproof run compress {args.target} --cpus 2",
         )
     if args.confirm and not catalogue.get("engines", site.engine).engine.shapes_links:
         raise SpecError(
-            f"engine {site.engine} sets no link rates",
+            f"engine {site.engine} cannot set link rates",
             where=f"--confirm {args.confirm}",
-            expected="an engine that does",
+            expected="an engine that can, such as emulated",
             fix=f"scaleproof run compress {args.target} --engine emulated --nodes 2x1"
             f" --confirm {args.confirm}",
         )
 
 
 def _rates(text: str) -> list[float]:
-    """``100,1000`` in Mbit/s -> bit/s; SpecError for anything else."""
+    """Return rates like ``100,1000`` (Mbit/s) in bit/s; raise SpecError for anything else."""
     try:
         rates = [float(part) * 1e6 for part in text.split(",")]
     except ValueError:
@@ -209,7 +218,10 @@ def _rates(text: str) -> list[float]:
 
 
 def _named(catalogue: Catalogue, args: argparse.Namespace) -> list[str]:
-    """The codecs that were asked for; all but those that are wrong on purpose."""
+    """Return the names of the requested compressors, by default all that are correct.
+
+    Raise SpecError for an unknown name.
+    """
     offered = [
         name
         for name, entry in catalogue.entries["compressors"].items()
@@ -229,7 +241,7 @@ def _named(catalogue: Catalogue, args: argparse.Namespace) -> list[str]:
 
 
 def _strategies(catalogue: Catalogue) -> tuple[str, str]:
-    """The strategy whose gradients can go through a hook, and the one that sends them so."""
+    """Return the dense strategy whose hook can be replaced, and the one that compresses in it."""
     strategies = catalogue.entries["strategies"].items()
     hooked = next(name for name, entry in strategies if entry.head.get("HOOKED"))
     return hooked, next(name for name, entry in strategies if entry.supports.compressor)
@@ -238,7 +250,7 @@ def _strategies(catalogue: Catalogue) -> tuple[str, str]:
 def _plan(
     model: str, names: Sequence[str], site: Site, catalogue: Catalogue, *, bare: bool
 ) -> Plan:
-    """Dense training, training apart, bf16, and every codec, in the same blocks."""
+    """Return a plan with dense training, no exchange, bf16 and every compressor in its blocks."""
     hooked, coding = _strategies(catalogue)
     halves = [
         name for name, entry in catalogue.entries["compressors"].items() if entry.head.get("BESIDE")
@@ -270,9 +282,10 @@ def _plan(
 
 
 def _tuned(model: str, names: Sequence[str], site: Site, catalogue: Catalogue) -> Plan:
-    """Each codec under the optimizer of its ``METHOD``, and dense training under each of these.
+    """Return a plan of each compressor with the optimizer of its ``METHOD``, and of dense training.
 
-    Every one at every rate of its grid; only losses are asked for, so there are pilots alone.
+    Each is trained at every learning rate of its grid. Only losses are compared, so the plan
+    consists of pilots.
     """
     hooked, coding = _strategies(catalogue)
     cases: dict[str, CaseSpec] = {}
@@ -290,7 +303,7 @@ def _tuned(model: str, names: Sequence[str], site: Site, catalogue: Catalogue) -
             continue
         dense_steps = {f"{coding}.start": method["start"]} if "start" in method else {}
         if dense_steps:
-            add(f"{hooked}", Optimizer.ADAMW, {})  # what a frozen variance stands in for
+            add(f"{hooked}", Optimizer.ADAMW, {})  # the method approximates AdamW
         else:
             add(f"{hooked}", method["optimizer"], {})
         add(f"{coding}:{name}", method["optimizer"], dense_steps)
@@ -309,19 +322,24 @@ def _confirm(
     plan: Plan,
     name: str,
 ) -> list[Confirmed]:
-    """Dense and the codec on links of three rates; SpecError if there is none to set."""
+    """Measure dense and compressed training on links of three rates around the break-even rate.
+
+    Raise SpecError if the compressor was not measured or has no break-even rate.
+    """
     before = session.run.bare()
     link_bps = compressors.link_bps(before, plan.arms[0].case)
     by_name = {cost.name: cost for cost in compressors.costs(before, plan)}
     if name not in by_name or DENSE not in by_name:
-        raise SpecError(f"{name} was not measured", expected="no ERROR above", fix="--codecs")
+        raise SpecError(
+            f"{name} was not measured", expected="launches without an ERROR", fix="--codecs"
+        )
     pays = by_name[name].pays[DENSE].rate
     if not 0 < pays < math.inf:
         message = "never" if pays == 0 else "always"
         raise SpecError(
-            f"{name} {message} wins: no rate to confirm",
+            f"{name} {message} wins, so there is no break-even rate to confirm",
             where=plan.name,
-            expected="a codec that wins on slow links and loses on fast ones",
+            expected="a compressor that wins on slow links and loses on fast ones",
             fix="--codecs",
         )
     arms = {a.name: a.case for a in plan.arms}
@@ -353,7 +371,7 @@ def _confirm(
 
 
 def _told(confirmed: Sequence[Confirmed], name: str, width: int) -> list[str]:
-    """Foretold and measured, a line a rate."""
+    """Return a table of predictions and measurements with a row for each rate."""
     if not confirmed:
         return []
     columns: list[Column[Confirmed]] = [
@@ -366,7 +384,7 @@ def _told(confirmed: Sequence[Confirmed], name: str, width: int) -> list[str]:
         Column(
             "winner",
             9,
-            lambda c: "a tie" if c.tie else "as foretold" if c.won else "WRONG",
+            lambda c: "a tie" if c.tie else "as predicted" if c.won else "WRONG",
             left=True,
         ),
     ]
@@ -381,7 +399,7 @@ def _finite(value: float) -> float | None:
 
 
 def _documents(costs: Sequence[EncodingCost]) -> list[Json]:
-    """Costs as JSON, which has no infinity: None stands for any rate."""
+    """Return the costs for JSON, which has no infinity; None means any rate."""
     documents = []
     for cost in costs:
         pays = {

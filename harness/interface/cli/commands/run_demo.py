@@ -1,4 +1,4 @@
-"""``demo``: a ladder of a small training on this machine, in a minute, with a page at its end."""
+"""The command ``run demo``: a scaling sweep of a small model on this machine, in a minute."""
 
 import argparse
 import os
@@ -19,9 +19,9 @@ EXAMPLES = {
         "run demo --results out",
     ),
 }
-#: Verbs that draw nothing from a record, and why.
+#: Commands that need not verify a record, and why.
 UNVOUCHED = {
-    "run demo": "it reports what it has just measured itself",
+    "run demo": "it reports a run that it has just measured",
 }
 #: The documents that each command prints with ``--json``.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
@@ -30,16 +30,18 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 CASE = "ddp/decoder-nano/weak"
 BUDGET_S = 40
-#: More ranks than these take longer to start than a demonstration should.
+#: Largest number of ranks; more of them would take too long to start for a demonstration.
 MOST_RANKS = 4
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    sub.add_argument("--results", metavar="DIR", help="where it is written (default: results)")
+    sub.add_argument(
+        "--results", metavar="DIR", help="folder that the run is written to (default: results)"
+    )
 
 
 def act(asked: Asked) -> Answer:
-    """The run that anybody could have typed: its last lines say how."""
+    """Run an ordinary ``scaleproof run``; its last lines show the command."""
     words = ["run", CASE, *_ranks(), "--time-budget", str(BUDGET_S)]
     words += ["--results", asked.options.results] if asked.options.results else []
     parser = argparse.ArgumentParser()
@@ -48,7 +50,10 @@ def act(asked: Asked) -> Answer:
 
 
 def _ranks() -> list[str]:
-    """GPUs, where there are several: one has nothing to be compared with."""
+    """Return the option for the ranks: GPUs if there are several, else CPUs.
+
+    A single GPU has nothing to be compared with.
+    """
     num_gpus = len(vendor.gpus())
     if num_gpus > 1:
         return ["--gpus", str(min(num_gpus, MOST_RANKS))]

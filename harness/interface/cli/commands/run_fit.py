@@ -1,4 +1,4 @@
-"""``fit``: the largest micro-batch of a case that fits, each tried in a fresh world."""
+"""The command ``run fit``: find the largest micro-batch that fits, each tried in a new launch."""
 
 import argparse
 import contextlib
@@ -37,9 +37,9 @@ EXAMPLES = {
     ),
 }
 
-#: A world trains so many steps: memory has settled after the second.
+#: Protocol of each trial: 5 steps, because memory has settled after the second.
 PROTOCOL = Protocol(steps=5, cut=2)
-#: What is foreseen to need so many times what is allowed is not launched.
+#: A micro-batch is not launched if its predicted memory exceeds the allowed memory by this factor.
 FORESEEN = 2.0
 
 
@@ -65,26 +65,26 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         type=_share,
         default=0.1,
         metavar="SHARE",
-        help="memory that is to stay free (default: 0.1)",
+        help="share of memory that must stay free (default: 0.1)",
     )
     sub.add_argument(
         "--memory",
         type=float,
         metavar="GIB",
-        help="what a rank may have (default: its GPU's, or its part of the host's)",
+        help="memory of a rank (default: that of its GPU, or its part of the host's memory)",
     )
-    sub.add_argument("--most", type=measuring.positive, metavar="N", help="try none above N")
+    sub.add_argument("--most", type=measuring.positive, metavar="N", help="largest value to try")
 
 
 def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected 0 <= SHARE < 1")
     return value
 
 
 def act(asked: Asked) -> Answer:
-    """Tries, and the command that uses what was found; the case itself is never changed."""
+    """Return the trials and the command that uses the result; only the micro-batch is varied."""
     catalogue, site = measuring.site(asked)
     case = _case(asked, catalogue, site)
     with contextlib.closing(measuring.session(asked, catalogue, site)) as session:
@@ -117,14 +117,17 @@ def act(asked: Asked) -> Answer:
 
 
 def _case(asked: Asked, catalogue: Catalogue, site: Site) -> CaseSpec:
-    """The largest rung of the case; SpecError for one whose batch is not a rank's to choose."""
+    """Return the largest world of the case.
+
+    Raise SpecError for strong scaling, in which the micro-batch is not free.
+    """
     plan = case_plan(asked.options.target, site, catalogue, measuring.settings(asked))
     case = max((arm.case for arm in plan.arms if arm.role is not Role.ABLATION), key=_ranks)
     if case.mode is Mode.STRONG:
         raise SpecError(
-            "a strong ladder fixes the global batch",
+            "strong scaling fixes the global batch, so the micro-batch cannot be chosen",
             where=case.id,
-            expected="a weak case: its micro-batch is free",
+            expected="a case with weak scaling",
             fix=f"scaleproof run fit {case.family}",
         )
     return catalogue.normalise(case)
@@ -135,7 +138,7 @@ def _ranks(case: CaseSpec) -> int:
 
 
 def _unit(catalogue: Catalogue, case: CaseSpec) -> int:
-    """The number that a micro-batch must be a multiple of, so that every shard has whole parts."""
+    """Return the number that divides every valid micro-batch, so that shards have whole parts."""
     strategy = catalogue.get("strategies", case.strategy)
     supports = strategy.supports
     mesh = strategy.supports.mesh(case)
@@ -146,7 +149,7 @@ def _unit(catalogue: Catalogue, case: CaseSpec) -> int:
 
 
 def _limit(asked: Asked, case: CaseSpec, machine: Machine) -> float:
-    """Bytes that a rank may have."""
+    """Return the memory of a rank in bytes."""
     if asked.options.memory is not None:
         return float(asked.options.memory * 2**30)
     if case.device is Device.CUDA and machine.gpu_memory_gib is not None:
@@ -163,10 +166,10 @@ def _try(
     before: Sequence[Attempt],
     folder: Path,
 ) -> Attempt:
-    """One micro-batch in a world of its own; what is far beyond what is allowed is not launched."""
+    """Try one micro-batch in a new launch, unless its predicted memory is far too large."""
     line = batches.grown(before)
     if line is not None and line.at(micro) > FORESEEN * allowed:
-        reason = f"not launched: {si(line.at(micro), 'B')} are foreseen"
+        reason = f"not launched: predicted to need {si(line.at(micro), 'B')}"
         return Attempt(micro=micro, peak_bytes=None, why=reason)
     sized = catalogue.normalise(replace(case, micro_batch=micro))
     (described,) = session.bench.describe([sized])
@@ -185,11 +188,14 @@ def _try(
 
 
 def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
-    """Says whether a launch's micro-batch fits; LaunchError if it broke for another reason."""
+    """Return whether a launch's micro-batch fits.
+
+    Raise LaunchError if the launch failed for another reason.
+    """
     if launch.cause is not None and launch.cause.kind != "memory":
         raise LaunchError(
-            f"micro_batch={micro} broke: {launch.cause.message}",
-            expected="a training that runs, or lacks memory",
+            f"the launch with micro_batch={micro} failed: {launch.cause.message}",
+            expected="training that succeeds or runs out of memory",
             fix="scaleproof check",
         )
     if launch.cause is not None:
@@ -199,8 +205,8 @@ def _found(launch: LaunchRecord, micro: int, allowed: float) -> Attempt:
     peak = launch.peak_bytes
     if peak is None:
         raise LaunchError(
-            "no rank says how much memory it took",
-            expected="a device or /proc that tells",
+            "no rank reported its memory",
+            expected="a device or a /proc that reports peak memory",
             fix="scaleproof check",
         )
     reason = "" if peak <= allowed else f"above {si(allowed, 'B')}"
@@ -231,18 +237,18 @@ def _told(
     limit: float,
     allowed: float,
 ) -> Iterator[str]:
-    """The answer, what limits it, and the command that uses it."""
+    """Yield the result, what limits it, and the command that uses it."""
     room = f"{si(allowed, 'B')}, {asked.options.headroom:.0%} below {si(limit, 'B')} a rank"
     line = batches.grown(tried)
     if best is None:
-        yield f" NONE     not even {tried[0].micro} a rank: {tried[0].why} (allowed: {room})"
+        yield f" NONE     {tried[0].micro} a rank does not fit: {tried[0].why} (allowed: {room})"
         yield " try      more ranks, a smaller size, or --set checkpoint=true"
         return
     yield f" largest  {best.micro} a rank: {si(best.peak_bytes, 'B')} of {room}"
     failed = [attempt for attempt in tried if not attempt.fits]
     if failed and line is not None:
         yield (
-            f" limit    memory: {si(max(0.0, line.fixed), 'B')} whatever the batch,"
+            f" limit    memory: {si(max(0.0, line.fixed), 'B')} for any batch, and"
             f" {si(line.per_sample, 'B')} a sample"
         )
     elif asked.options.most is not None:
@@ -254,7 +260,7 @@ def _told(
 
 
 def _without(words: Sequence[str]) -> list[str]:
-    """The words of the command but for those that only ``fit`` takes."""
+    """Return the words of the command without the options that only ``run fit`` takes."""
     words_left = []
     skip = False
     for word in words:

@@ -1,4 +1,4 @@
-"""``list``: everything that a case can name."""
+"""The command ``run list``: all names that can be used in a case."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,12 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    sub.add_argument("kind", nargs="?", choices=KINDS, help="only this kind")
+    sub.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind, in more detail")
     options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:
-    """A line for each; knobs and sizes where one kind was asked for."""
+    """Return a line for each name; with a kind also its options and sizes."""
     kind = asked.options.kind
     catalogue = options.catalogue(
         asked.options.path, [path for path in [Path("suites")] if path.is_dir()]
@@ -72,7 +72,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _more(entry: Entry, catalogue: Catalogue) -> list[str]:
-    """Knobs, sizes, and of strategies what they train and how ranks can stand."""
+    """Return lines on options and sizes, and on models, precisions and meshes of a strategy."""
     knobs = [f"{entry.name}.{key}={knob}" for key, knob in entry.knobs.items() if key != "version"]
     lines = [f"knobs: {', '.join(knobs)}"] if knobs else []
     lines += [f"sizes: {', '.join(entry.head['SIZES'])}"] if "SIZES" in entry.head else []

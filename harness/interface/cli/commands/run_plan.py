@@ -1,4 +1,4 @@
-"""``plan``: what would be launched, how long it will take, and what each case will need."""
+"""The command ``run plan``: the launches of a run, their time, and the needs of each case."""
 
 import argparse
 import contextlib
@@ -55,13 +55,13 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="MARKS",
         default=planned_hardware.USUAL_TIER,
         dest="marks",
-        help=f"only suites with these pytest marks (default: {planned_hardware.USUAL_TIER!r})",
+        help=f"suites with these marks, as for pytest -m (default: {measuring.USUAL_TIER!r})",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """A row for each arm; the agent is asked, nothing is launched."""
-    hardware = planned_hardware.on(asked.options.on)
+    """Return a row for each arm; an agent describes the cases, and nothing is launched."""
+    hardware = measuring.on(asked.options.on)
     catalogue, local_site = measuring.site(asked)
     site = local_site if hardware is None else planned_hardware.site_of(hardware)
     named = partial(
@@ -76,7 +76,7 @@ def act(asked: Asked) -> Answer:
     plans = named(planned_hardware.tier(asked.options.marks))
     if not plans and (left_out := named()):
         raise SpecError(
-            f"no suite of {asked.options.target} has the marks that are asked for",
+            f"no suite of {asked.options.target} has the requested marks",
             where=f"-m {asked.options.marks!r}",
             expected=f"marks of one of its {len(left_out)} plans",
             fix=f"scaleproof run plan {asked.options.target} -m 'nightly or acceptance'",
@@ -115,7 +115,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _swept(thresholds: Sequence[Threshold], site: Site, machine: Machine) -> Counter[str]:
-    """The rules that judge sweeps of the fabric, and how many worlds each judges."""
+    """Return the thresholds on sweeps of the fabric, and how many worlds each judges."""
     return Counter(
         rule.name
         for rule in thresholds
@@ -127,13 +127,13 @@ def _swept(thresholds: Sequence[Threshold], site: Site, machine: Machine) -> Cou
 
 
 def _sweeps(site: Site, judged: bool) -> int:
-    """The sweeps of the fabric that a run on a site makes: more than one if a rule judges them."""
+    """Return the number of sweeps of the fabric in a run; a judged world needs several."""
     worlds = shapes(site.nodes) if site.world_size > 1 else ()
     return len(worlds) * (FIRST_LOOK if judged else 1)
 
 
 def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Which arms would run at once there, each on devices of its own."""
+    """Return the arms that would run concurrently on other hardware, each on separate devices."""
     if any(arm.case.device is not Device.CUDA or arm.case.first_device for arm in arms):
         return [[arm] for arm in arms]
     return [[arms[i] for i in slot] for slot in packing.slots([arm.case for arm in arms], on.nodes)]
@@ -141,8 +141,9 @@ def _seated(on: Hardware, plan: Plan, arms: Sequence[Arm]) -> list[list[Arm]]:
 
 @dataclass(frozen=True)
 class Look:
-    """The place where plans would run, as far as it is known; ``link``: the slowest one's B/s, 0
-    unknown.
+    """The machine and settings under which plans would run.
+
+    ``link`` is the rate of a rank's slowest link in B/s, or 0 if it is unknown.
     """
 
     machine: Machine
@@ -154,7 +155,7 @@ class Look:
     sweeps: int = 0
 
     def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[PlanOutlook]:
-        """Every plan, with what it takes after those before it."""
+        """Return every plan with its launches and time, after the plans before it."""
         arms = {plan.hash: [arm for arm in plan.arms if self.runs(arm)] for plan in plans}
         expected = forecast.Forecast(
             plans=plans,
@@ -177,7 +178,7 @@ class Look:
         return [self._outlook(p, arms[p.hash], seconds[p.hash], device_s[p.hash]) for p in plans]
 
     def runs(self, arm: Arm) -> bool:
-        """Whether an arm can be launched at all."""
+        """Return whether an arm can be launched."""
         answer = self.described[arm.case.hash]
         return not answer.error and blockers.fits(answer, arm.case, self.machine)
 

@@ -1,4 +1,4 @@
-"""``verify``: every figure and verdict again, from the stored samples; ``sign``: vouch for them."""
+"""The commands ``verify`` (recompute a run from its samples) and ``accept sign`` (sign a run)."""
 
 import argparse
 import datetime
@@ -39,7 +39,7 @@ EXAMPLES = {
 
 
 class Verified(TypedDict):
-    """A Verification, and with ``--thresholds`` the verdicts under these rules."""
+    """A Verification, with the verdicts under the thresholds of ``--thresholds``."""
 
     num_launches: int
     num_samples: int
@@ -68,26 +68,26 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
             type=Path,
             required=True,
             metavar="FILE",
-            help="the private key; SCALEPROOF_PASSPHRASE opens it",
+            help="the private key; SCALEPROOF_PASSPHRASE is its passphrase",
         )
         return
     sub.add_argument(
-        "--thresholds", type=Path, metavar="FILE", help="also judge the run again by these rules"
+        "--thresholds", type=Path, metavar="FILE", help="also judge the run by these thresholds"
     )
     sub.add_argument(
-        "--key", type=Path, metavar="FILE", help="the public key that must have signed"
+        "--key", type=Path, metavar="FILE", help="the public key of the expected signature"
     )
-    sub.add_argument("--nonce", metavar="TEXT", help="the text that was given before the run")
+    sub.add_argument("--nonce", metavar="TEXT", help="the nonce that was issued before the run")
     sub.add_argument(
         "--given",
         metavar="TIME",
-        help="when it was given, as 2026-11-25T09:00Z: says how many runs fit in since then",
+        help="when the nonce was issued (2026-11-25T09:00Z): show how many runs fit since then",
     )
     options.add_path(sub)
 
 
 def act(asked: Asked) -> Answer:
-    """Lists the differences; then the verdicts under other rules, if there is none."""
+    """Return the differences, and without any also the verdicts under other thresholds."""
     if asked.command == "accept sign":
         return _sign(asked.options.run, asked.options.key)
     _refuse_no_nonce(asked)
@@ -120,18 +120,18 @@ def act(asked: Asked) -> Answer:
 
 
 def _refuse_no_nonce(asked: Asked) -> None:
-    """SpecError where a nonce is asked for that says nothing, or a time without its nonce."""
+    """Raise SpecError for an empty nonce, or for the time of a nonce without the nonce."""
     nonce, given = asked.options.nonce, asked.options.given
     if nonce == "" or (given and nonce is None):
         raise SpecError(
-            "--nonce is empty" if nonce == "" else f"--given {given} is the time of a nonce",
-            expected="the text that was given before the run",
+            "--nonce is empty" if nonce == "" else f"--given {given} needs --nonce",
+            expected="the nonce that was issued before the run",
             fix=f"scaleproof verify {asked.options.run} --nonce TEXT",
         )
 
 
 def _sign(folder: Path, key: Path) -> Answer:
-    """Only what verifies is signed."""
+    """Verify a run and sign it; raise RecordError if it does not verify."""
     if differences := verify(load(folder), folder).differences:
         raise RecordError(
             f"this run does not verify: {differences[0]}",
@@ -146,17 +146,17 @@ def _sign(folder: Path, key: Path) -> Answer:
         f" check  scaleproof verify {folder} --key PUBLIC_KEY",
     ]
     if before is not None and before.key != signature_made.key:
-        lines.append(f" in the place of a signature by {before.key}")
+        lines.append(f" this replaces a signature by {before.key}")
     return Answer(document=to_doc(signature_made), lines=lines)
 
 
 def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]]:
-    """Whose signature covers the run, and what of the key or the nonce does not fit."""
+    """Return the key that signed the run, and the differences from the expected key and nonce."""
     signature_there = signature.signed(folder)
     wrong = []
     given = asked.options.given
     if given and datetime.datetime.fromisoformat(run.started_at) < options.moment(given):
-        wrong.append(f"the run began at {run.started_at}, before the nonce was given")
+        wrong.append(f"the run began at {run.started_at}, before the nonce was issued")
     if asked.options.nonce is not None and run.settings.nonce != asked.options.nonce:
         made_after = f"the nonce {run.settings.nonce!r}" if run.settings.nonce else "no nonce"
         wrong.append(f"this run has {made_after}; {asked.options.nonce!r} was expected")
@@ -169,7 +169,7 @@ def _vouched(asked: Asked, run: RunRecord, folder: Path) -> tuple[str, list[str]
 
 
 def _chances(run: RunRecord, folder: Path, given: str | None) -> list[str]:
-    """How many runs a site could have made with this nonce, to hand over the best."""
+    """Return lines on how many runs a site could have made with this nonce to select the best."""
     links = chain.read(folder)
     if given is None or not links or run.elapsed_s <= 0:
         return []
@@ -177,22 +177,22 @@ def _chances(run: RunRecord, folder: Path, given: str | None) -> list[str]:
     since_s = (ended - options.moment(given)).total_seconds()
     number = int(since_s / run.elapsed_s)
     if number < 2:
-        return [" no second run of this length fits in between the nonce and its end"]
+        return [" no second run of this length fits between the nonce and the end of this one"]
     return [
-        f" {number} runs of this length fit in between the nonce and the end of this one: the best",
-        " of them may have been handed over. Ask for a run right after the nonce",
+        f" {number} runs of this length fit between the nonce and the end of this one, so this may",
+        " be the best of several. Require that the run begins right after the nonce is issued",
     ]
 
 
 def _sittings(folder: Path) -> list[str]:
-    """Whether the run was interrupted: where its chain is cut, nobody can say why."""
+    """Return lines on interruptions of the run, whose causes the chain cannot show."""
     number = sum(link.kind is chain.Kind.SITTING for link in chain.read(folder))
     if not number:
         return []
     return [
-        f" interrupted {number} time{'s' if number > 1 else ''}: what was cut off was launched"
-        " again. A chain",
-        " does not tell a run that died from one that somebody cut to launch anew",
+        f" interrupted {number} time{'s' if number > 1 else ''}: launches in progress were"
+        " repeated. The chain",
+        " cannot show whether the run crashed or somebody stopped it to repeat a launch",
     ]
 
 
@@ -202,22 +202,22 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
         f" {verified.num_verdicts} verdicts recomputed",
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
     ]
-    lines.append(" taken as recorded: figures of gates (held to their limits), facts of the host")
+    lines.append(" not recomputed: values of gates (checked by their limits), facts of the host")
     if not verified.worded:
-        lines.append(" the words of verdicts, too: another version of scaleproof made them")
+        lines.append(" not compared: the texts of verdicts, which another version wrote")
     if verified.num_traceless:
         lines.append(
-            f" {verified.num_traceless} budgets are taken from the record: their traces are missing"
+            f" {verified.num_traceless} budgets were not recomputed, because traces are missing"
         )
     if verified.num_links:
         lines.append(f" chain of {verified.num_links} links, the last is {verified.head[:16]}")
     else:
-        lines.append(" unchained: whether launches were left out cannot be said")
+        lines.append(" unchained: the record cannot show whether launches were left out")
     if verified.signer:
         lines.append(f" signed by {verified.signer}")
     lines += [f" DIFFERS  {difference}" for difference in verified.differences]
     if verified.differences:
         return [*lines, f" {len(verified.differences)} differences"]
     if not verified.num_links:
-        return [*lines, " NOT VERIFIED: what is there agrees, but it has no chain"]
+        return [*lines, " NOT VERIFIED: there are no differences, but the run has no chain"]
     return [*lines, " everything agrees"]

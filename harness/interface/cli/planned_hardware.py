@@ -14,12 +14,12 @@ from harness.host import devices
 from harness.host.devices import Hardware
 from harness.interface.cli.measuring import add_measuring_options
 
-#: The tier that ``pytest suites/`` measures where nothing else is said.
+#: Marks expression of the suites that are measured by default, as in ``pytest suites/``.
 USUAL_TIER = "not nightly and not acceptance"
 
 
 def add_hardware_options(sub: argparse.ArgumentParser) -> None:
-    """Adds the target, and the hardware to plan for."""
+    """Add the target and the hardware to plan for."""
     sub.add_argument(
         "target",
         nargs="?",
@@ -30,13 +30,14 @@ def add_hardware_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--on",
         metavar="HARDWARE",
-        help="machines that are not here: 8xh100, 64x8xh200 (nodes x GPUs), a file, a run",
+        help="other machines: 8xh100, 64x8xh200 (nodes x GPUs), a file or a run",
     )
 
 
 def on(text: str | None) -> Hardware | None:
-    """Reads the hardware that ``--on`` names: known devices, a file that states them, or those of a
-    run.
+    """Return the hardware that ``--on`` names, or None without the option.
+
+    It is given by the names of known devices, by a file, or by the run that was made on it.
     """
     if text is None:
         return None
@@ -49,7 +50,7 @@ def on(text: str | None) -> Hardware | None:
 
 
 def site_of(hardware: Hardware) -> Site:
-    """The site that recipes are asked with for machines that are not here."""
+    """Return the site that describes other hardware to recipes."""
     return Site(
         device=Device.CUDA,
         backend="nccl",
@@ -59,11 +60,16 @@ def site_of(hardware: Hardware) -> Site:
 
 
 def tier(marks: str) -> Callable[[frozenset[str]], bool]:
-    """Whether marks meet an expression, as pytest reads it."""
+    """Return a function that tells whether a set of marks matches an expression of pytest.
+
+    Raise SpecError for an invalid expression.
+    """
     try:
         expression = Expression.compile(marks)
     except SyntaxError as error:
-        raise SpecError(f"-m {marks}: {error}", expected="as of pytest", fix="-m smoke") from None
+        raise SpecError(
+            f"-m {marks}: {error}", expected="an expression as for pytest -m", fix="-m smoke"
+        ) from None
 
     def chosen(names: frozenset[str]) -> bool:
         def has(name: str, /, **_: str | int | bool | None) -> bool:

@@ -253,8 +253,7 @@ def _told(
         )
     elif asked.options.most is not None:
         yield f" limit    --most {asked.options.most}, not memory"
-    words = [word for word in asked.words if not word.startswith("fit")]
-    target, *more = _without(words)
+    target, *more = _without(asked.words[len(asked.command.split()) :])
     use = ["scaleproof", "run", target, *more, "--set", f"micro_batch={best.micro}"]
     yield f" use it   {shlex.join(use)}"
 

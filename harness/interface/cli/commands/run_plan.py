@@ -55,13 +55,13 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="MARKS",
         default=planned_hardware.USUAL_TIER,
         dest="marks",
-        help=f"suites with these marks, as for pytest -m (default: {measuring.USUAL_TIER!r})",
+        help=f"suites with these pytest marks (default: {planned_hardware.USUAL_TIER!r})",
     )
 
 
 def act(asked: Asked) -> Answer:
     """Return a row for each arm; an agent describes the cases, and nothing is launched."""
-    hardware = measuring.on(asked.options.on)
+    hardware = planned_hardware.on(asked.options.on)
     catalogue, local_site = measuring.site(asked)
     site = local_site if hardware is None else planned_hardware.site_of(hardware)
     named = partial(

@@ -69,15 +69,16 @@ def _of_source(source: str) -> Iterator[tuple[int, str, str]]:
             docstrings.add(id(first.value))
             name = getattr(node, "name", "module")
             yield first.lineno, f"docstring of {name}", text
+    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in formatted for part in node.values}
     for node in ast.walk(tree):
-        literal = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if literal and id(node) not in docstrings:
-            if len(WORD.findall(node.value)) >= LEAST_WORDS and " " in node.value:
-                yield node.lineno, "message", node.value
-        elif isinstance(node, ast.JoinedStr):
+        text = ""
+        if isinstance(node, ast.JoinedStr):
             text = ast.unparse(node)
-            if len(WORD.findall(text)) >= LEAST_WORDS and " " in text:
-                yield node.lineno, "message", text
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = "" if id(node) in docstrings | parts else node.value
+        if len(WORD.findall(text)) >= LEAST_WORDS and " " in text:
+            yield node.lineno, "message", text
     yield from _comments(source)
 
 

@@ -172,16 +172,6 @@ class RunRecord:
         )
 
     @cached_property
-    def verdicts_by_plan(self) -> Mapping[str, tuple[Verdict, ...]]:
-        """The verdicts by the hash of their plan, in order."""
-        return _grouped(self.verdicts, lambda verdict: verdict.plan)
-
-    @cached_property
-    def verdicts_by_case(self) -> Mapping[str, tuple[Verdict, ...]]:
-        """The verdicts by the hash of their case, in order."""
-        return _grouped(self.verdicts, lambda v: v.case_hash)
-
-    @cached_property
     def references(self) -> tuple[LaunchRecord, ...]:
         """The reference trainings, with which losses are compared."""
         return tuple(launch for launch in self.launches if launch.purpose is Purpose.REFERENCE)

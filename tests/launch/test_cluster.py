@@ -196,6 +196,7 @@ def test_by_hand_it_is_one_line_for_each_node() -> None:
     assert command.by_hand
     assert command.argv == (
         "scaleproof",
+        "jobs",
         "join",
         "head:4000",
         "--token-file",

@@ -160,7 +160,7 @@ def machine_of_the_samples(folder: Path) -> str:
 
 
 def test_asv_reads_what_ingest_wrote(asv_call: Callable[..., str], tmp_path: Path) -> None:
-    asv_call("harness", "ingest", *SAMPLES)
+    asv_call("harness", "history", "add", *SAMPLES)
     asv_call("asv", "publish")
     machine = machine_of_the_samples(tmp_path)
     compared = asv_call("asv", "compare", "main~1", "main", "--machine", machine)
@@ -180,7 +180,7 @@ def test_asv_measures_the_core_and_the_records(
     asv_call("asv", "machine", "--yes", "--machine", "laptop")
     core = asv_call("asv", "run", "--quick", "--machine", "laptop", "--bench", "core.Core")
     assert "core.Core.time_judge" in core and "failed" not in core
-    asv_call("harness", "ingest", *SAMPLES)
+    asv_call("harness", "history", "add", *SAMPLES)
     asv_call("asv", "check")
     machine = machine_of_the_samples(tmp_path)
     asv_call("asv", "machine", "--yes", "--machine", machine)

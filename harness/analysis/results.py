@@ -345,3 +345,20 @@ def tally(run: RunRecord) -> Tally:
         controls=sum(result.reason is Reason.CAUGHT for result in results(run)),
         beside=len(defects(run)),
     )
+
+
+def discoveries(run: RunRecord) -> tuple[int, int]:
+    """Return how many PASSes and FAILs remain at a false discovery rate of 5 % (e-BH).
+
+    A single verdict errs at most one time in twenty, so some of many verdicts would err.
+    """
+    judged = [
+        result
+        for result in results(run)
+        if result.rule and result.value is not None and result.status is not Status.ERROR
+    ]
+    counts = []
+    for status in (Status.PASS, Status.FAIL):
+        evidence = [(r.evidence or 0.0) if r.status is status else 0.0 for r in judged]
+        counts.append(len(judge.discoveries(evidence, judge.ALPHA / 2)))
+    return counts[0], counts[1]

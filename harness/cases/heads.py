@@ -1,5 +1,16 @@
-"""Reader of the literal head of a file, which does not import it, and search for the files of
-features.
+"""Read the literal head of a file without importing it, and find what the features add.
+
+The core names no feature. A file of a feature states in its head what it adds:
+
+    HELP       commands (``interface/cli/main.py``)
+    SECTION    a part of every report (``interface/report/sections.py``)
+    SERIES     ``series(run)``: what is judged besides plans (``analysis/judging/series.py``)
+    AUDIT      ``differences(run)``: how a record differs from its evidence (``analysis/audit.py``)
+    WATCH      ``watch(progress, address)``: shows a run to another program while it goes on
+    COURSES    ``Recoverer(session)``: measures an interrupted training (``interface/plugin``)
+
+Within a feature, ``OTHERS`` marks readers of other tools' results, and ``SINK`` marks tools that
+results are sent to.
 """
 
 import ast

@@ -42,3 +42,12 @@ def test_every_place_is_there() -> None:
     for place in re.findall(r"`((?:[a-z]+/)+[a-z_]*(?:\.py|\.toml)?)`", PAGE):
         where = [PACKAGE / place, ROOT / place, PACKAGE / "features" / "foresight" / place]
         assert any(p.exists() for p in where), place
+
+
+def test_every_type_is_in_the_file_that_the_page_names() -> None:
+    assert TYPES is not None
+    for row in TYPES[1].splitlines()[1:]:
+        types, _, files = (cell.strip() for cell in row.strip("| ").split(" | "))
+        text = "".join((PACKAGE / file).read_text() for file in re.findall(r"`([^`]+)`", files))
+        for name in re.findall(r"`(\w+)`", types):
+            assert re.search(rf"^(class {name}\b|{name}\b.* = )", text, re.M), (name, files)

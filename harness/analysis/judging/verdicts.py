@@ -6,14 +6,14 @@ from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
-from harness.analysis.judging import biases, fingerprint, judge
+from harness.analysis.judging import biases, fingerprint
 from harness.analysis.judging.attained import bus_bps
 from harness.analysis.judging.biases import ADAMW_BYTES, MEMORY_BYTES
 from harness.analysis.judging.blockers import find_blocker, unmeasured
 from harness.analysis.judging.caveats import claimed, find_doubt, unquiet
 from harness.analysis.judging.contrast_data import ContrastData, judged_of, pairs, timed
 from harness.analysis.judging.figures import NEEDED, factor
-from harness.analysis.judging.judge import ALPHA, Judged, estimate, judge_values, lag1, worst
+from harness.analysis.judging.judge import Judged, estimate, judge_values, lag1, worst
 from harness.analysis.judging.points import mfu, roofline_mfu
 from harness.analysis.judging.promise import more_pairs
 from harness.analysis.judging.question import Caveat, Conclusion, Question, Severity, blocker
@@ -499,22 +499,3 @@ def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [
         verdict for verdict in verdicts if verdict.reason in (Reason.UNCONFIRMED, Reason.DISAGREE)
     ]
-
-
-def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:
-    """Return how many PASSes and FAILs hold together at a false discovery rate of 5 % (e-BH).
-
-    Each single verdict errs at most one time in twenty, so some of many verdicts would err.
-    """
-    judged = [
-        verdict
-        for verdict in all_verdicts
-        if verdict.rule and verdict.value is not None and verdict.status is not Status.ERROR
-    ]
-    counts = []
-    for status in (Status.PASS, Status.FAIL):
-        evidence = [
-            (verdict.evidence or 0.0) if verdict.status is status else 0.0 for verdict in judged
-        ]
-        counts.append(len(judge.discoveries(evidence, ALPHA / 2)))
-    return counts[0], counts[1]

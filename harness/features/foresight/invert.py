@@ -23,7 +23,7 @@ class Knob(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LeverResult:
     """The factor by which a knob must be increased; ``times`` is None if no setting is enough.
 
     ``best`` is the highest efficiency that the knob reaches. Sharding can only be on or off, so its
@@ -35,7 +35,7 @@ class Held:
     best: float
 
 
-def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[Held]:
+def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[LeverResult]:
     """Return for each knob the setting that reaches ``efficiency`` at the target, all else
     unchanged.
 
@@ -63,8 +63,8 @@ def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> lis
     return [_held(knob, partial(reached, knob), efficiency) for knob in knobs]
 
 
-def _held(knob: Knob, reached: Callable[[float], float], efficiency: float) -> Held:
-    return Held(knob=knob, times=least(reached, efficiency), best=reached(MOST_TIMES))
+def _held(knob: Knob, reached: Callable[[float], float], efficiency: float) -> LeverResult:
+    return LeverResult(knob=knob, times=least(reached, efficiency), best=reached(MOST_TIMES))
 
 
 def least(reached: Callable[[float], float], wanted: float) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.base.errors import SpecError
 from harness.features.foresight.advise import Advice, advise
-from harness.features.foresight.invert import Held, Knee, hold, knee
+from harness.features.foresight.invert import Knee, LeverResult, hold, knee
 from harness.features.foresight.learned import learned
 from harness.features.foresight.predict import Predicted, base_of, calibrate, predict
 from harness.features.foresight.published.table import PublishedTable
@@ -34,7 +34,7 @@ class Outlook:
     table: str
     predicted: Predicted
     hold: float
-    held: Sequence[Held]
+    held: Sequence[LeverResult]
     knee: Knee | None
     advice: Advice
     device_hours: float

@@ -1,6 +1,6 @@
 """Compare measured results with published ones on the same fabric.
 
-published.toml -> PublishedFigure -> the results of a verdict -> Place -> one sentence
+published.toml -> PublishedFigure -> the results of a verdict -> PublishedPlace -> one sentence
 """
 
 import re
@@ -127,7 +127,7 @@ def _spread(values: list[float]) -> dict[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PublishedPlace:
     """A measured value with the published figure to which it is compared."""
 
     case: str
@@ -141,11 +141,11 @@ class Place:
         return f"{self.figure.place(self.value)} {self.figure.n} published {self.figure.what}"
 
 
-def standings(run: RunRecord) -> list[Place]:
+def standings(run: RunRecord) -> list[PublishedPlace]:
     """Return the place of each result for whose fabric published figures exist; on GPUs only."""
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     places = {
-        (result.case, result.metric, figure.name): Place(
+        (result.case, result.metric, figure.name): PublishedPlace(
             case=result.case, metric=result.metric, value=result.value, figure=figure
         )
         for result in results(run)

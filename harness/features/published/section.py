@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from harness.base.formatting import si
 from harness.cases import metrics
-from harness.features.published.published import Place, standings
+from harness.features.published.published import PublishedPlace, standings
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, wrap
 from harness.record import RunRecord
@@ -26,7 +26,7 @@ def html(run: RunRecord) -> Markup:
     shown = standings(run)
     table = Table(
         columns=[
-            Column[Place]("case", 9, lambda s: s.case, left=True),
+            Column[PublishedPlace]("case", 9, lambda s: s.case, left=True),
             Column("metric", 8, lambda s: s.metric, left=True),
             Column("measured", 9, _value),
             Column("published", 9, lambda s: s.sentence, left=True),
@@ -42,6 +42,6 @@ def _sentences(run: RunRecord) -> Iterator[str]:
         yield f" normal?  {standing.case} {_value(standing)}: {standing.sentence}"
 
 
-def _value(standing: Place) -> str:
+def _value(standing: PublishedPlace) -> str:
     unit = metrics.metric(standing.metric).unit
     return f"{standing.value:.2f}" if unit in ("1", "x") else si(standing.value, unit)

@@ -224,7 +224,8 @@ def run(words: Sequence[str]) -> Answer:
         text.write(screen, sys.stdout)
         return Answer(document=None, lines=screen)
     mine = _split(words)[0]
-    if not resolve(mine, known)[0]:
+    is_command = mine[0] in known or " ".join(mine[:2]) in known
+    if not is_command and index.subcommands(mine[0], list(known)):
         return _group(mine, known)
     asked = parsed(words)
     answer: Answer = _imported(known[asked.command]).act(asked)

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from harness.analysis.judging import notices, verdicts
+from harness.analysis.judging import notices
 from harness.analysis.reached import reached
-from harness.analysis.results import Result, ranked, results
+from harness.analysis.results import Result, discoveries, ranked, results
 from harness.base.formatting import duration
 from harness.cases import CaseSpec, Form, Reach, Role, metrics
 from harness.interface.report import (
@@ -182,7 +182,7 @@ def counts(run: RunRecord) -> list[str]:
         sentence += f"  ({waived} waived)"
     lines = [f" {sentence}"]
     if by_status[Status.PASS] or by_status[Status.FAIL]:
-        passes, fails = verdicts.together(run.verdicts)
+        passes, fails = discoveries(run)
         lines += [
             " error rate of each single verdict: at most 5%",
             f" after correction for all thresholds (false discovery rate 5%): {passes} of"

@@ -170,12 +170,12 @@ class Tasks(Job):
     def _over(self, job: Any, deadline: float) -> bool:
         """Return whether all tasks of a job end by the deadline; the client asks every second."""
 
-        class Late(Exception):
+        class QueueTimeout(Exception):
             """Raised inside the client to stop waiting, because the deadline has passed."""
 
         def look(_: object) -> None:
             if time.monotonic() > deadline:
-                raise Late
+                raise QueueTimeout
 
         with contextlib.suppress(Exception):
             self._client.connection.wait_for_jobs([job.id], look)

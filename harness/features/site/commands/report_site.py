@@ -23,7 +23,7 @@ EXAMPLES = {
 }
 
 
-class Site(TypedDict):
+class SitePages(TypedDict):
     page: str
     runs: int
     not_verified: Sequence[str]
@@ -32,7 +32,7 @@ class Site(TypedDict):
 
 #: The documents that each command prints with ``--json``.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "report site": (Site,),
+    "report site": (SitePages,),
 }
 
 
@@ -76,7 +76,7 @@ def act(asked: Asked) -> Answer:
     lines += [f" NOT VERIFIED: {line}" for line in doubtful]
     lines += [f" not readable: {line}" for line in unreadable]
     wrapped = [part for line in lines for part in text.wrap(line, text.columns(), 10)]
-    document: Site = {
+    document: SitePages = {
         "page": str(to / "index.html"),
         "runs": len(every),
         "not_verified": doubtful,

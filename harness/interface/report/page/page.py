@@ -8,9 +8,9 @@ Each section has a file in this folder. Its tables are the tables that the termi
 import shlex
 from pathlib import Path
 
-from harness.analysis.judging import notices, verdicts
+from harness.analysis.judging import notices
 from harness.analysis.judging.judge import FIRST_LOOK
-from harness.analysis.results import tally
+from harness.analysis.results import discoveries, tally
 from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, side_by_side, tables
 from harness.interface.report.headline import brief, decide, headline, why_open
@@ -49,7 +49,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
                 for note in (*notices.sentences(run, load=not why_open(run)), *run.notes)
             ],
             verdicts=judged(run, linked),
-            together=verdicts.together(run.verdicts),
+            together=discoveries(run),
             pairs=FIRST_LOOK,
             groups=groups,
             beside=side_by_side.plan_tables(run),

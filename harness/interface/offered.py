@@ -8,23 +8,26 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from harness.base.errors import SpecError, nearest
+
+#: A property of a command that some options need: it measures cases, runs scripts, writes records.
+Need = Literal["cases", "scripts", "records"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """One option: its short name, and its arguments for argparse. ``--scaling-NAME`` always exists.
 
-    Options with ``cases`` exist only in commands that measure cases, not in those for sweeps and
-    fault scenarios. ``advanced`` options are shown only by ``--help-all``.
+    An option with ``needs`` exists only in commands with that property. ``advanced`` options are
+    shown only by ``--help-all``.
     """
 
     name: str
     help: str
     kwargs: Mapping[str, Any]
-    cases: bool = False
+    needs: Need | None = None
     advanced: bool = False
 
 
@@ -50,7 +53,7 @@ OPTIONS = (
     ),
     Option(
         name="time-budget",
-        cases=True,
+        needs="cases",
         help="time limit of all blocks: 330, 5m, 1h (default: two blocks for each plan, then up to 8 minutes for inconclusive ones)",
         kwargs={"metavar": "TIME"},
     ),
@@ -74,6 +77,7 @@ OPTIONS = (
     ),
     Option(
         name="data",
+        needs="scripts",
         help="file or folder that a script only reads; launches share it and copy everything else",
         kwargs={"metavar": "PATH", "action": "append", "default": []},
         advanced=True,
@@ -92,61 +96,63 @@ OPTIONS = (
     ),
     Option(
         name="heartbeat",
+        needs="records",
         help="file with the progress of the run, rewritten every 5 s for a watchdog or Prometheus; or an OpenTelemetry collector: http://HOST:4318",
         kwargs={"metavar": "WHERE"},
         advanced=True,
     ),
     Option(
         name="no-timeline",
-        cases=True,
+        needs="cases",
         help="skip the profiled launches, which show where the time went",
         kwargs={"action": "store_true", "default": False},
         advanced=True,
     ),
     Option(
         name="operators",
-        cases=True,
+        needs="cases",
         help="profile every operator of CPU ranks as well (up to 10 %% slower if steps are short)",
         kwargs={"action": "store_true", "default": False},
         advanced=True,
     ),
     Option(
         name="no-fabric",
-        cases=True,
+        needs="cases",
         help="skip the measurement of the collectives",
         kwargs={"action": "store_true", "default": False},
         advanced=True,
     ),
     Option(
         name="one-by-one",
-        cases=True,
+        needs="cases",
         help="launch one world at a time (default: small worlds run concurrently on separate nodes or GPUs)",
         kwargs={"action": "store_true", "default": False},
         advanced=True,
     ),
     Option(
         name="control",
-        cases=True,
+        needs="cases",
         help="Python of a pinned environment, in which the largest world size of each scaling sweep is measured as well, in the same blocks",
         kwargs={"metavar": "PYTHON"},
         advanced=True,
     ),
     Option(
         name="nonce",
+        needs="records",
         help="challenge string of the person who asked for this run, recorded before its first launch",
         kwargs={"metavar": "TEXT"},
         advanced=True,
     ),
     Option(
         name="every-rung",
-        cases=True,
+        needs="cases",
         help="judge every world size of a scaling sweep on GPUs, instead of the largest one",
         kwargs={"action": "store_true", "default": False},
         advanced=True,
     ),
     Option(
         name="worst-pair",
-        cases=True,
+        needs="cases",
         help="judge the worst pair of launches instead of the mean",
         kwargs={"action": "store_true", "default": False},
         advanced=True,

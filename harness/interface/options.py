@@ -16,16 +16,19 @@ from harness.cases.recipes import PINNED
 from harness.cases.rules import load_thresholds
 from harness.cases.site import resolve
 from harness.host import machine, secrets
-from harness.interface.offered import OPTIONS, Option, from_environment
+from harness.interface.offered import OPTIONS, Need, Option, from_environment
 from harness.launch import cluster
 
 
-def add_to(parser: argparse.ArgumentParser, *, cases: bool) -> None:
-    """Add the shared options under their short names, with defaults from the environment."""
+def add_to(parser: argparse.ArgumentParser, *has: Need) -> None:
+    """Add the shared options of a command that ``has`` these properties, under their short names.
+
+    Defaults come from the environment.
+    """
     group = parser.add_argument_group("where and how to measure")
     for option in OPTIONS:
         usual = from_environment(option)
-        if option.cases and not cases:
+        if option.needs is not None and option.needs not in has:
             parser.set_defaults(**{option.name.replace("-", "_"): option.kwargs.get("default")})
             continue
         text = advanced(parser, option.help) if option.advanced else option.help

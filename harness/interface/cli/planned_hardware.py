@@ -26,7 +26,7 @@ def add_hardware_options(sub: argparse.ArgumentParser) -> None:
         default="suites",
         help="a case, a suite folder, file.py or file.py::recipe",
     )
-    add_measuring_options(sub, cases=True)
+    add_measuring_options(sub, "cases")
     sub.add_argument(
         "--on",
         metavar="HARDWARE",

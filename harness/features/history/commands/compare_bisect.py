@@ -81,7 +81,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="SHARE",
         help="probability that the answer is wrong (default: 0.05)",
     )
-    measuring.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, "cases", "scripts", "records")
 
 
 def act(asked: Asked) -> Answer:

@@ -83,7 +83,7 @@ class Fitness:
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "records")
     sub.add_argument(
         "--within", default="90s", metavar="T", help="time limit: 90s, 2m (default: 90s)"
     )

@@ -51,7 +51,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "records")
     sub.add_argument("--case", default=CASE, help=f"the case to train (default: {CASE})")
     sub.add_argument(
         "--steps",

@@ -34,7 +34,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "records")
     sub.add_argument(
         "--case", default="", help="the case that pairs train (default: they all-reduce)"
     )

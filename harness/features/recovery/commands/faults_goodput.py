@@ -82,7 +82,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "--short", action="store_true", help="measure only the costs, and inject no schedule"
     )
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "records")
 
 
 def act(asked: Asked) -> Answer:

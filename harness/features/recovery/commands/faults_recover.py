@@ -63,7 +63,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="N",
         help=f"trials of each fault (default: {USUAL})",
     )
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "scripts", "records")
 
 
 def act(asked: Asked) -> Answer:

@@ -84,7 +84,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "--gitlab", type=Path, metavar="FILE", help="write a Code Quality report to this file"
     )
-    measuring.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, "cases", "scripts", "records")
     sub.set_defaults(script=True)
 
 

@@ -70,7 +70,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     """Add an engine and its nodes to ``check``, and a job to ``jobs attach``."""
     if command == "check":
-        measuring.add_measuring_options(sub, cases=False)
+        measuring.add_measuring_options(sub)
     if command == "jobs attach":
         sub.add_argument(
             "pid",

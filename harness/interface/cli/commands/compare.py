@@ -73,7 +73,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="CASE",
         help="measure this case in the environments A and B, in the same blocks",
     )
-    measuring.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, "cases", "scripts", "records")
 
 
 def act(asked: Asked) -> Answer:

@@ -30,7 +30,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "records")
     sub.add_argument(
         "--sweeps",
         type=measuring.positive,

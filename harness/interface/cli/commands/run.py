@@ -73,7 +73,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         "--dry-run", action="store_true", help="print the commands that would start the ranks"
     )
     _add_advanced(sub)
-    measuring.add_measuring_options(sub, cases=True)
+    measuring.add_measuring_options(sub, "cases", "scripts", "records")
 
 
 def _add_advanced(sub: argparse.ArgumentParser) -> None:

@@ -63,7 +63,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "target", metavar="model", help="a model and its size, for example decoder-nano"
     )
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "records")
     sub.add_argument(
         "--codecs", default="", metavar="A,B", help="only these compressors (default: all)"
     )

@@ -59,7 +59,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("target", metavar="case", help="for example fsdp/decoder-1b3")
-    measuring.add_measuring_options(sub, cases=False)
+    measuring.add_measuring_options(sub, "records")
     sub.add_argument(
         "--headroom",
         type=_share,

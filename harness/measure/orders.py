@@ -402,7 +402,7 @@ def missing_references(
     ``replicated`` is set, the references get replicates, because the losses of a launch deviated
     more than a different order of summation explains.
     """
-    wanted = _referring_wanted(session.run, plan, arms, replicated)
+    wanted = _wanted_references(session.run, plan, arms, replicated)
     for streamed, replicates in itertools.product((False, True), (0, references.REPLICATES)):
         alike = {
             w.arm.name: w for w in wanted if w.streamed is streamed and w.replicates == replicates
@@ -417,7 +417,7 @@ def missing_references(
             yield arms, replace(alike[slot[0].name], steps=steps)
 
 
-def _referring_wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
+def _wanted_references(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
     """Return every reference that is missing; cases that train the same share one."""
     by_key: dict[str, Wanted] = {}
     for arm in arms:

@@ -484,7 +484,7 @@ def test_a_file_that_writes_its_own_description_is_excused_from_nothing(
 
 def test_a_file_that_says_nothing_of_what_is_expected_is_an_error(stand: Stand) -> None:
     _, described = stand.described("forger/mlp-nano", knobs={"forger.forges": "silence"})
-    assert "no word of what is expected" in described.error
+    assert "state no expectations" in described.error
 
 
 def test_a_gate_at_other_settings_is_an_excuse(stand: Stand) -> None:

@@ -183,7 +183,7 @@ def test_stateless_compressors_stay_below_their_stated_error(name: str) -> None:
 @pytest.mark.parametrize("name", ["onebit", "terngrad", "qsgd"])
 def test_blocks_that_fill_no_bytes_are_refused(name: str) -> None:
     module = importlib.import_module(f"harness.training.compressors.{name}")
-    with pytest.raises(ValueError, match="block = 7"):
+    with pytest.raises(ValueError, match="block is 7"):
         module.Codec({**module.KNOBS, "block": 7}, torch.Generator())
 
 

@@ -38,7 +38,7 @@ def test_a_run_is_shown_with_its_figures_and_escaped(
     assert "needs" not in run.result("ddp")._repr_html_()
     compared = run.compare(sample.with_name("ddp-nano-again"))
     assert f"{compared.comparison.mean:.3f}" in compared._repr_html_()
-    odd = notebook.ShownVerdict(verdict=run.result("ddp").verdict, doubt="<script>")
+    odd = notebook.ShownResult(result=run.result("ddp").result, doubt="<script>")
     assert "<script>" not in odd._repr_html_() and "&lt;script&gt;" in odd._repr_html_()
     with pytest.raises(SpecError, match="no verdict of 'llama'"):
         run.result("llama")

@@ -144,7 +144,7 @@ def test_an_answer_by_somebody_else_gets_no_token(
 
 def test_a_token_goes_over_https_alone(monkeypatch: pytest.MonkeyPatch, pod: Path) -> None:
     monkeypatch.setenv(trainjob.URL, f"http://localhost{PATH}")
-    with pytest.raises(ValueError, match="https alone"):
+    with pytest.raises(ValueError, match="https address"):
         trainjob.send(b"{}")
 
 

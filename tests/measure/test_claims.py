@@ -21,7 +21,7 @@ def test_a_head_that_was_changed_since_the_plan_is_refused(tmp_path: Path) -> No
     path.write_text(HEAD.format("shard_ordered"))
     known = Catalogue([tmp_path])
     case = known.normalise(SITE.case("turncoat/mlp-nano"))
-    assert "no word of what is expected" in claims.of_files(case, Described(), None, known).error
+    assert "state no expectations" in claims.of_files(case, Described(), None, known).error
     path.write_text(HEAD.format("micro_batched"))
     answer = claims.of_files(case, Described(), None, known)
     assert "another one than when the case was planned" in answer.error

@@ -75,7 +75,7 @@ def test_one_model_at_a_time_lies_in_the_hosts_memory(
     """Side by side go only references that each have a device of their own."""
     plan = sample_run.plans[0]
     wanted = [orders.Wanted(arm, 4, streamed, 0) for arm in plan.arms[:2]]
-    monkeypatch.setattr(orders, "_wanted", lambda *of: wanted)
+    monkeypatch.setattr(orders, "_wanted_references", lambda *of: wanted)
     monkeypatch.setattr(
         orders.together, "groups", lambda session, plan, arms: [arms] if arms else []
     )

@@ -42,7 +42,7 @@ COVERED = {
     "rank/setup.py device_of": GATE,
     "rank/tasks/gate.py limits": GATE,
     "rank/tasks/sweep.py _timed": "test_collectives_are_swept_and_checked",
-    "rank/took_effect.py switches": HOW,
+    "rank/gate_checks.py switches": HOW,
     "rank/window.py _note": TIMED,
     "script/recording.py _case": "not run: a user's own program, which no agent starts",
     "script/observed.py _note": "test_a_script_of_a_user_s",

@@ -84,7 +84,7 @@ def test_the_work_of_two_batches_tells_that_of_any_other(how: dict[str, Any]) ->
     counted: list[int] = []
 
     def count(samples: int) -> Work:
-        step_work.append(samples)
+        counted.append(samples)
         return work(loaded, case, samples)
 
     for samples in (8, 4, 16, 1):
@@ -102,7 +102,7 @@ def test_batches_of_a_user_s_model_are_counted_one_by_one() -> None:
     step = work(loaded, case, 2)
 
     def count(samples: int) -> Work:
-        step_work.append(samples)
+        counted.append(samples)
         return replace(step, samples=samples)
 
     for samples in (8, 4, 16):

@@ -88,7 +88,7 @@ def test_predict_accepts_runs(sample: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "nothing to learn from"),
+        ([], "no runs and no table were given"),
         (["RUN"], "--to is missing"),
         (["RUN", "--to", "many"], "--to many"),
         (["RUN", "--to", "8", "--table", "x.json"], "runs and a table"),

@@ -86,4 +86,4 @@ def test_an_unmeasured_node_is_an_error(
 
     assert asked(lambda pair: [row()]) == Exit.PASSED
     assert asked(lambda pair: [row(right=3 not in pair)]) == Exit.ERROR
-    assert "no launch ended well on n3" in capsys.readouterr().out
+    assert "no launch succeeded on n3" in capsys.readouterr().out

@@ -14,12 +14,12 @@ from harness.base import files as digests
 #: An audit hook stays for good: each is asked in a process of its own.
 ASK = """
 import json, sys
-from harness.training.rank import executed
-executed.watch(["mine.py"])
+from harness.training.rank import sources
+sources.watch(["mine.py"])
 sys.path.insert(0, ".")
 import mine
-texts = {str(path): of_file for path, of_file in executed.texts().items()}
-print(json.dumps([texts, {str(path): digest for path, digest in executed.files().items()}]))
+texts = {str(path): of_file for path, of_file in sources.texts().items()}
+print(json.dumps([texts, {str(path): digest for path, digest in sources.executed_files().items()}]))
 """
 FROM_FILE = """
 from importlib.util import module_from_spec, spec_from_file_location

@@ -92,7 +92,7 @@ def test_a_library_asks_for_whom_it_works_for(
     file = package(tmp_path, name)
     if installed:
         monkeypatch.setattr(rank.installed, "_installed", lambda: (file.parent.resolve(),))
-    rank.installed.is_installed.cache_clear()
+    rank.sources.is_installed.cache_clear()
     monkeypatch.syspath_prepend(str(file.parent))
     asks = importlib.import_module(name).asks
     other = str(tmp_path / "other.py")
@@ -102,7 +102,7 @@ def test_a_library_asks_for_whom_it_works_for(
     layer.register_forward_pre_hook(asks)
     with inquiries.noted():
         layer(torch.ones(1, 1)) if caller == "hook" else asks()
-    rank.installed.is_installed.cache_clear()
+    rank.sources.is_installed.cache_clear()
     where = {place.partition(":")[0] for place in inquiries.where}
     helper = set() if installed else {file.name}
     expected = {"model": {Path(__file__).name}, "strategy": set(), "hook": helper}

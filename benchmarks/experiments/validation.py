@@ -1,11 +1,11 @@
-"""Every figure of docs/validation.md, from what is in this repository.
+"""Compute every figure of docs/validation.md from the data in this repository.
 
-    python benchmarks/experiments/validation.py            # prints the sections, and how long each took
-    python benchmarks/experiments/validation.py --write    # puts them into the page, and draws its charts
-    python benchmarks/experiments/validation.py --quick    # fewer runs a cell, to see that it works
+    python benchmarks/experiments/validation.py            # print the sections and their times
+    python benchmarks/experiments/validation.py --write    # write the page and draw its chart
+    python benchmarks/experiments/validation.py --quick    # fewer runs per cell, as a quick test
 
-Nothing is measured here but what a few tests start: launches of clusters are published logs, ladders
-are published tables, planted efficiencies are a record of this repository.
+Only a few tests measure anything. The launches of clusters are published logs, the scaling sweeps
+are published tables, and the known efficiencies are those of a record in this repository.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from harness.interface.report.page import svg
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "validation.md"
 RECORD = ROOT / "tests" / "golden" / "main-job.json.gz"
-#: Where generated figures begin in the page.
+#: The line of the page after which the generated sections begin.
 HERE = "<!-- from here on: python benchmarks/experiments/validation.py --write -->"
-#: How far the truth lies from the bound, as a share of it, on either side.
+#: Relative distances of the truth from the bound, on either side.
 DISTANCES = (0.002, 0.005, 0.01, 0.02)
-#: Launches after which verdicts are compared.
+#: Numbers of launches after which verdicts are compared.
 COUNTS = (1, 2, 4, 6, 8, 16)
-#: The detections that tests plant, and how they are run: name, file, which, where the plants are.
+#: Detections whose faults tests inject: name, test file, and markers that select its tests.
 PLANTED = (
     ("records edited by hand", "tests/record/test_doctored.py", ""),
     ("runs reported although they do not verify", "tests/interface/test_vouching.py", ""),
@@ -56,19 +56,19 @@ PLANTED = (
     ("training with a mistake, before its gate", "tests/contract/test_mutants.py", "not full"),
     ("training that cheats where it is timed", "tests/contract/test_cheats.py", "not full"),
 )
-#: Tests of such a file that plant nothing: what they train is right, and has to pass.
+#: Matches the names of tests that inject nothing: their training runs are correct and must pass.
 RIGHT = re.compile("honest|correct_twin|a_shipped_strategy")
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a verdict is made of launches (runs, n) of a subject, over the bound (log)."""
+    """A way to derive verdicts from launches (runs, n) of a subject, over the bound (log)."""
 
     name: str
     passes: Callable[[np.ndarray], np.ndarray]
 
 
-#: Points of view of benchmarks that give no interval.
+#: Methods of benchmarks that report no interval.
 METHODS = (
     Method("one launch", lambda x: x[:, 0] >= 0),
     Method("mean of launches", lambda x: np.log(np.exp(x).mean(1)) >= 0),
@@ -77,14 +77,14 @@ METHODS = (
 
 
 def draws(cell: np.ndarray, off: float, runs: int, seed: int) -> np.ndarray:
-    """Log ratios to the bound of 16 launches each; their true mean is ``off`` away from it."""
+    """Return log ratios of 16 launches each to the bound; their true mean is ``off``."""
     rng = np.random.default_rng(seed)
     place = rng.integers(0, len(cell), (runs, rates.LOOKS[-1]))
     return np.asarray(off + np.log(cell[place] / cell.mean()))
 
 
 def ours(cell: np.ndarray, off: float, runs: int, seed: int, n: int) -> tuple[float, float]:
-    """(wrong, undecided) after n launches: a FAIL counts once a fresh set confirms it."""
+    """Return (wrong, undecided) after n launches; a FAIL counts if a new set confirms it."""
     status, pairs = rates.decide(draws(cell, off, runs, seed))
     again, _ = rates.decide(draws(cell, off, runs, seed + 10_000))
     passed = (status == 1) & (pairs <= n)
@@ -94,7 +94,7 @@ def ours(cell: np.ndarray, off: float, runs: int, seed: int, n: int) -> tuple[fl
 
 
 def simple(cell: np.ndarray, off: float, runs: int, seed: int, n: int, method: Method) -> float:
-    """Share of wrong verdicts of n launches by a method that always has one."""
+    """Return the share of wrong verdicts on n launches by a method that always decides."""
     passes = method.passes(draws(cell, off, runs, seed)[:, :n])
     return float((passes if off < 0 else ~passes).mean())
 
@@ -105,7 +105,10 @@ def both_sides(distance: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Judged:
-    """Wrong verdicts in percent by method, launches and distance, each the mean of all cells."""
+    """Percentages of wrong and undecided verdicts by method, launches and distance.
+
+    ``wrong`` and ``undecided`` are means over all cells; ``worst`` is that of the worst cell.
+    """
 
     wrong: dict[tuple[str, int, float], float]
     worst: dict[tuple[str, int, float], float]
@@ -139,7 +142,7 @@ def judged(runs: int) -> Judged:
 
 
 def on_the_judge(runs: int, write: bool) -> Iterator[str]:
-    """(a) Verdicts by several methods on the launches of real clusters."""
+    """Yield section (a): verdicts by several methods on the launches of real clusters."""
     known = judged(runs)
     cells = rates.world()
     launches = sum(len(x) for _, x in cells)
@@ -183,7 +186,7 @@ def on_the_judge(runs: int, write: bool) -> Iterator[str]:
 
 
 def draw(known: Judged) -> None:
-    """The chart that a reader takes away, by the report's own charts."""
+    """Draw the chart of the page."""
     distance = 0.005
     nothing = [None] * len(COUNTS)
     curves = [
@@ -205,7 +208,7 @@ def draw(known: Judged) -> None:
 
 
 def on_detection(quick: bool) -> Iterator[str]:
-    """(b) What is planted, and how often it is found."""
+    """Yield section (b): injected faults, and how often they are detected."""
     yield "| planted | found, with 95 % interval | not planted, and said | by |"
     yield "|---|---|---|---|"
     yield planted_efficiency()
@@ -221,7 +224,7 @@ def on_detection(quick: bool) -> Iterator[str]:
 
 
 def planted_efficiency() -> str:
-    """The shipped record of the main job has a stand-in of 0.85: 1 % noise, two real ranks."""
+    """Return the row of the shipped record's known efficiency of 0.85, on two ranks, 1 % noise."""
     document = json.loads(gzip.decompress(RECORD.read_bytes()))
     (verdict,) = (v for v in document["verdicts"] if v["rule"] == "planted_85")
     ends = f"{verdict['value']:.4f} [{verdict['low']:.4f}, {verdict['high']:.4f}]"
@@ -229,7 +232,7 @@ def planted_efficiency() -> str:
 
 
 def tested(file: str, marks: str) -> list[tuple[str, bool]]:
-    """Tests of a file that ran, and whether they passed: each plants one thing, or none."""
+    """Run the tests of a file; return their names and whether they passed, without skipped ones."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
@@ -245,7 +248,7 @@ def tested(file: str, marks: str) -> list[tuple[str, bool]]:
 
 
 def slow(worlds: int) -> Iterator[str]:
-    """One to three slow nodes of 64, by pairs whose noise is that of published launches."""
+    """Yield rows of one to three slow nodes of 64, with the noise of published launches."""
     every = slow_nodes.pooled()
     for slower in (0.02, 0.05):
         named = planted = wrong = 0
@@ -264,7 +267,7 @@ def slow(worlds: int) -> Iterator[str]:
 
 
 def regressions(count: int) -> Iterator[str]:
-    """A step in 60 nights; and in as many nights without one."""
+    """Yield rows of a step in 60 nightly results, and of as many results without one."""
     for kind, step in (("gauss 2 %", 0.03), ("spiky", 0.03), ("quiet 0.5 %", 0.02)):
         series = detectors.nights(kind, step, count, np.random.default_rng(11))
         calm = detectors.nights(kind, 0.0, count, np.random.default_rng(12))
@@ -277,7 +280,7 @@ def regressions(count: int) -> Iterator[str]:
 
 
 def on_foresight() -> Iterator[str]:
-    """(c) What was foretold of tables of others, beside what simple curves foretell."""
+    """Yield section (c): predictions of published tables, compared with those of simple curves."""
     yield "Each of 20 families left out in its turn (`python -m benchmarks.foresight.unseen`, with"
     yield "all families); errors in points of efficiency, in the order of docs/foresight.md:"
     yield ""
@@ -304,7 +307,7 @@ def on_foresight() -> Iterator[str]:
 
 
 def on_findings(quick: bool) -> Iterator[str]:
-    """(d) Published findings, with what this program has of them."""
+    """Yield section (d): published findings, and the values that this program computes."""
     yield "| finding | published | here | by |"
     yield "|---|---|---|---|"
     yield from bubbles()
@@ -315,7 +318,7 @@ def on_findings(quick: bool) -> Iterator[str]:
 
 
 def bubbles() -> Iterator[str]:
-    """torch's own schedules, played action by action, against the papers' closed forms."""
+    """Yield rows of torch's schedules, simulated action by action, and the papers' closed forms."""
     from harness.training.parallel.schedule import Schedule
 
     for name, ranks, micro, formula in (
@@ -335,7 +338,7 @@ def bubbles() -> Iterator[str]:
 
 
 def stragglers() -> Iterator[str]:
-    """The mean of the slowest of N equal normals, by an integral that is not ours."""
+    """Yield rows of the mean of the slowest of N normals, by an independent numerical integral."""
     for ranks in (2, 8, 64, 1024):
         value, _ = integrate.quad(_largest, -10, 10, args=(ranks,), limit=400)
         yield (
@@ -345,12 +348,12 @@ def stragglers() -> Iterator[str]:
 
 
 def _largest(x: float, n: int) -> float:
-    """x times the density of the largest of n."""
+    """Return x times the density of the largest of n normals."""
     return float(n * x * stats.norm.pdf(x) * stats.norm.cdf(x) ** (n - 1))
 
 
 def intervals(plays: int) -> Iterator[str]:
-    """Daly's interval against the best of all intervals, by plays of drawn faults."""
+    """Yield rows of Daly's checkpoint interval and the best interval, by simulated faults."""
     costs = Costs(
         step_s=0.2, slow_s=0.0, save_s=2.0, detect_s=1.0, stop_s=1.0, restart_s=8.0, load_s=2.0
     )
@@ -379,7 +382,7 @@ def intervals(plays: int) -> Iterator[str]:
 
 
 def _faults(mtbf_s: float, seed: int) -> Iterator[tuple[float, int]]:
-    """Exponential gaps, drawn here."""
+    """Yield faults with exponential gaps, drawn independently of the package."""
     draw_ = random.Random(seed)
     at = 0.0
     while True:
@@ -388,7 +391,7 @@ def _faults(mtbf_s: float, seed: int) -> Iterator[tuple[float, int]]:
 
 
 def pipeline() -> Iterator[str]:
-    """A measured pipeline of 4 real ranks that wait for set times: no more than its bubble allows."""
+    """Yield the row of a pipeline of 4 ranks with simulated compute, and its bubble's limit."""
     document = json.loads(gzip.decompress(RECORD.read_bytes()))
     case = "pipeline/paced-small/weak@4cpu"
     verdicts = {v["metric"]: v for v in document["verdicts"] if v["case"] == case}
@@ -401,7 +404,7 @@ def pipeline() -> Iterator[str]:
 
 
 def breaks_even() -> Iterator[str]:
-    """PowerSGD pays where links are slow: the rate at which sent bytes cost what encoding costs."""
+    """Yield the row of the link rate at which PowerSGD breaks even."""
     text = (ROOT / "docs" / "compression.md").read_text()
     row = re.search(r"^ powersgd +.*$", text, re.M)
     assert row is not None
@@ -416,7 +419,7 @@ def breaks_even() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print, and write where asked."""
+    """Print the sections, and write them with ``--write``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--quick", action="store_true")
@@ -443,7 +446,7 @@ def main() -> None:
 
 
 def put(title: str, text: str, titles: Sequence[str]) -> None:
-    """Write one section into the page, in its place among the others."""
+    """Write one section into the page, in the order of ``titles``."""
     before, mark, after = PAGE.read_text().partition(HERE)
     assert mark, f"no mark in {PAGE}"
     parts = {part.partition("\n")[0]: part for part in re.split(r"^## ", after, flags=re.M)[1:]}

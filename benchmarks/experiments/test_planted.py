@@ -47,7 +47,7 @@ def test_bounds_two_points_from_the_truth_are_not_decided_wrongly(
 
 
 @pytest.mark.full
-def test_identical_arms_are_rarely_distinguished(tmp_path: Path) -> None:
+def test_like_arms_are_rarely_distinguished(tmp_path: Path) -> None:
     """Of 20 A/A comparisons of real launches at most 4 are decided (nominal: 2 of 20)."""
     from harness.analysis.judging import contrast_data as paired
     from harness.cases import Catalogue, Device, Protocol, Settings, Site

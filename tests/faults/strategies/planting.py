@@ -30,7 +30,7 @@ STEP = 4
 LOG = Path("/proc/self/fd/1").readlink()
 
 
-#: Every rank starts two helpers, as a data loader would: in a process group and a session of its own.
+#: Every rank starts two helpers, as a data loader would, in their own process group and session.
 OWN: tuple[dict[str, Any], ...] = ({"process_group": 0}, {"start_new_session": True})
 
 

@@ -1,1 +1,1 @@
-"""asv's view of the measured records. Torch-free: nothing is measured here, only read."""
+"""asv benchmarks of the measured records. They only read records, and do not import torch."""

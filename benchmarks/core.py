@@ -1,6 +1,6 @@
-"""The torch-free core of this project under asv: what ``asv run`` measures on any laptop.
+"""asv benchmarks of the code that works without torch, such as reading, judging and reporting.
 
-Each benchmark does what a user waits for, on the records that are shipped.
+Each benchmark performs an operation that a user waits for, on the shipped records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLE = HERE.parent / "results/samples/ddp-nano"
 
 
 def year(results: Path, num_nights: int, num_cases: int) -> None:
-    """Nights of two figures a case, with 1 % noise."""
+    """Write nightly runs with two values per case and 1 % noise."""
     draw = random.Random(1)
     first = datetime.datetime(2025, 1, 1, 2, tzinfo=datetime.UTC)
     for i in range(num_nights):
@@ -55,7 +55,7 @@ def year(results: Path, num_nights: int, num_cases: int) -> None:
 
 
 class Core:
-    """What one run costs once it is measured."""
+    """The cost of reading, judging and reporting one measured run."""
 
     version = "1"
     timeout = 120
@@ -84,7 +84,7 @@ class Core:
 
 
 class Reader:
-    """A trace of 20 MB as torch.profiler writes them."""
+    """The cost of reading a trace of 20 MB in the format of torch.profiler."""
 
     version = "1"
     timeout = 120
@@ -113,7 +113,7 @@ class Reader:
 
 
 class History:
-    """What a history costs, by its nights of 15 cases with two figures each."""
+    """The cost of a history, by the number of nightly runs of 15 cases with two values each."""
 
     version = "1"
     timeout = 300
@@ -139,7 +139,7 @@ class History:
 
 
 class Detector:
-    """One series of nights without a change, and with one."""
+    """The cost of the change detector on a series of nightly runs, with and without a change."""
 
     version = "1"
     params = ([60, 365], ["none", "3 %"])

@@ -1,7 +1,7 @@
-"""Figures of a night as asv tracks: lower is better, one parameter per case.
+"""Results of a nightly run as asv tracks: lower is better, one parameter per case.
 
-``scaleproof history add`` writes the same values, with their spread, without starting asv's runner;
-these exist so that ``asv check`` and ``asv run`` work for people who expect them.
+``scaleproof history add`` writes the same values, with their spread, without starting asv's runner.
+These tracks exist so that ``asv check`` and ``asv run`` work, too.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @functools.cache
 def night() -> Night | None:
-    """The night of asv's commit; None when nothing was ingested yet, and at the root."""
+    """Return the nightly run of asv's commit; None if there is none, as for the root commit."""
     run = ledger.run_at(RESULTS / asv_results.LEDGER, os.environ.get("ASV_COMMIT", "main"))
     return next((n for n in nights(RESULTS) if n.run == run), None)
 
 
 def cases(quantity: str) -> list[str]:
-    """The cases of that night that have this figure."""
+    """Return the cases of that nightly run that have this quantity."""
     kept = night()
     cases_named = [c for c, k in kept.cases.items() if quantity in k.values] if kept else []
     return sorted(cases_named) or ["no run was ingested"]
 
 
 def setup(case: str) -> None:
-    """Commits without a night are n/a: the first one."""
+    """Skip commits without a nightly run, such as the first one."""
     if night() is None:
         raise NotImplementedError
 
 
 def track(quantity: str) -> Callable[[str], float]:
-    """A benchmark of asv's for one quantity."""
+    """Return an asv benchmark for one quantity."""
 
     def figure(case: str) -> float:
         kept = night()
@@ -48,7 +48,7 @@ def track(quantity: str) -> Callable[[str], float]:
         return asv_results.shown(quantity, values[quantity]) if quantity in values else math.nan
 
     figure.__name__ = f"track_{quantity}"
-    figure.__doc__ = f"{quantity.replace('_', ' ').capitalize()} of a case that night."
+    figure.__doc__ = f"{quantity.replace('_', ' ').capitalize()} of a case in that nightly run."
     figure.unit = asv_results.unit(quantity)  # type: ignore[attr-defined]
     figure.version = asv_results.VERSION  # type: ignore[attr-defined]
     figure.params = [cases(quantity)]  # type: ignore[attr-defined]

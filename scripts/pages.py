@@ -48,13 +48,14 @@ def options() -> str:
 
 
 def metrics() -> str:
-    """What rules can bound, from the metrics themselves."""
+    """Return every metric that a threshold can bound."""
     lines = [
         "# Metrics", "",
-        "What a rule of `thresholds.toml` can name. A rule on a ratio names its baseline and needs"
-        " no unit; every other one is in the unit that stands here. `a/b` is the quotient of two"
-        " that are no ratios: `sent_bytes/step_s` is in B/s. What a machine does not tell is no"
-        " figure: a rule on it is INCONCLUSIVE, with the reason. Written by"
+        "The metrics that a threshold in `thresholds.toml` can bound. A threshold on a ratio names"
+        " its baseline and needs no unit; every other threshold uses the unit in this table. `a/b`"
+        " is the quotient of two metrics that are not ratios: `sent_bytes/step_s` is in B/s. If a"
+        " machine does not report a metric, a threshold on it is INCONCLUSIVE, with the reason."
+        " Written by"
         " `python scripts/pages.py`.", "",
         "| metric | unit | is | better | measured by |", "|---|---|---|---|---|",
     ]  # fmt: skip
@@ -70,15 +71,15 @@ FIELDS = "## Every field of a case"
 
 
 def keys() -> str:
-    """Return docs/keys.md with the table of all settable fields of a case."""
+    """Return docs/keys.md with a new table of every field of a case that can be set."""
     by_hand = (DOCS / "keys.md").read_text().partition(FIELDS)[0].rstrip()
     lines = [
         by_hand, "", FIELDS, "",
-        "`--set NAME=VALUE` takes each of them, as well as `FILE.KNOB=VALUE` (`scaleproof run list`"
-        " lists the knobs) and variables like `NCCL_ALGO`. docs/api.md describes them under"
-        " `CaseSpec`."
+        "`--set NAME=VALUE` sets each of these fields, `--set FILE.KNOB=VALUE` the knobs that"
+        " `scaleproof run list` lists, and `--set VARIABLE=VALUE` variables such as `NCCL_ALGO`."
+        " docs/api.md describes the fields under `CaseSpec`."
         " Written by `python scripts/pages.py`.", "",
-        "| field | values | default |", "|---|---|---|",
+        "| field | accepts | default |", "|---|---|---|",
     ]  # fmt: skip
     hints = get_type_hints(CaseSpec)
     for field in dataclasses.fields(CaseSpec):
@@ -103,11 +104,11 @@ def _row(action: argparse.Action) -> str:
 
 
 def api() -> str:
-    """What ``harness`` offers, from its docstrings."""
+    """Return the public names of ``harness`` with their docstrings."""
     lines = [
         "# What `harness` offers", "",
-        "These are the names that suites and users' own files import; the folders behind them may"
-        " change. Those below `harness.training` import torch when they are asked for. Written by"
+        "These are the public names for suites and users' files; the modules that define them may"
+        " change. Names from `harness.training` import torch when they are first used. Written by"
         " `python scripts/pages.py`.", "",
     ]  # fmt: skip
     for room, names in _by_room().items():
@@ -132,7 +133,7 @@ def _by_room() -> Mapping[str, list[str]]:
 
 
 def _described(name: str, value: Any) -> Iterator[str]:
-    """A heading with the signature, and the docstring."""
+    """Yield the lines of one name: a heading, the signature and the docstring."""
     signature = ""
     if inspect.isfunction(value):
         signature = str(inspect.signature(value))
@@ -144,25 +145,25 @@ def _described(name: str, value: Any) -> Iterator[str]:
     doc = inspect.getdoc(value) if inspect.isroutine(value) or inspect.isclass(value) else None
     if inspect.ismodule(value):
         doc = inspect.getdoc(value)
-    if doc and not doc.startswith(f"{name}("):  # the one that a dataclass makes
+    if doc and not doc.startswith(f"{name}("):  # dataclasses generate such a docstring
         yield from (doc, "")
 
 
-#: What each layer is about, bottom first; layers side by side share a row.
+#: The layers with their subjects, from the bottom; layers in one row do not import each other.
 LAYERS = (
     (("base", "documents, errors, statistics"),),
     (("host", "this machine"),),
-    (("cases", "what is asked"),),
+    (("cases", "what to measure"),),
     (("record", "what was measured"),),
     (("launch", "starting ranks"), ("analysis", "samples to verdicts")),
-    (("training", "the ranks; torch"), ("measure", "a run in the making")),
-    (("interface", "what people touch"),),
+    (("training", "the ranks; torch"), ("measure", "the course of a run")),
+    (("interface", "commands, pytest, reports"),),
 )
 STYLE = 'font-family="system-ui,sans-serif" font-size="13" fill="#1b1f24" text-anchor="middle"'
 
 
 def folders() -> str:
-    """The layers of the package with the features on top; an import points down."""
+    """Draw the layers of the package with the features on top; imports point down."""
     on_top = sorted(p.name for p in FEATURES.iterdir() if (p / "__init__.py").is_file())
     rows = [*LAYERS, tuple((name, "") for name in on_top)]
     there = {p.name for p in (ROOT / "harness").iterdir() if p.is_dir() and p.name[0] != "_"}
@@ -182,13 +183,13 @@ def folders() -> str:
     total = len(rows) * (height + gap) + 34
     body.append(
         f'<text x="{width / 2}" y="{total - 10}" {STYLE}>Imports point down. Features (top row)'
-        " import the core, never each other; nobody in the core imports a feature.</text>"
+        " import the core, never each other; the core imports no feature.</text>"
     )
     return _svg(width, total, body, "The folders of harness, as layers")
 
 
 def verdict() -> str:
-    """The steps of docs/one-verdict.md, from left to right and down."""
+    """Draw the steps of docs/one-verdict.md, from left to right and down."""
     page = (DOCS / "one-verdict.md").read_text()
     steps = re.findall(r"^\| (\d+) \| `([\w.]+)` in `([\w/.]+)` \|", page, re.M)
     width, across, size, height = 760, 4, 172, 58

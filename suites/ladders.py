@@ -1,4 +1,7 @@
-"""Ladders of length, size, batch, readers and checkpoints, at the site's own world."""
+"""Recipes that sweep sequence length, model size, batch, interference, power, readers, checkpoints.
+
+The number of ranks stays that of the site, except in the sweeps over readers and checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,24 @@ from recipes import AS_TRAINED, SELECTIVE, protocol_for
 from harness import ON_GPUS, PACED, FaultScenario, Mode, Plan, Precision, Site
 from harness.cases import ladders
 
-#: Tokens of a sample on GPUs, to a million where ranks share a sequence; on cores a tiny model's.
+#: Tokens of a sample on GPUs; ranks that share a sequence reach a million.
 ON_GPU = (4096, 16384, 65536, 262144, 1048576)
+#: Tokens of a sample on CPU ranks, which train a tiny model.
 ON_CPU = (32, 64, 128)
-#: Caps of a GPU; one that its board does not take is a SKIP with what it takes.
+#: Power limits of a GPU, in watts. A limit that the board does not accept is a SKIP, which states
+#: the accepted range.
 WATTS = (600, 500, 400, 300)
 
 
 def here(site: Site) -> Site:
+    """Return the site, or two CPU ranks if it has only one rank."""
     return site if site.world_size > 1 else site.cpu(2)
 
 
 def lengths(site: Site) -> list[Plan]:
-    """The same tokens in longer and longer sequences: of each rank alone, and shared by all."""
+    """Increase the sequence length at constant tokens per rank, for sequences of one rank and for
+    sequences that all ranks share.
+    """
     on_gpus = site.device == "cuda"
     where = here(site)
     model = "decoder-350m" if on_gpus else "decoder-nano"
@@ -36,7 +44,9 @@ def lengths(site: Site) -> list[Plan]:
 
 
 def sizes(site: Site) -> list[Plan]:
-    """The largest model that these devices train, and how busy each size keeps them."""
+    """Increase the model size, to find the largest model that fits and how busy each size keeps
+    the devices.
+    """
     on_gpus = site.device == "cuda"
     names = ("124m", "350m", "1b3", "llama-8b", "llama-70b")
     more = {**AS_TRAINED, **SELECTIVE} if on_gpus else {}
@@ -46,7 +56,7 @@ def sizes(site: Site) -> list[Plan]:
 
 
 def batches(site: Site) -> list[Plan]:
-    """The critical batch of a small language, whose floor is known."""
+    """Find the critical batch size on a small synthetic language whose lowest loss is known."""
     where = here(site)
     more = AS_TRAINED if where.device == "cuda" else {}
     case = where.case("ddp/decoder-nano", Mode.WEAK, **more)
@@ -54,7 +64,7 @@ def batches(site: Site) -> list[Plan]:
 
 
 def interference(site: Site) -> list[Plan]:
-    """What a second job on the same nodes takes of a first one."""
+    """Measure how much a second job on the same nodes slows a first one."""
     where = site if site.world_size >= 4 and site.world_size % 4 == 0 else site.cpu(4)
     on_gpus = where.device == "cuda"
     model = "decoder-350m" if on_gpus else "paced-small"
@@ -63,7 +73,10 @@ def interference(site: Site) -> list[Plan]:
 
 
 def power_caps(site: Site) -> list[Plan]:
-    """What a token takes as GPUs are held at fewer watts; cores have no such limit."""
+    """Measure time and energy per token as the power limit of GPUs decreases.
+
+    The list is empty on CPU ranks, which have no such limit.
+    """
     if site.device != "cuda":
         return []
     case = site.case("ddp/decoder-350m", Mode.WEAK, **AS_TRAINED)
@@ -71,14 +84,14 @@ def power_caps(site: Site) -> list[Plan]:
 
 
 def readers(site: Site) -> list[Plan]:
-    """What reading files costs as more ranks read."""
+    """Measure the cost of reading files as the number of reading ranks grows."""
     where = here(site)
     case = where.case("ddp/resnet-nano", Mode.WEAK, data="files")
     return [ladders.readers(case, where.worlds, protocol=protocol_for(site))]
 
 
 def checkpoints(site: Site) -> list[FaultScenario]:
-    """Checkpoints of more and more ranks, waited for and in the background."""
+    """Save checkpoints at increasing world sizes, synchronously and in the background."""
     where = here(site)
     model = "decoder-350m" if where.device == "cuda" else "decoder-tiny"
     case = where.case(f"fsdp/{model}", **(AS_TRAINED if where.device == "cuda" else {}))

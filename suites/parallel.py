@@ -1,4 +1,6 @@
-"""Recipes of ways to cut a training: schedules, batches, roles, widths, experts and products."""
+"""Recipes that compare ways to parallelise training: pipeline schedules, data and model
+parallelism, batches, optimizers, roles of ranks, experts, and combinations.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from harness import (
     versus,
 )
 
-#: Schedules of a pipeline, and what each is there to show.
+#: Pipeline schedules that are compared.
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped_bfs", "interleaved_zb", "zbv", "dualpipev")
 
 
 def schedules(site: Site) -> list[Plan]:
-    """Every schedule at 4 stages on the paced stand-in, and GPipe with a single micro-batch: the
-    bubble measured and ideal, memory, step.
+    """Compare every schedule at 4 stages with GPipe and a single micro-batch: the measured and the
+    ideal bubble, memory, step time. The compute is simulated.
     """
     here = site.cpu(4)
 
@@ -39,7 +41,10 @@ def schedules(site: Site) -> list[Plan]:
 
 
 def schedule_memory(site: Site) -> list[Plan]:
-    """1F1B keeps as many micro-batches as there are stages, GPipe all of them."""
+    """Compare the memory of 1F1B and GPipe.
+
+    1F1B keeps the activations of as many micro-batches as there are stages, GPipe those of all.
+    """
     here = site if site.world_size >= 4 else site.cpu(4)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
     precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
@@ -55,7 +60,7 @@ def schedule_memory(site: Site) -> list[Plan]:
 
 
 def variants(site: Site) -> list[Plan]:
-    """Ways to be data parallel on one model: bytes, memory, step."""
+    """Compare ways of data parallelism on one model: bytes sent, memory, step time."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "decoder-1b3" if site.device == "cuda" else "mlp-wide"
     on_gpus = here.device == "cuda"
@@ -74,14 +79,14 @@ def variants(site: Site) -> list[Plan]:
         "ZeRO-3": case("fsdp"),
         "ZeRO-3 over all-to-all": case("fsdp", **{"fsdp.scatter": "all_to_all"}),
     }
-    if not on_gpus:  # it trains in fp32 alone
+    if not on_gpus:  # FSDP1 trains in fp32 only here, and GPUs train in autocast
         cases["FSDP1"] = case("fsdp1")
     metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
     return [beside("data parallel", cases, metrics, protocol=protocol_for(site))]
 
 
 def batches(site: Site) -> list[Plan]:
-    """What is done with a batch besides training on it, beside plain DDP on even samples."""
+    """Compare clipping, LAMB, short last batches and samples of unequal length with plain DDP."""
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
     precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
@@ -105,7 +110,10 @@ def batches(site: Site) -> list[Plan]:
 
 
 def optimizers(site: Site) -> list[Plan]:
-    """What optimizers cost beside AdamW: Muon gathers matrices under FSDP, ZeRO-1 shares work."""
+    """Compare the cost of optimizers with that of AdamW.
+
+    Muon gathers matrices under FSDP; ZeRO-1 distributes the optimizer's work over the ranks.
+    """
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
     precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
@@ -129,7 +137,9 @@ def optimizers(site: Site) -> list[Plan]:
 
 
 def roles(site: Site) -> list[Plan]:
-    """Actors and learners on the paced stand-in, beside all ranks as learners."""
+    """Compare ranks split into actors and learners with ranks that all learn. The compute is
+    simulated.
+    """
     here = site.cpu(4)
 
     def case(strategy: str, passes: int = 1) -> CaseSpec:
@@ -145,7 +155,7 @@ def roles(site: Site) -> list[Plan]:
 
 
 def widths(site: Site) -> list[Plan]:
-    """Ways to cut a model's layers or its sequence, beside fully sharded data parallel."""
+    """Compare tensor and context parallelism with fully sharded data parallelism."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
     precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
@@ -168,7 +178,9 @@ def widths(site: Site) -> list[Plan]:
 
 
 def experts(site: Site) -> list[Plan]:
-    """A mixture of experts, replicated and shared out, with one and two experts a token."""
+    """Compare a mixture of experts that is replicated with one whose experts are distributed, with
+    one and two experts per token.
+    """
     here = site if site.world_size > 1 else site.cpu(2)
     model = "moe-243m" if site.device == "cuda" else "moe-small"
     precision = Precision.BF16 if here.device == "cuda" else Precision.FP32
@@ -190,7 +202,10 @@ def experts(site: Site) -> list[Plan]:
 
 
 def products(site: Site) -> list[Plan]:
-    """Two and three dimensions at once, on 4 and 8 ranks; on 8 GPUs TP 4 x PP 2."""
+    """Compare combinations of two dimensions of parallelism, on 4 CPU ranks, or on 8 GPUs and more.
+
+    On 8 GPUs the combination of tensor and pipeline parallelism is TP 4 x PP 2.
+    """
     gpus = site.device == "cuda" and site.world_size >= 8
     here = site if gpus else site.cpu(4)
     model = "decoder-1b3" if gpus else "decoder-nano"

@@ -1,4 +1,7 @@
-"""The recipes of the shipped suites, as functions of the site. Bounds are in thresholds.toml."""
+"""Recipes of the shipped suites: functions that return the plans for a site.
+
+The thresholds are in thresholds.toml.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,17 @@ from harness import (
     versus,
 )
 
-#: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
+#: The model for each kind of device. A step takes milliseconds on one core, and fills a GPU.
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
-#: How anything is trained on GPUs: fp32 uses a fifteenth of their tensor cores.
+#: The precision on GPUs; fp32 reaches a fifteenth of the rate of their tensor cores.
 AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
-#: Blocks are compiled where cards can hold a model of a size that is trained.
+#: Blocks are compiled on GPUs that can hold a model of realistic size.
 COMPILED: dict[str, Any] = dict(compiled="inductor")
-#: One block's matrix products are kept, all else is computed again.
+#: Selective checkpointing: the results of matrix products are kept, all else is recomputed.
 SELECTIVE: dict[str, Any] = dict(checkpoint=True, selective=True)
 Sized: TypeAlias = Sequence[tuple[int, str, dict[str, Any]]]
-#: What replicas train, by the GiB that a card has at least: steps of a tenth of a second and more.
+#: Models of replicated training, by the minimum GiB of GPU memory. Their steps take a tenth of a
+#: second or more.
 DATA_PARALLEL: Sized = (
     (0, "decoder-nano", {}),
     (14, "decoder-124m", dict(seq_len=1024, micro_batch=8, **COMPILED)),
@@ -50,9 +54,10 @@ DATA_PARALLEL: Sized = (
     (40, "decoder-350m", dict(seq_len=2048, micro_batch=8, **COMPILED)),
     (140, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
 )
-#: What each family trains on GPUs: sharded and cut models of a size that needs it. Activations are
-#: computed again only where they do not fit. Codecs train what DDP does: both ladders share their
-#: baseline. The first of each shows mechanics: no such step can fill a GPU.
+#: Models of each strategy family on GPUs. Sharded and split models have a size that needs it.
+#: Activations are recomputed only if they do not fit. Compressors train the model of DDP, so that
+#: both sweeps share their baseline. The first row of each family only checks the mechanics because
+#: its steps are too short to fill a GPU.
 ON_GPU: Mapping[str, Sized] = {
     "ddp": DATA_PARALLEL,
     "compressed": DATA_PARALLEL,
@@ -80,26 +85,27 @@ ON_GPU: Mapping[str, Sized] = {
         (80, "decoder-350m", dict(seq_len=2048, global_batch=16, **COMPILED)),
     ),
 }
-#: A model that one card cannot train: sharded over half a node, and over a whole one.
+#: The least GiB of GPU memory for a model that one GPU cannot train, and the fields of its case. It
+#: is sharded over half a node and over a whole one.
 LARGE_GIB, LARGE = 80, dict(seq_len=4096, micro_batch=2, **SELECTIVE, **COMPILED)
-#: What a family adds to that: torch's stages do not know autocast; FSDP gathers in bf16.
+#: Fields that a family adds: torch's pipeline stages do not support autocast; FSDP gathers in bf16.
 OWN: Mapping[str, dict[str, Any]] = {
     "pipeline": dict(precision=Precision.BF16),
     "fsdp": dict(knobs={"fsdp.mixed": True}),
 }
-#: GiB of a card of which nobody says how much it has.
+#: GiB that are assumed if the memory of the GPUs is unknown.
 USUAL_GIB = 80
-#: Nodes, and GPUs on each, that ladders on GPUs foresee: recorded, never judged.
+#: Nodes, and GPUs per node, for which sweeps on GPUs record a prediction. It is never judged.
 FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
-#: What ladders are judged by, where that is not efficiency alone.
+#: Metrics of sweeps that are not judged by efficiency only.
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
-#: What a ladder on several GPUs is held against. Sharded training is held against itself on one
-#: GPU: what a wrapper costs there is measured where a single GPU is.
+#: Baselines of sweeps on several GPUs. The baseline of sharded training is the same strategy on one
+#: GPU; the cost of a wrapper on one GPU is measured by the single-GPU suite.
 ON_GPUS_AGAINST = {"ddp": ("plain",), "fsdp": ("wrapped",), "pipeline": ("plain",)}
 
 
 def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
-    """What a family trains on the site's device."""
+    """Return the case that a strategy family trains on the site's device."""
     model, more = CPU_MODEL, dict[str, Any]()
     if site.device == "cuda":
         family = strategy.partition(":")[0]
@@ -109,21 +115,23 @@ def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
 
 
 def sized_for(family: str, site: Site) -> tuple[str, dict[str, Any]]:
-    """The model that fills the site's GPUs, and its sequence and batch."""
+    """Return the model that fills the site's GPUs, and its sequence length and batch."""
     room = site.gpu_memory_gib or USUAL_GIB
     _, model, fields = max((row for row in ON_GPU[family] if row[0] <= room), key=lambda r: r[0])
     return model, {name: fields[name] for name in fields if site.compiles or name not in COMPILED}
 
 
 def protocol_for(site: Site) -> Protocol:
-    """Windows in steps on cores, in seconds where clocks have to settle."""
+    """Return the protocol: windows are counted in steps on CPUs, and in seconds on GPUs, whose
+    clocks have to settle.
+    """
     return ON_GPUS if site.device == "cuda" else REAL
 
 
 def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
-    """A weak ladder over the world sizes of one node, with real compute.
+    """Return a weak-scaling sweep over the world sizes of one node, with real compute.
 
-    Without ``wrapped`` it leaves out what the strategy costs on one rank.
+    Without ``wrapped``, the sweep does not measure the strategy's overhead on one rank.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -144,10 +152,10 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
 
 
 def _on_gpus(strategy: str, site: Site, fields: Mapping[str, Any]) -> list[Plan]:
-    """Makes the plan of a weak ladder on the GPUs of one node; only its largest world is judged.
+    """Return a weak-scaling sweep on the GPUs of one node; only its largest world is judged.
 
-    ``across`` has the worlds of several nodes. A single GPU shows what DDP's wrapper and compiled
-    blocks bring; other strategies have nothing to show there.
+    ``across`` has the worlds of several nodes. A single GPU measures DDP's wrapper and compiled
+    blocks; other strategies have nothing to measure there.
     """
     case = trained(strategy, site, Mode.WEAK, **fields).at(site.nodes[0])
     if site.nodes[0] == 1:
@@ -165,14 +173,14 @@ def _on_gpus(strategy: str, site: Site, fields: Mapping[str, Any]) -> list[Plan]
 
 
 def _on_one_gpu(case: CaseSpec, site: Site) -> list[Plan]:
-    """DDP at one rank against the plain model, and its compiled blocks against eager ones."""
+    """Compare DDP on one rank with the plain model, and compiled blocks with eager ones."""
     plan = ladder(case, [1], baselines=("plain",), protocol=ON_GPUS)
     if case.compiled == "no":
         return [plan]
     return [compared(plan, "eager", replace(case, compiled="no"), ("throughput_ratio",))]
 
 
-#: Every codec that is in use; a test compares it with what is shipped.
+#: Every shipped compressor; a test compares this list with the shipped files.
 CODECS = (
     "bf16", "countsketch", "dgc", "efsign", "fp16", "fp8", "int8", "natural", "onebit",
     "onebit_adam", "powersgd", "qsgd", "randomk", "signsgd", "terngrad", "threshold", "topk",
@@ -180,7 +188,7 @@ CODECS = (
 
 
 def codecs(site: Site) -> list[Plan]:
-    """Every codec beside dense training, in the same blocks: throughput, and what is sent."""
+    """Compare every compressor with dense training in the same blocks: throughput, bytes sent."""
     here = site if site.world_size > 1 else site.cpu(2)
     cases = {"dense": trained("ddp", here, Mode.WEAK)}
     if here.device == "cuda":
@@ -192,7 +200,9 @@ def codecs(site: Site) -> list[Plan]:
 
 
 def topk(site: Site) -> list[Plan]:
-    """Top-k gradients: a weak ladder on cores; on GPUs one arm beside DDP on the whole node."""
+    """Measure top-k compression: a weak-scaling sweep on CPUs; on GPUs, a comparison with DDP on a
+    whole node.
+    """
     if site.device != "cuda":
         return weak("compressed:topk", wrapped=False)(site)
     if site.nodes[0] == 1:
@@ -205,7 +215,9 @@ def topk(site: Site) -> list[Plan]:
 
 
 def large(model: str) -> Recipe:
-    """A weak ladder of a model that no card holds alone, from half a node to a whole one."""
+    """Return a weak-scaling sweep, from half a node to a whole one, of a model that does not fit
+    on one GPU.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         room, ranks = site.gpu_memory_gib or USUAL_GIB, min(site.nodes)
@@ -227,7 +239,7 @@ def large(model: str) -> Recipe:
 
 
 def filled() -> Recipe:
-    """A weak ladder of pipelines with two micro-batches a stage and more at every rung."""
+    """Return a weak-scaling sweep of pipelines with at least two micro-batches per stage."""
 
     def recipe(site: Site) -> list[Plan]:
         ranks = site.nodes[0] if site.device == "cuda" else site.world_size
@@ -242,11 +254,11 @@ def filled() -> Recipe:
 
 
 def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
-    """A strong ladder of the world sizes that divide its global batch.
+    """Return a strong-scaling sweep over the world sizes that divide its global batch.
 
-    On GPUs the batch follows the card, with activations computed again: the baseline has to fit.
-    With ``eager`` the largest world trains without compiled blocks, too: a slower step hides more
-    of its communication.
+    On GPUs the batch depends on the GPU's memory, and small GPUs recompute activations, because
+    the baseline has to fit on one GPU. With ``eager``, the largest world also trains without
+    compiled blocks, because a slower step hides more of its communication.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -276,9 +288,10 @@ def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
 
 
 def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> Recipe:
-    """A weak ladder of the paced stand-in: what is sent is sent, compute waits.
+    """Return a weak-scaling sweep with simulated compute: ranks really communicate, but wait
+    instead of computing.
 
-    Not where GPUs compute: they show what it stands for.
+    The list is empty on GPUs, which measure real compute.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -300,7 +313,7 @@ def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> 
 
 
 def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recipe:
-    """A scheduled stand-in with a planted efficiency: a test of the measurement itself."""
+    """Return a sweep of simulated compute with a known efficiency, which tests the measurement."""
     knobs: dict[str, Any] = {"paced.mode": "schedule", "paced.plant": plant}
     knobs |= {f"paced.{name}": value for name, value in knob.items()}
 
@@ -313,7 +326,7 @@ def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recip
 
 
 def same(largest: int = 2) -> Recipe:
-    """A scheduled stand-in against itself: a verdict on 1.0 must stay open."""
+    """Compare simulated compute with itself: a verdict on a bound of 1.0 must stay inconclusive."""
     knobs = {"paced.mode": "schedule"}
 
     def recipe(site: Site) -> list[Plan]:
@@ -324,7 +337,7 @@ def same(largest: int = 2) -> Recipe:
 
 
 def spread(strategy: str) -> Recipe:
-    """The ranks of one node, placed on one node and spread evenly over several nodes."""
+    """Compare the ranks of one node, placed on one node, with the same ranks on several nodes."""
 
     def recipe(site: Site) -> list[Plan]:
         ranks = min(site.nodes)
@@ -338,7 +351,9 @@ def spread(strategy: str) -> Recipe:
 
 
 def across(strategy: str) -> Recipe:
-    """A weak ladder of whole nodes with one node as baseline: 8, 16, 32 ranks on 1, 2, 4 nodes."""
+    """Return a weak-scaling sweep over whole nodes with one node as baseline: 8, 16, 32 ranks on 1,
+    2, 4 nodes.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         if len(site.nodes) < 2:
@@ -361,7 +376,9 @@ def across(strategy: str) -> Recipe:
 
 
 def masked(model: str = "decoder-nano") -> Recipe:
-    """A compressor that claims top-k but sends dense gradients: the gate must catch it."""
+    """Return a control: a compressor that claims top-k but sends dense gradients. The correctness
+    check must detect it.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         return [control(site.cpu(2).case(f"compressed:masked_topk/{model}"))]
@@ -370,7 +387,9 @@ def masked(model: str = "decoder-nano") -> Recipe:
 
 
 def broken(strategy: str) -> Callable[[Site], list[FaultScenario]]:
-    """A training that crashes, hangs or loses an agent or node, then resumes, also resized."""
+    """Return scenarios in which a training run crashes, hangs or loses an agent or node, and then
+    resumes, also on another number of ranks.
+    """
 
     def recipe(site: Site) -> list[FaultScenario]:
         if site.world_size < 2:
@@ -386,14 +405,15 @@ def broken(strategy: str) -> Callable[[Site], list[FaultScenario]]:
     return recipe
 
 
-#: What the twin of the speedup claim has to show: its steps end when these efficiencies say.
+#: The known answer of the simulated version of the speedup claim: its steps take as long as these
+#: efficiencies at 2 and 4 ranks require.
 TWIN: Mapping[str, Any] = {"paced.mode": "schedule", "paced.plant": "2:0.985,4:0.96"}
 
 
 def claim_175m_b64(site: Site) -> list[Plan]:
-    """The usual claim: 175M decoder, strong, global batch 64, one device as baseline.
+    """Test a published claim: 175M decoder, strong scaling, global batch 64, one-device baseline.
 
-    Without GPUs its twin takes the same way, of which is known what has to come out.
+    Without GPUs the same plan runs with simulated compute, whose correct result is known.
     """
     on_gpus = site.device == "cuda"
     here = site if on_gpus else site.cpu(4)
@@ -409,9 +429,9 @@ def claim_175m_b64(site: Site) -> list[Plan]:
 
 
 def claim_1b3_4x8(site: Site) -> list[Plan]:
-    """The usual claim: 1.3B decoder on 4 nodes of 8, one node as baseline.
+    """Test a published claim: 1.3B decoder on 4 nodes of 8 GPUs, one node as baseline.
 
-    Its twin on (emulated) nodes of cores waits instead of computing.
+    On nodes of CPU ranks, which may be emulated, the compute is simulated.
     """
     on_gpus = site.device == "cuda"
     ranks = site.nodes[0]
@@ -436,9 +456,9 @@ def claim_1b3_4x8(site: Site) -> list[Plan]:
 
 
 def claim_memory(site: Site) -> list[Plan]:
-    """The usual claim: memory halved by checkpointing, down by 90 % with sharding over 8.
+    """Test a published claim: checkpointing halves the memory, sharding over 8 ranks saves 90 %.
 
-    Sharded over fewer ranks it is recorded; the twin is a model that cores can train.
+    Over fewer ranks the result is recorded, but not judged. CPU ranks train a smaller model.
     """
     on_gpus = site.device == "cuda"
     here = site if on_gpus else site.cpu(2)
@@ -453,7 +473,7 @@ def claim_memory(site: Site) -> list[Plan]:
 
 
 def learns(strategy: str, **knobs: Any) -> Recipe:
-    """A strategy that trains apart for a while, beside DDP and beside no communication."""
+    """Compare a strategy that synchronises only now and then with DDP and with no communication."""
 
     def recipe(site: Site) -> list[Plan]:
         here = site if site.world_size > 1 else site.cpu(2)

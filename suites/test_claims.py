@@ -1,6 +1,7 @@
-"""Published claims for such systems, measured in the claimed setup. The claims need GPUs.
+"""Tests of published claims, measured in the claimed setup. The claims need GPUs.
 
-Without them the twin of each claim takes its way; claims that nothing tests are listed.
+Without GPUs, each plan runs with simulated compute or a small model. Claims that no plan tests are
+listed.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Settings beside each other: usual defaults, inputs, precisions, kernels, checkpoints."""
+"""Comparisons of settings: usual defaults, inputs, precisions, kernels, checkpoints."""
 
 import pytest
 from knobs import (
@@ -18,29 +18,29 @@ pytestmark = pytest.mark.nightly
 
 @scaling(published, published_stages)
 def test_usual_defaults(verdict):
-    """What frameworks ship, on one model."""
+    """The defaults of frameworks are compared on one model."""
 
 
 @scaling(inputs)
 def test_inputs(verdict):
-    """Where batches come from."""
+    """Sources of batches are compared."""
 
 
 @scaling(precisions)
 def test_precisions(verdict):
-    """In how many bits."""
+    """Precisions from fp32 to 8 bits are compared."""
 
 
 @scaling(kernels)
 def test_kernels(verdict):
-    """Which of torch's ways to compute the same."""
+    """Implementations of the same operations in torch are compared."""
 
 
 @scaling(backends)
 def test_backends(verdict):
-    """Ring against tree."""
+    """NCCL's algorithms, protocols and channels are compared with its automatic choice."""
 
 
 @scaling(checkpoints)
 def test_checkpoints(verdict):
-    """Memory saved, and time paid for it."""
+    """The memory that activation checkpointing saves is compared with its cost in time."""

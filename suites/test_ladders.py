@@ -1,4 +1,4 @@
-"""Ladders beyond weak and strong: length, size, batch, interference, readers, checkpoints."""
+"""Sweeps over length, size, batch, interference, power limits, readers and checkpoints."""
 
 import pytest
 from ladders import batches, checkpoints, interference, lengths, power_caps, readers, sizes
@@ -10,34 +10,34 @@ pytestmark = pytest.mark.nightly
 
 @scaling(lengths)
 def test_lengths(verdict):
-    """Longer sequences at the same tokens a rank."""
+    """Sequences get longer at constant tokens per rank."""
 
 
 @scaling(sizes)
 def test_sizes(verdict):
-    """Larger models on the same devices."""
+    """Models get larger on the same devices."""
 
 
 @scaling(batches)
 def test_batches(verdict):
-    """Samples and time to one loss, batch by batch."""
+    """Samples and time to one loss are measured for each batch size."""
 
 
 @scaling(interference)
 def test_interference(verdict):
-    """What a second job on the same fabric takes of a first one."""
+    """A second job on the same network slows a first one."""
 
 
 @scaling(power_caps)
 def test_power_caps(verdict):
-    """Joules of a token, and speed, as GPUs are held at fewer watts."""
+    """Energy per token and speed are measured as the power limit of GPUs decreases."""
 
 
 @scaling(readers)
 def test_readers(verdict):
-    """What reading costs as more ranks read."""
+    """The cost of reading files is measured as more ranks read."""
 
 
 @recovering(checkpoints)
 def test_checkpoints(verdict):
-    """Bandwidth and stall of checkpoints as ranks are added."""
+    """Bandwidth and stall of checkpoints are measured as ranks are added."""

@@ -1,4 +1,6 @@
-"""Every other way to be parallel: data-parallel variants, layers, sequences, experts, products."""
+"""Other kinds of parallelism: data-parallel variants, pipelines, tensors, sequences, experts, and
+combinations.
+"""
 
 import pytest
 from parallel import (
@@ -20,44 +22,44 @@ pytestmark = pytest.mark.nightly
 
 @scaling(variants)
 def test_data_parallel(verdict):
-    """What buckets, shards and an optimizer in backward earn."""
+    """Buckets, sharding and an optimizer in backward are compared."""
 
 
 @scaling(batches)
 def test_batches(verdict):
-    """Clipping, layer-wise optimizers, samples of unequal length, a short last batch."""
+    """Clipping, LAMB, samples of unequal length and a short last batch are compared."""
 
 
 @scaling(optimizers)
 def test_optimizers(verdict):
-    """What optimizers cost, and what they gather."""
+    """The time and the communication of optimizers are compared."""
 
 
 @scaling(roles)
 def test_roles(verdict):
-    """Actors that generate what learners train on."""
+    """Actors that generate samples for learners are compared with ranks that all learn."""
 
 
 @scaling(schedule_memory)
 def test_memory_of_schedules(verdict):
-    """What an early backward frees."""
+    """1F1B, which runs backward passes early, is compared with GPipe in memory."""
 
 
 @scaling(schedules)
 def test_schedules(verdict):
-    """The bubble that a schedule leaves, beside the one that it must."""
+    """The measured bubble of each schedule is compared with its ideal bubble."""
 
 
 @scaling(widths)
 def test_model_parallel(verdict):
-    """Layers cut by width, and sequences by length."""
+    """Tensor and context parallelism are compared with FSDP."""
 
 
 @scaling(experts)
 def test_experts(verdict):
-    """Routed experts: their load, and what found no room."""
+    """Distributed experts are compared in speed, load and dropped tokens."""
 
 
 @scaling(products)
 def test_products(verdict):
-    """Several dimensions at once."""
+    """Combinations of several dimensions are compared."""

@@ -1,4 +1,4 @@
-"""Recovery: trainings broken on purpose must resume from a checkpoint, equal bit for bit."""
+"""Recovery: training runs with injected faults must resume from a checkpoint, bit for bit."""
 
 import pytest
 from recipes import broken

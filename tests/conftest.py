@@ -1,4 +1,4 @@
-"""Fixtures: one agent for the session, and a way to launch one world and read what it left."""
+"""Fixtures: an agent for the session, and a function that launches a case for a test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 settings.register_profile("no timing assertion", deadline=None)
 settings.load_profile("no timing assertion")
 MUTANTS = Path(__file__).parent / "mutants"
-#: Folders whose tests start worlds of processes.
+#: Folders whose tests start several processes.
 LONG = {
     "contract",
     "faults",
@@ -51,9 +51,9 @@ pytest_plugins = ["pytester"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``few(n)`` CI runs n sets of parameters, evenly drawn; the rest are full.
+    """Mark all but n evenly drawn parameter sets of a test with ``few(n)`` as ``full``.
 
-    Long files first: the short ones then fill what is left, and all workers end together.
+    Long files come first: the short ones then fill the gaps, and all workers end together.
     """
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -68,19 +68,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _takes_long(path: Path) -> bool:
-    """Whether a test's file starts worlds; one of somebody else's, collected beside these, may not."""
+    """Whether a test's file starts several processes; false outside of this repository."""
     return path.is_relative_to(ROOT) and not LONG.isdisjoint(path.relative_to(ROOT).parts)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Tests run several at a time, but nothing runs beside one that is marked ``alone``.
+    """Run tests in parallel, except those marked ``alone``, which run without any other test.
 
-    Who comes first goes first: without the turnstile, tests that share the lock would keep taking
-    it from each other, and one that wants it alone would wait until all others have run.
+    The turnstile keeps the order of arrival: without it, tests with the shared lock would pass it
+    on among themselves, and a test that needs it exclusively would wait until all others have run.
     """
     if (loaded := sys.modules.get("torch")) is not None:
-        loaded.set_num_threads(1)  # as ranks do: several workers would spin for each other's cores
+        loaded.set_num_threads(1)  # as in ranks: several workers would compete for cores
     alone = item.get_closest_marker("alone") is not None
     locks = Path(tempfile.gettempdir()) / f"scaleproof-tests-{os.getuid()}"
     with Path(f"{locks}.lock").open("w") as lock:
@@ -92,15 +92,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """Also where the tests were started in the background: their programs would ignore Ctrl-C."""
+    """Reset SIGINT: programs of tests started in the background would ignore Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def without_timelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Suites under test profile nothing unless they are there to do so: it takes seconds each. And
-    nothing is remembered of other runs of the tests.
+    """Switch off profiles and fabric sweeps, which take seconds in each suite, and start with an empty
+    cache.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -117,7 +117,7 @@ def catalogue() -> Catalogue:
 
 @pytest.fixture(scope="session")
 def agent() -> Iterator[Fleet]:
-    """One agent for all launches."""
+    """An agent for all launches."""
     fleet = open_worlds(Catalogue().get("engines", "local"), Where())
     assert isinstance(fleet, Fleet)
     yield fleet
@@ -126,7 +126,7 @@ def agent() -> Iterator[Fleet]:
 
 @dataclasses.dataclass
 class World:
-    """What one launch left."""
+    """The results of one launch."""
 
     ends: tuple[RankEnd, ...]
     cause: Cause | None
@@ -137,7 +137,7 @@ class World:
 
     @property
     def failed(self) -> list[Check]:
-        """Checks that did not hold, on any rank."""
+        """Failed checks of all ranks."""
         return [c for r in self.ranks for c in r.checks if not c.ok]
 
 
@@ -188,25 +188,25 @@ def launch(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def sample() -> Path:
-    """A small tracked run, of schema 6."""
+    """The folder of a small run in the repository, of schema 6."""
     return ROOT / "tests" / "golden" / "samples" / "ddp-nano"
 
 
 @pytest.fixture(scope="session")
 def sample_run(sample: Path) -> Any:
-    """Its record."""
+    """The record of the sample run."""
     return load(sample)
 
 
 @pytest.fixture
 def copy(sample: Path, tmp_path: Path) -> Path:
-    """Its folder, to be edited."""
+    """A copy of the sample run's folder, for edits."""
     page = shutil.ignore_patterns("*report.html*")  # another test may be writing one
     return Path(shutil.copytree(sample, tmp_path / "run", ignore=page))
 
 
 @pytest.fixture(scope="session")
 def main_job() -> RunRecord:
-    """One ``pytest suites/``: 16 ladders, real and paced, swept, profiled."""
+    """The record of one ``pytest suites/``: 16 scaling sweeps, real and paced, with profiles."""
     doc = json.loads(gzip.decompress((ROOT / "tests/golden/main-job.json.gz").read_bytes()))
     return from_doc(RunRecord, upgrade(doc, SCHEMA), "record")

@@ -1,4 +1,4 @@
-"""Edits of the sample record, for tests of what must follow from it."""
+"""Edits of the sample record, for tests of their consequences."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from harness.record.store import load
 
 
 def judged(run: RunRecord, edit: Any) -> dict[str, Verdict]:
-    """Verdicts of an edited record, by contrast."""
+    """Return the verdicts of an edited record, by contrast."""
     doc = json.loads(json.dumps(to_doc(run)))
     edit(doc)
     return {v.contrast: v for v in verdicts(from_doc(RunRecord, doc))}
 
 
 def timed(doc: Any, arm: str) -> list[Any]:
-    """The timed launches of an arm."""
+    """Return the timed launches of an arm."""
     return [x for x in doc["launches"] if x["purpose"] == "timed" and x["arm"] == arm]
 
 
 def confirm(doc: Any, factor: float = 1.0) -> None:
-    """Give every timed launch a twin in a confirming set, the subject's this much faster."""
+    """Copy every timed launch into a confirming set, with the subject faster by a factor."""
     doc["launches"] += [
         {
             **x,
@@ -44,12 +44,12 @@ def confirm(doc: Any, factor: float = 1.0) -> None:
 
 
 def bound(doc: Any, **fields: Any) -> None:
-    """Change the rule on 2 ranks against plain."""
+    """Change the rule that compares 2 ranks with the plain loop."""
     next(t for t in doc["thresholds"] if t["name"] == "cpu_ddp_weak").update(fields)
 
 
 def even(doc: Any, efficiency: float = 0.9, scatter: float = 0.002) -> None:
-    """Eight pairs of a quiet machine: 0.1 s a step, the world of two at this efficiency."""
+    """Make eight pairs of a quiet machine: 0.1 s per step, and this efficiency on two ranks."""
     more = [x for x in doc["launches"] if x["purpose"] == "timed"]
     if len({x["turn"] for x in more}) < 8:
         again = json.loads(json.dumps(more))
@@ -70,7 +70,7 @@ def even(doc: Any, efficiency: float = 0.9, scatter: float = 0.002) -> None:
 
 
 def change(folder: Path, edit: Callable[[Any], object]) -> Any:
-    """Edit record.json and its digest, as a careful forger would; the document."""
+    """Edit record.json and its digest, as a careful forger would, and return the document."""
     doc = json.loads((folder / "record.json").read_text())
     edit(doc)
     write_doc(folder, doc)
@@ -84,7 +84,7 @@ def write_doc(folder: Path, doc: Any) -> None:
 
 
 def rechain(folder: Path) -> None:
-    """Rebuild the chain from the record, as if the run had gone that way."""
+    """Rebuild the chain from the record, as if the run had been like that."""
     doc = json.loads((folder / "record.json").read_text())
     old = [json.loads(line) for line in (folder / chain.FILE).read_text().splitlines()]
     queues = {

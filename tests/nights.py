@@ -1,4 +1,4 @@
-"""Nights that nobody measured, for tests of what the history makes of them."""
+"""Synthetic nightly runs, for tests of the history."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def night(
     stand_in: bool = False,
     nodes: str = "a",
 ) -> Night:
-    """A night whose cases have these step times; ``control`` is every step over its control's."""
+    """Make a night with these step times; ``control`` is their ratio to the control's."""
     when = FIRST + datetime.timedelta(days=day)
     cases = {}
     for case, step in steps.items():
@@ -56,6 +56,6 @@ def night(
 def noisy(
     levels: Sequence[float], sd: float = 0.005, seed: int = 1, case: str = CASE
 ) -> list[Night]:
-    """A night for each level, with that much noise."""
+    """Make a night for each level, with noise of this relative standard deviation."""
     draw = random.Random(seed)
     return [night(i, {case: x * math.exp(draw.gauss(0, sd))}) for i, x in enumerate(levels)]

@@ -1,7 +1,7 @@
-"""Whatever stands outside of the package finds what it imports from it.
+"""Code outside of the package imports only names that the package has.
 
-Scripts, benchmarks and acceptance programs run seldom, some of them first on somebody's GPU: a
-name that was moved must show before.
+Scripts, benchmarks and acceptance programs run seldom, some of them first on a user's GPU: a moved
+name must be found earlier.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FOLDERS = ("scripts", "benchmarks", "suites", "examples", "tests")
 
 
 def programs() -> list[Path]:
-    """Python files, also those whose name has no ending."""
+    """Return all Python files of these folders."""
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     return [path for path in files if "__pycache__" not in path.parts]
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of everything that is imported from the package."""
+    """Yield (module, name) of every import from the package."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("harness"):
             yield from ((node.module or "", alias.name) for alias in node.names)
@@ -43,7 +43,7 @@ def there(module: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_names_of_the_package_that_are_imported_exist(folder: str) -> None:
+def test_names_imported_from_the_package_exist(folder: str) -> None:
     wanted = {
         (module, name): path.relative_to(ROOT)
         for path in programs()

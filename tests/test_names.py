@@ -1,4 +1,4 @@
-"""Facts instead of names: only its own file knows what a strategy, model, engine is called."""
+"""No module refers to a strategy, model or engine by name, except the file that defines it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ NAMES = {
     entry.name: entry.path
     for kind in ("strategies", "models", "compressors", "engines")
     for entry in Catalogue().entries[kind].values()
-    if entry.shipped and entry.name != "none"  # too usual a word
+    if entry.shipped and entry.name != "none"  # too common a word
 }
-#: A word that is a name as well, and what it is there.
+#: (file, word that is also a name) -> its meaning there.
 ALLOWED = {
     ("cases/case.py", "single"): "PLAIN, the strategy of every plain baseline",
-    ("cases/case.py", "paced"): "the label of a stand-in",
-    ("cases/case.py", "emulated"): "the label of a stand-in",
-    ("cases/settings.py", "local"): "the engine where none is named",
-    ("cases/site.py", "local"): "the engine where none is named",
-    ("interface/options.py", "local"): "the engine where none is named",
-    ("interface/offered.py", "local"): "the engine where none is named",
+    ("cases/case.py", "paced"): "the label of simulated compute",
+    ("cases/case.py", "emulated"): "the label of an emulated network",
+    ("cases/settings.py", "local"): "the default engine",
+    ("cases/site.py", "local"): "the default engine",
+    ("interface/options.py", "local"): "the default engine",
+    ("interface/offered.py", "local"): "the default engine",
     ("cases/case.py", "bf16"): "a precision",
     ("cases/case.py", "fp16"): "a precision",
     ("cases/case.py", "fp8"): "a precision",
@@ -34,19 +34,18 @@ ALLOWED = {
     (
         "interface/cli/commands/jobs.py",
         "slurm",
-    ): "jobs of older versions do not say their engine",
-    ("cases/typed.py", "slurm"): "the engine that does what srun would",
-    ("interface/report/screen.py", "threshold"): "the column of bounds",
-    ("cases/typed.py", "torchrun"): "the launcher as people type it",
-    ("cases/typed.py", "deepspeed"): "the launcher as people type it",
-    ("record/upgrade.py", "emulated"): "records of schema 4 and older say no rate of a link",
+    ): "jobs of older versions do not record their engine",
+    ("cases/typed.py", "slurm"): "the engine that replaces srun",
+    ("cases/typed.py", "torchrun"): "the launcher as users type it",
+    ("cases/typed.py", "deepspeed"): "the launcher as users type it",
+    ("record/upgrade.py", "emulated"): "records of schema 4 and older lack the rate of a link",
 }
 
 
 def words(path: Path) -> Iterator[tuple[str, int]]:
-    """String literals of a module: names, and what stands before the dot of a knob.
+    """Yield a module's string literals with their lines; of a knob, the part before its dot.
 
-    But for what a head says of a strategy: dimensions, precisions, and what it is held beside.
+    Excluded are a declaration's dimensions, precisions and ``beside``.
     """
     tree = ast.parse(path.read_text())
     stated = {
@@ -63,7 +62,7 @@ def words(path: Path) -> Iterator[tuple[str, int]]:
             yield knob[1] if knob else node.value, node.lineno
 
 
-def test_no_file_but_its_own_knows_a_name() -> None:
+def test_only_its_own_file_uses_a_name() -> None:
     known = [
         (inside, line, word)
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -78,7 +77,7 @@ def test_no_file_but_its_own_knows_a_name() -> None:
     assert not known, text
 
 
-def test_every_exception_is_still_one() -> None:
-    """An exception whose reason is gone is taken off the list."""
+def test_every_exception_is_still_needed() -> None:
+    """An exception without a use must be removed from the list."""
     for inside, word in ALLOWED:
         assert word in {w for w, _ in words(PACKAGE / inside)}, f"{inside} does not say {word!r}"

@@ -1,4 +1,4 @@
-"""Folders are layers: imports point down, only training imports torch; features are apart."""
+"""Folders are layers: imports point down, only training imports torch; features are independent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOMS = [
     "interface",
     "features",
 ]
-#: Rooms side by side: neither imports the other.
+#: Pairs of folders on one level: neither imports the other.
 APART = [{"launch", "analysis"}, {"training", "measure"}]
 MODULES = sorted(HARNESS.rglob("*.py"))
 
@@ -41,7 +41,7 @@ def imports(path: Path) -> set[str]:
 
 
 def broken(path: Path) -> Iterator[str]:
-    """Every import of a module that points up, or to torch from outside of training."""
+    """Yield every import of a module that points up, or to torch from outside of training."""
     room = path.relative_to(HARNESS).parts[0].removesuffix(".py")
     below = ROOMS[: ROOMS.index(room) + 1] if room in ROOMS else ROOMS
     for name in imports(path):
@@ -65,7 +65,7 @@ def test_imports_point_down_and_only_training_imports_torch() -> None:
     assert [why for path in MODULES for why in broken(path)] == []
 
 
-def test_every_room_has_its_place() -> None:
+def test_every_folder_has_a_layer() -> None:
     assert {p.name for p in HARNESS.iterdir() if p.is_dir() and p.name[0] != "_"} == set(ROOMS)
 
 
@@ -79,7 +79,7 @@ def test_every_room_has_its_place() -> None:
         "import pytest; assert not pytest.main(['--collect-only', '-q', 'suites/', '--cpus', '2'])",
     ],
 )
-def test_torch_is_not_imported_to_list_collect_verify_or_report(code: str) -> None:
+def test_list_collect_verify_and_report_do_not_import_torch(code: str) -> None:
     check = "\nimport sys; sys.exit('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code + check], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,6 +1,6 @@
-"""How the code reads: words that are no names, names that stand twice, assignments of two thoughts.
+"""Style of the code: meaningless names, duplicate class names, assignments of unrelated values.
 
-The figures may only go down: who lowers it writes the new one here.
+The limits may only decrease: whoever reduces a count lowers its limit here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "harness"
-#: A local of such a name does not say what it holds.
+#: Names that do not describe a value.
 NO_NAMES = ("found", "told", "said", "own", "one", "each", "these")
-#: A first sentence that begins so has no subject: "What a rank did." is a riddle without the code.
+#: Beginnings of docstrings without a subject: "What a rank did." cannot be read without the code.
 NO_SUBJECT = ("What ", "The same")
 MOST_UNLIKE = 5
-#: Classes that files are asked for have one name in all of them; of other names so many stand twice.
+#: Class names that the catalogue expects in several files, and the limit for other duplicates.
 ASKED_FOR = {"Codec", "Simulation"}
 MOST_TWICE = 0
 
@@ -29,7 +29,7 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef]]:
 
 
 def named(node: ast.AST) -> str:
-    """The name that a parameter, an assignment or a function brings in; empty for others."""
+    """Return the name that a parameter, an assignment or a function defines; else ""."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return node.id
     if isinstance(node, ast.arg):
@@ -37,7 +37,7 @@ def named(node: ast.AST) -> str:
     return node.name if isinstance(node, ast.FunctionDef) else ""
 
 
-def test_locals_say_what_they_hold() -> None:
+def test_local_names_describe_their_values() -> None:
     without_a_meaning = sorted({
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {name}"
         for path, function in functions()
@@ -59,7 +59,7 @@ def test_docstrings_begin_with_a_subject_or_a_verb() -> None:
     assert not without_a_subject, "say what it is, or what it does"
 
 
-def test_a_class_has_a_name_of_its_own() -> None:
+def test_class_names_are_unique() -> None:
     count = Counter(
         node.name
         for path in PACKAGE.rglob("*.py")
@@ -71,7 +71,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
 
 
 def unlike(node: ast.Assign) -> bool:
-    """``a, b = f(x), y + 1``: two thoughts in one assignment; ``low, high = 0.9, 1.1`` is one."""
+    """Whether values are unrelated, as in ``a, b = f(x), y + 1``, not ``low, high = 0.9, 1.1``."""
     target, value = node.targets[0], node.value
     if not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
         return False
@@ -81,7 +81,7 @@ def unlike(node: ast.Assign) -> bool:
     return bool(computed) and len({ast.dump(e)[:30] for e in value.elts}) > 1
 
 
-def test_one_value_an_assignment() -> None:
+def test_an_assignment_has_one_value() -> None:
     unlike_values = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Waiting for other processes without taking their cores, and interrupting them."""
+"""Functions that wait for other processes without using their cores, or interrupt them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def until(seen: Callable[[], T], limit_s: float = 60.0) -> T:
-    """Look every 10 ms until something is seen, or the time is over; what was seen last."""
+    """Call ``seen`` every 10 ms until it is true or time is over; return its last result."""
     deadline = time.monotonic() + limit_s
     while not (value := seen()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -20,11 +20,11 @@ def until(seen: Callable[[], T], limit_s: float = 60.0) -> T:
 
 
 def entered(folder: Path, purpose: str) -> list[Path]:
-    """The chain of a run below this folder, once it has a launch of that kind."""
+    """Return the chains of runs below a folder that have a launch of this purpose."""
     chains = folder.glob("results/runs/*/*/chain.jsonl")
     return [c for c in chains if f'"purpose":"{purpose}"' in c.read_text()]
 
 
 def interruptible() -> None:
-    """A shell's background jobs ignore SIGINT, and so would what they start."""
+    """Reset SIGINT, which a shell's background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

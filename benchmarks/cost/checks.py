@@ -1,7 +1,7 @@
-"""What a launch's checks cost beside its window: digests of what it loaded, and of what it trained.
+"""Cost of a launch's checks: the digests of its loaded files and of its trained parameters.
 
-Prints the CPU time of each in a fresh process, as every rank is one, and the share of the shortest
-timed launch of a record.
+Prints the CPU time of each in a fresh process, because every rank is one, and their share of the
+shortest timed launch of a record.
 
     python benchmarks/cost/checks.py [RUN]
 """
@@ -27,7 +27,7 @@ TIMES = 9
 
 
 def cpu_times_s(num_params: int) -> tuple[float, float]:
-    """CPU time of the digests of loaded files, and of so many parameters in fp32."""
+    """Return the CPU time, in s, of the digests of loaded files and of fp32 parameters."""
     torch.set_num_threads(1)
     parameters = torch.zeros(num_params)
     began = time.process_time()

@@ -1,9 +1,10 @@
-"""What compiled blocks cost a fresh process: to compile them, and to find them in Inductor's cache.
+"""Cost of compiled blocks in a fresh process: to compile them, or to load them from the cache.
 
-Each row is a process of its own: the first two compile into an empty cache, plain and as a gate
-does that notes who asks for the world's size; the others find what was compiled, by an agent's rank
-(Inductor is imported before) and by itself. Seconds are of CPU, since others may use the machine,
-and of the first step beyond the second one.
+Each row is a separate process. The first two compile into an empty cache: a plain process, and one
+that records queries of the world size, as the correctness check does. The others load from
+Inductor's cache: plain processes, and processes that have imported Inductor, as an agent's ranks
+have. The cost is the CPU time of the first step minus that of the second, because other processes
+may use the machine.
 
     python benchmarks/cost/compiled.py [--layers 24] [--again 3]
 """
@@ -23,7 +24,7 @@ CHILD, PLAIN, NOTED, IMPORTED = "--child", "plain", "noted", "imported"
 
 
 def first_step_s(layers: int, how: str) -> float:
-    """What the first step of a decoder with compiled blocks takes more than its second, of CPU."""
+    """Return by how much CPU time the first step of a compiled decoder exceeds its second, in s."""
     import torch
 
     from harness.cases import Compiled
@@ -50,7 +51,7 @@ def first_step_s(layers: int, how: str) -> float:
 
 
 def child(layers: int, how: str, cache: str) -> float:
-    """The same in a process of its own, over that cache."""
+    """Return ``first_step_s`` of a separate process that uses this cache folder."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     command = [sys.executable, __file__, CHILD, how, "--layers", str(layers)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -1,7 +1,7 @@
-"""What the launching program costs for every agent: joining, and a launch, over loopback.
+"""Cost of the launching program per agent: joining, and one launch, over the loopback interface.
 
-Agents are stubs in one process of their own: they dial in, say hello, beat, and report their ranks
-as ended. The time of the controlling process alone is counted (CPU, of all its threads).
+Agents are stubs in a separate process: they connect, introduce themselves, send heartbeats, and
+report that their ranks have ended. Only CPU time of the launching process is counted.
 
     python benchmarks/cost/fleet.py [--agents 256 1024 4096] [--ranks 2] [--json]
 """
@@ -32,17 +32,17 @@ from harness.launch.wire.messages import Address, LaunchSpec, Node, RankEnd, Sha
 
 
 class Stubs(Job):
-    """Agents that come by themselves."""
+    """A job whose agents connect by themselves."""
 
     def poll(self) -> tuple[State, str]:
         return State.RUNNING, "stubs"
 
     def stop(self) -> None:
-        """They end when their channels do."""
+        """Do nothing: the stubs end when their channels close."""
 
 
 def stubs(port: int, token: Path, many: int, ranks: int) -> None:
-    """Agents: each a channel, all in this process."""
+    """Serve all stub agents, one channel each, in this process."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     facts = replace(machine.detect(), num_cores=64)
     key, selector = read_token(token), selectors.DefaultSelector()
@@ -68,7 +68,7 @@ def stubs(port: int, token: Path, many: int, ranks: int) -> None:
 
 
 def _answer(channel: Channel, message: Mapping[str, Json]) -> None:
-    """As an agent whose ranks end at once: the first one tells where the store is."""
+    """Answer as an agent whose ranks end at once; the agent of rank 0 sends the store's address."""
     share, of = from_doc(Share, message["share"]), message["launch"]
     if share.first == 0:
         channel.send({"of": of, "store": to_doc(Address("127.0.0.1", 1))})
@@ -84,7 +84,7 @@ def _answer(channel: Channel, message: Mapping[str, Json]) -> None:
 
 
 def measure(many: int, ranks: int) -> dict[str, float]:
-    """CPU seconds of joining and of one launch."""
+    """Return the seconds of joining, and the CPU seconds of joining and of one launch."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder, "token")
         make_token(token)
@@ -117,7 +117,7 @@ def measure(many: int, ranks: int) -> dict[str, float]:
 
 
 def exponent(rows: Sequence[Mapping[str, float]], what: str) -> float:
-    """Of the growth with the number of agents, from the first size to the last."""
+    """Return the exponent of the growth with the number of agents, from first to last size."""
     first, last = rows[0], rows[-1]
     return math.log(last[what] / first[what]) / math.log(last["agents"] / first["agents"])
 

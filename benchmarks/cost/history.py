@@ -1,6 +1,6 @@
-"""What a history costs as it grows: ingesting the next night, asv's page, and ``history`` itself.
+"""Cost of a growing history: adding the next nightly run, writing asv's page, and ``history``.
 
-python benchmarks/cost/history.py          # a year of 15 cases with two figures each
+python benchmarks/cost/history.py          # a year of 15 cases with two values each
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def row(count: int, results: Path) -> str:
-    """One size of a history."""
+    """Measure one size of a history, and return its row of the table."""
     programs.load_module(str(HERE.parent / "core.py")).year(results, count, CASES)
     first = seconds(lambda: asv_results.write(results, nights(results)))
     more = seconds(lambda: ingest([SAMPLE], results))

@@ -1,7 +1,7 @@
-"""Time to the verdicts of a whole ladder, against one torchrun a case, in one run.
+"""Time to the verdicts of a whole scaling sweep, compared with one torchrun per case.
 
-The ladder: every rung checked, piloted, measured in 8 pairs and judged. torchrun: every case
-started once, the same steps, no check and no statistics.
+In the sweep, every world size is checked for correctness, calibrated, measured in 8 pairs and
+judged. torchrun starts every case once, with the same steps, without checks and statistics.
 
     python benchmarks/cost/ladder.py [--world 2]
 """

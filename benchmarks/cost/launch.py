@@ -1,8 +1,8 @@
-"""What a launch costs beside its steps: the local engine against torchrun, in one run.
+"""Cost of a launch apart from its steps: the local engine against torchrun.
 
-Both start the same worker (store, process group, first collective, model, one step, result files);
-launches of the two engines alternate, so that whatever else the machine does hits both. Prints
-medians, ratios, and where rank 0's time goes under the local engine.
+Both start the same worker (store, process group, first collective, model, one step, result files).
+Launches of the two engines alternate, so that background load affects both. Prints medians,
+ratios, and the time of each phase of rank 0 under the local engine.
 
     python benchmarks/cost/launch.py [--rounds 5] [--worlds 1 2 4 8]
 """

@@ -1,11 +1,11 @@
-"""What a plan costs: the first time, and when its cases were described before.
+"""Cost of a plan, the first time and with a cache of described cases.
 
     python benchmarks/cost/plans.py [--on 8xh100 64x8xh100]
 
-CPU seconds of the program and its agent, and how many times those of one case (``ddp/decoder-350m``
-on the same machine, described alone): a ratio of one run, which another machine shows, too. All run
-as they do where scaleproof is installed: with its modules compiled. Exit status 1 where a plan
-takes more than ``MOST`` times that.
+Prints the CPU seconds of the program and its agent, and their ratio to those of a single case
+(``ddp/decoder-350m``). The ratio hardly depends on the machine. The modules are compiled to
+bytecode first, as in an installation. Exit status 1 if a plan takes more than ``MOST`` times the
+CPU time of a single case.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import tempfile
 
 #: A case whose description counts a model of 24 layers.
 ONE = "ddp/decoder-350m"
-#: A suite has seven shapes of models; importing torch is most of what describing one case takes.
+#: Limit of the ratio. A suite describes seven shapes of models; importing torch dominates the cost
+#: of describing one case.
 MOST = 4.0
-#: Where compiled modules lie, whatever the environment says of them.
+#: The folder of compiled modules, which overrides the one of the environment.
 COMPILED = tempfile.TemporaryDirectory()
 
 
 def cpu_s(words: list[str], cache: str) -> float:
-    """User and system seconds of a command and all that it started."""
+    """Return the user and system seconds of a command and its child processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPYCACHEPREFIX": COMPILED.name}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -37,10 +38,10 @@ def cpu_s(words: list[str], cache: str) -> float:
 
 
 def main(places: list[str]) -> int:
-    """Print a row for each place; 1 where a plan takes too long."""
+    """Print a row for each machine; return 1 if a plan takes too long."""
     worst = 0.0
     with tempfile.TemporaryDirectory() as cache:
-        cpu_s([ONE, "--on", places[0]], cache)  # compiles what it imports
+        cpu_s([ONE, "--on", places[0]], cache)  # compiles the imported modules to bytecode
     print("| plan suites --on | first time | of one case | second time |")
     print("|---|---|---|---|")
     for place in places:

@@ -1,10 +1,10 @@
-"""What reading a trace costs: CPU seconds and peak memory, beside HolisticTraceAnalysis.
+"""Cost of reading a trace: CPU seconds and peak memory, compared with HolisticTraceAnalysis.
 
     python benchmarks/cost/reader.py [--mb 200] [--hta]
 
-A synthetic CUDA DDP trace in kineto's layout is read by fresh processes, ours and (in an
-environment of its own, which ``--hta`` makes) the other's. CPU seconds are user + system, so
-neighbours on the machine do not count; the imports of an empty process are taken off.
+Fresh processes read a synthetic CUDA DDP trace in kineto's layout, with this package or with
+HolisticTraceAnalysis, which ``--hta`` installs in a separate environment. CPU seconds are user +
+system, so other processes on the machine do not count; the cost of imports is subtracted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if len(sys.argv) > 1:
 
 
 def write_trace(path: Path, size_mb: int) -> int:
-    """A trace of ``size_mb``; the number of its events."""
+    """Write a trace of ``size_mb``, and return the number of its events."""
     head = (
         '{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "nccl", "rank": 0,'
         ' "world_size": 1},\n  "baseTimeNanoseconds": 1790857026000000000,\n  "traceEvents": [\n'
@@ -96,7 +96,7 @@ def write_trace(path: Path, size_mb: int) -> int:
 
 
 def cost(python: Path, code: str, *arguments: str) -> tuple[float, float]:
-    """(CPU seconds, peak MB) of one process that runs ``code``."""
+    """Return (CPU seconds, peak MB) of one process that runs ``code``."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(code)
         script.flush()
@@ -114,10 +114,10 @@ def cost(python: Path, code: str, *arguments: str) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure and print the table; status 1 if our own aim is missed."""
+    """Measure and print the table; return 1 if this package misses its target."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=200, help="size of the trace")
-    parser.add_argument("--hta", action="store_true", help="install and measure the other, too")
+    parser.add_argument("--hta", action="store_true", help="also install and measure HTA")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
@@ -148,7 +148,7 @@ def main() -> int:
                 f"| {name} | {cpu_s:.1f} | {speed:.0f} | {peak_mb:.0f} | {memory:.2f} |", flush=True
             )
     if size < 200:
-        print("\nthe aims are for 200 MB and more: small files are dominated by what is fixed")
+        print("\nthe targets apply to 200 MB and more: fixed costs dominate small files")
         return 0
     speed, memory = rates["read"]
     met = speed >= 100 and memory <= 0.5

@@ -1,11 +1,10 @@
-"""What a record costs its readers as it grows: seconds against launches, and the exponent.
+"""Cost of reading a record as its number of launches grows, with the exponent of the growth.
 
-A sample is entered again and again, as so many plans of other seeds, with its chain. Loading,
-report (tables and page), verification and the entry of one more launch are timed, in CPU seconds;
-the exponent is the slope of the logarithms with its 95 % interval, 1 for a linear cost. Exit
-status 1 where one surely grows faster than that. ``--programs`` times whole programs instead, which
-read the largest of these records: seconds by the clock, CPU seconds, and the most memory that one
-process of theirs had.
+The record repeats a sample as many plans with different seeds, with a chain. Loading, reporting
+(tables and page), verification and the entry of one more launch are timed in CPU seconds. The
+exponent is the slope of the logarithms with its 95 % interval; it is 1 for a linear cost. Exit
+status 1 if an interval lies above ``LINEAR``. ``--programs`` instead times whole programs that read
+the largest record: wall-clock seconds, CPU seconds, and the peak memory of one process.
 
     python benchmarks/cost/records.py [--launches 250 1000 4000 16000] [--only load save]
     python benchmarks/cost/records.py --launches 10000 --programs
@@ -41,12 +40,12 @@ from harness.record.chain import STATED, Chain, Kind, read
 from harness.record.store import save
 
 SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
-#: A cost that grows faster than this power of the launches is not linear.
+#: A cost whose exponent is above this limit counts as not linear.
 LINEAR = 1.1
 #: A program that only reads a record.
 READING = "import pathlib, sys, harness.record.store as s; s.load(pathlib.Path(sys.argv[1]))"
-#: A small program that starts another, and prints its CPU seconds and its most memory in kB: the
-#: memory of whoever starts one counts as its own until it runs.
+#: A small program that starts another, and prints its CPU seconds and its peak memory in kB. It is
+#: small because a started process counts the memory of its parent until it executes its program.
 STARTED = """
 import os, subprocess, sys
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
@@ -54,13 +53,14 @@ _, status, usage = os.wait4(process.pid, 0)
 print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
-#: Each reader is timed so often.
+#: Repeats of each timing.
 TIMES = 3
 
 
 def grown(launches: int, folder: Path) -> RunRecord:
-    """The sample's plan as often as gives so many launches, each with a seed, times and samples'
-    digests of its own: a record that verifies.
+    """Return a record that repeats the sample's plan until it has enough launches.
+
+    Each repeat has a different seed, other times and other digests of samples; the record verifies.
     """
     run = load(SAMPLE)
     (plan,) = run.plans
@@ -101,21 +101,21 @@ def grown(launches: int, folder: Path) -> RunRecord:
 
 
 def _left(launch: LaunchRecord, rank: RankRecord, folder: Path, name: str, seed: int) -> RankRecord:
-    """A rank's files of another launch: its samples are written at another time, traces linked."""
+    """Return a rank's record for a copied launch, with changed sample files and linked traces."""
     for source in (SAMPLE / "launches" / launch.launch).glob(f"rank{rank.rank}.*"):
         target = folder / "launches" / name / source.name
         if source.suffix != ".npz":
             os.link(_copied(source, folder), target)
             continue
         raw = bytearray(source.read_bytes())
-        raw[10:14] = seed.to_bytes(4, "little")  # the time of its first member
+        raw[10:14] = seed.to_bytes(4, "little")  # the modification time of the first ZIP member
         target.write_bytes(raw)
         rank = dataclasses.replace(rank, samples_sha256=hashlib.sha256(raw).hexdigest())
     return rank
 
 
 def _copied(source: Path, folder: Path) -> Path:
-    """A copy in the run's folder, on whose file system files can be linked."""
+    """Return a copy in the run's folder, so that hard links stay within one file system."""
     copy = folder / "traces" / f"{source.parent.name}-{source.name}"
     if not copy.is_file():
         copy.parent.mkdir(exist_ok=True)
@@ -124,7 +124,7 @@ def _copied(source: Path, folder: Path) -> Path:
 
 
 def chained(run: RunRecord, folder: Path) -> RunRecord:
-    """The run with the head of its chain, which is written beside it as a run writes it."""
+    """Write the chain of a run into its folder, and return the run with the head of the chain."""
     chain = Chain(folder)
     first = load(SAMPLE)
     sealed = read(SAMPLE)[0].body
@@ -141,7 +141,7 @@ def chained(run: RunRecord, folder: Path) -> RunRecord:
 
 
 def programs(launches: int) -> None:
-    """What reading and reporting a record of so many launches costs whoever types it."""
+    """Time the programs that read and report a record of ``launches`` launches."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as cache:
         folder = Path(name)
         (folder / "launches").mkdir()
@@ -156,7 +156,7 @@ def programs(launches: int) -> None:
 
 
 def _told(what: str, words: Sequence[str]) -> None:
-    """A line for a program that ran to its end: one that succeeded."""
+    """Run a program, which must succeed, and print its time and memory."""
     began = time.monotonic()
     command = [sys.executable, "-c", STARTED, sys.executable, *words]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
@@ -173,7 +173,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
-    """CPU seconds of each reader, of a record of so many launches, as often as it was timed."""
+    """Return the CPU seconds of each reader, once per repeat, for a record of ``launches``."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "launches").mkdir()
@@ -196,18 +196,18 @@ def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The table; 1 where a cost is not linear."""
+    """Print the table; return 1 if a cost is not linear."""
     parser = argparse.ArgumentParser(description=__doc__)
     sizes_usual = [250, 1000, 4000, 16000]
     parser.add_argument("--launches", type=int, nargs="+", default=sizes_usual)
-    parser.add_argument("--only", nargs="+", default=[], help="these readers (load after save)")
-    parser.add_argument("--programs", action="store_true", help="whole programs, on the largest")
+    parser.add_argument("--only", nargs="+", default=[], help="time only these readers")
+    parser.add_argument("--programs", action="store_true", help="time whole programs instead")
     asked = parser.parse_args(argv)
     sizes = asked.launches
     if asked.programs:
         programs(max(sizes))
         return 0
-    costs(sizes[0], asked.only)  # what is imported, and compiled, once
+    costs(sizes[0], asked.only)  # warm-up: imports and compilation
     by_size = [costs(size, asked.only) for size in sizes]
     print(f"{'':8}" + "".join(f"{size:>10,}" for size in sizes) + "  launches  grows as")
     worse = []

@@ -1,9 +1,9 @@
-"""Our codecs beside those that others published, in one run: how fast, how small, and how right.
+"""Compare this package's compressors with other implementations in speed, size and correctness.
 
-Ours, torch's hooks, and as far as a checkout is given GRACE (github.com/sands-lab/grace) and
-PowerSGD by its authors (github.com/epfml/powersgd). All take turns, call by call, on the same fresh
-gradients, with one rank and one thread: what is left is each one's own work. Then two ranks check
-what was promised, ours by the same rules as the others.
+The others are torch's hooks and, if their checkouts are given, GRACE (github.com/sands-lab/grace)
+and PowerSGD by its authors (github.com/epfml/powersgd). All take turns, call by call, on the same
+new gradients, with one rank and one thread, so that only encoding and decoding are timed. Then two
+ranks check the promises of every implementation by the same rules.
 
     python benchmarks/cost/references.py [--grace FOLDER] [--powersgd FOLDER] [--only topk,fp16]
 """
@@ -29,21 +29,21 @@ from torch import Tensor
 
 #: Columns of the gradient, one matrix.
 WIDTH = 1024
-#: Elements of a gradient that is checked: no multiple of any block.
+#: Shape of the checked gradients, whose size is no multiple of any block size.
 CHECKED = (129, 67)
-#: Untimed calls, until errors are owed and warm starts are warm; timed ones, of which the best
-#: counts, since others share the machine.
+#: Untimed calls, until error feedback and warm starts have settled, and timed calls. The fastest
+#: timed call counts, because other processes share the machine.
 WARM, CALLS = 6, 9
-#: Draws of one without bias; steps after which what was sent and is owed must add up.
+#: Draws from an unbiased compressor; steps after which sent and outstanding parts must add up.
 DRAWS, STEPS = 100, 8
-#: Times the promised bytes that padding and scales may add; relative error of sums in fp32; times
-#: its standard error that a mean may be off.
+#: Limits: bytes sent over promised bytes (padding and scales), relative error of sums in fp32, and
+#: error of a mean in standard errors.
 ROOM, ROUNDING, SURE = 1.25, 1e-3, 1.5
 
 
 @contextmanager
 def without_gpu() -> Iterator[list[str]]:
-    """``Tensor.cuda`` does nothing, for what insists on a GPU; who called it is told."""
+    """Make ``Tensor.cuda`` do nothing, for code that requires a GPU; yield the list of calls."""
     called: list[str] = []
     before = torch.Tensor.cuda
 
@@ -60,7 +60,7 @@ def without_gpu() -> Iterator[list[str]]:
 
 @contextmanager
 def sent_bytes() -> Iterator[list[float]]:
-    """Bytes that this rank sends in the collectives called meanwhile, of the best algorithms."""
+    """Yield a list of the bytes that this rank sends in each collective, by the best algorithms."""
     world = dist.get_world_size()
     values_listed: list[float] = []
     shares = {
@@ -93,7 +93,7 @@ def sent_bytes() -> Iterator[list[float]]:
 
 
 def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
-    """Of the fastest call of each; they take turns. None for what does not run."""
+    """Return the seconds of each one's fastest call, in turns; None if it does not run."""
     shape = (elements // WIDTH, WIDTH)
     entrants: list[Entrant | None] = []
     for row in rivals:
@@ -121,26 +121,26 @@ def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
 
 
 def drawn(step: int, size: int, *, alike: bool = False) -> Tensor:
-    """A gradient of this rank, or the same for all."""
+    """Return a gradient of this rank, or one that is identical on all ranks."""
     seed = step * 1009 + (0 if alike else 1 + dist.get_rank())
     return 3.0 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def mean(gradient: Tensor) -> Tensor:
-    """Over ranks, in double."""
+    """Return the mean over ranks, in double precision."""
     total = gradient.double()
     dist.all_reduce(total)
     return total / dist.get_world_size()
 
 
 def given(entrant: Entrant, gradient: Tensor) -> Tensor:
-    """What a step makes of a gradient."""
+    """Return the result of one step on a gradient."""
     entrant.load(gradient)
     return entrant.step().clone()
 
 
 def bytes_an_element(row: Row) -> tuple[float, float]:
-    """Sent of a normal gradient, and of a small one without a positive element."""
+    """Return the bytes per element for a normal gradient, and for one without positive elements."""
     shape = (1024, WIDTH)
     size = shape[0] * shape[1]
     entrant = row.make(shape, False)
@@ -149,13 +149,13 @@ def bytes_an_element(row: Row) -> tuple[float, float]:
             given(entrant, torch.randn(size))
     with sent_bytes() as of_negative:
         given(row.make(shape, False), -0.01 * torch.rand(size))
-    # Torch's PowerSGD sends its first gradients whole, as it says.
+    # Torch's PowerSGD sends its first gradients uncompressed, as documented.
     negative = sum(of_negative) if row.method != "powersgd" else 0.0
     return sum(sent) / size, negative / size
 
 
 def promised(method: str) -> float:
-    """Bytes an element that we promise of a method, of two ranks."""
+    """Return the bytes per element that this package promises for a method on two ranks."""
     module, knobs = entry(method)
     shape = torch.Size((1024, WIDTH))
     sent: float = module.promise([shape], dist.get_world_size(), knobs).sent_bytes
@@ -163,7 +163,10 @@ def promised(method: str) -> float:
 
 
 def adds_up(row: Row) -> bool:
-    """What was sent and what is owed are the gradients; where nothing is owed, their mean is."""
+    """Return whether the sent and the outstanding parts add up to the gradients.
+
+    True for methods without error feedback, which have no outstanding parts.
+    """
     size = CHECKED[0] * CHECKED[1]
     entrant = row.make(CHECKED, True)
     wanted = sent = torch.zeros(size, dtype=torch.float64)
@@ -178,7 +181,7 @@ def adds_up(row: Row) -> bool:
 
 
 def nearer(row: Row) -> bool:
-    """It is nearer to a gradient than nothing is."""
+    """Return whether the result is nearer to the gradient than zero is."""
     size = CHECKED[0] * CHECKED[1]
     entrant = row.make(CHECKED, True)
     for _ in range(3 if row.by == "torch" and row.method == "powersgd" else 1):
@@ -188,7 +191,7 @@ def nearer(row: Row) -> bool:
 
 
 def unbiased(row: Row) -> bool:
-    """The mean of many draws is the gradient, of which few elements are much larger than most."""
+    """Return whether the mean of many draws is the gradient, for one with a heavy tail."""
     size = CHECKED[0] * CHECKED[1]
     entrant, gradient = row.make(CHECKED, True), drawn(0, size, alike=True)
     gradient = gradient.square() * gradient
@@ -202,28 +205,28 @@ def unbiased(row: Row) -> bool:
 
 
 def descends(row: Row) -> bool:
-    """It points to the gradient's side."""
+    """Return whether the result has a positive scalar product with the gradient."""
     gradient = drawn(0, CHECKED[0] * CHECKED[1], alike=True)
     made = given(row.make(CHECKED, True), gradient)
     return float((made * gradient).sum()) > 0
 
 
 def finite(row: Row, value: float) -> bool:
-    """A gradient of one value everywhere comes back finite, from the third step on as well."""
+    """Return whether the result of a constant gradient is finite in three steps."""
     entrant = row.make(CHECKED, True)
     gradient = torch.full((CHECKED[0] * CHECKED[1],), value)
     return all(bool(given(entrant, gradient).isfinite().all()) for _ in range(3))
 
 
 def everywhere(message: str) -> list[str]:
-    """What each rank tells."""
+    """Return the messages of all ranks."""
     out: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(out, message)
     return out
 
 
 def alike(row: Row) -> bool:
-    """All ranks get the same bits."""
+    """Return whether all ranks get identical bits."""
     entrant, digest = row.make(CHECKED, False), hashlib.sha256()
     for step in range(4):
         made = given(entrant, drawn(step, CHECKED[0] * CHECKED[1]))
@@ -232,7 +235,7 @@ def alike(row: Row) -> bool:
 
 
 def seeds(row: Row) -> bool:
-    """It sets torch's generator: ranks whose dropout differed drop the same from then on."""
+    """Return whether the method sets torch's generator, so that ranks get identical dropout."""
     torch.manual_seed(1 + dist.get_rank())
     given(row.make(CHECKED, False), drawn(0, CHECKED[0] * CHECKED[1]))
     state = torch.get_rng_state().numpy().tobytes()
@@ -247,12 +250,12 @@ CLAIMS: dict[str, tuple[Callable[[Row], bool], str]] = {
 
 
 def faults(row: Row) -> tuple[float | None, list[str]]:
-    """Bytes that are sent of an element, and what is wrong, in words. Collectives of all ranks."""
+    """Return the bytes sent per element, and a list of defects. All ranks must call this."""
     out: list[str] = []
     with without_gpu() as called:
         try:
             sent, of_negative = bytes_an_element(row)
-        except Exception as error:  # of others' code, the same on all ranks
+        except Exception as error:  # raised by the tested implementation, on all ranks
             return None, [f"does not run here ({type(error).__name__})"]
     if called:
         out.append("insists on a GPU")
@@ -278,7 +281,7 @@ def faults(row: Row) -> tuple[float | None, list[str]]:
 
 
 def begin(rank: int, world: int, port: int) -> None:
-    """A world of gloo on this host, one thread a rank."""
+    """Join a gloo world on this host, with one thread per rank."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
     dist.init_process_group(
@@ -287,11 +290,11 @@ def begin(rank: int, world: int, port: int) -> None:
 
 
 def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None:
-    """What one of two ranks does; the first one tells."""
+    """Check all rows as one of two ranks; rank 0 returns the results."""
     begin(rank, 2, port)
     listed = []
     for row in rows(asked.grace, asked.powersgd, asked.only):
-        torch.manual_seed(1 + rank)  # as users do, so that ranks drop different things
+        torch.manual_seed(1 + rank)  # as users do, so that dropout differs between ranks
         listed.append(faults(row))
     if rank == 0:
         answers.put(listed)
@@ -300,7 +303,7 @@ def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None
 
 
 def checked(asked: argparse.Namespace) -> list[tuple[float | None, list[str]]]:
-    """Bytes and faults of all rows."""
+    """Return the bytes and defects of all rows."""
     port = free_port()
     spawned = mp.get_context("spawn")
     answers = spawned.SimpleQueue()
@@ -323,7 +326,7 @@ def free_port() -> int:
 
 
 def line(row: Row, times: Sequence[str], sent: float | None, wrong: Sequence[str]) -> str:
-    """A line of the table, or two, at most 80 columns."""
+    """Return one or two lines of the table, with at most 80 columns."""
     answer = "no: " + ", ".join(wrong) if wrong else "yes"
     head = f"{row.method:10}{row.by:14}" + "".join(f"{t:>10}" for t in times)
     head += f"{'-' if sent is None else f'{sent:.4f}':>9}  "
@@ -353,13 +356,13 @@ def main() -> None:
         for j, i in enumerate(places):
             cells = [cell(took[j], took[0]) for took in times]
             print(line(every[i], cells, *verified[i]), flush=True)
-    print("\nEncode and decode, one rank: ours in ms, others as a multiple, above 1 slower.")
-    print("Bytes: sent by one of two ranks for each element of a gradient.")
+    print("\nTimes: encode and decode on one rank; ours in ms, others as a multiple of it.")
+    print("Bytes: sent by one of two ranks per element of a gradient.")
     dist.destroy_process_group()
 
 
 def cell(took: float | None, own_s: float | None) -> str:
-    """Ours in ms; others beside it."""
+    """Format a time: ours in ms, others as a multiple of ours."""
     if took is None or own_s is None:
         return "-"
     return f"{1e3 * took:.2f} ms" if took == own_s else f"{took / own_s:.2f}x"

@@ -1,4 +1,6 @@
-"""Who is measured: our codecs, torch's hooks, GRACE and PowerSGD by its authors, alike to call."""
+"""The compared implementations behind one interface: this package's compressors, torch's hooks,
+GRACE, and PowerSGD by its authors.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from harness.base import programs
 from harness.cases import Catalogue
 from harness.training.rank.invariants import CodecBucket
 
-#: What a method is given, by everybody alike. A threshold of 4 is met by some 5 % of what is owed.
+#: Settings of a method, identical for all implementations. About 5 % of the elements with their
+#: outstanding errors exceed a threshold of 4.
 KNOBS: dict[str, dict[str, Any]] = {
     "topk": dict(rho=0.01),
     "randomk": dict(rho=0.1),
@@ -33,18 +36,18 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 
 class Entrant:
-    """One implementation of a method, with what it keeps from step to step."""
+    """One implementation of a method, with its state between steps."""
 
     def load(self, gradient: Tensor) -> None:
-        """Where backward leaves a gradient; not timed."""
+        """Store a gradient as a backward pass does. This is not timed."""
         raise NotImplementedError
 
     def step(self) -> Tensor:
-        """Encode, exchange, decode: the mean over ranks, flat."""
+        """Encode, exchange and decode; return the mean over ranks, flat."""
         raise NotImplementedError
 
     def owed(self) -> Tensor | None:
-        """What this rank has not sent yet; None without error feedback."""
+        """Return what this rank has not sent yet; None without error feedback."""
         return None
 
 
@@ -62,7 +65,7 @@ class Hooked(Entrant):
         return out
 
     def owed(self) -> Tensor | None:
-        """Also what is owed of sums: one rank has it, for all of them."""
+        """Return the outstanding part, including that of sums, which one rank holds for all."""
         feedback = getattr(self.hook, "feedback", None)
         if feedback is None:
             return None
@@ -75,7 +78,7 @@ class Hooked(Entrant):
 
 
 class LowRank(Hooked):
-    """Torch's PowerSGD, with its defaults but for the first steps, which it sends whole."""
+    """Torch's PowerSGD with its defaults, except that it compresses from the second step on."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.state = powerSGD_hook.PowerSGDState(
@@ -84,14 +87,14 @@ class LowRank(Hooked):
         super().__init__(shape, lambda bucket: powerSGD_hook.powerSGD_hook(self.state, bucket))
 
     def owed(self) -> Tensor | None:
-        """Nothing before it has begun to compress."""
+        """Return zeros until the hook has begun to compress."""
         nothing = torch.zeros_like(self.bucket.buffer())
         owed: Tensor = self.state.error_dict.get(0, nothing)
         return owed[: nothing.numel()]
 
 
 class Grace(Entrant):
-    """GRACE's compressor with its memory and communicator, as its own README puts them together."""
+    """GRACE's compressor with its memory and communicator, combined as in GRACE's README."""
 
     def __init__(self, shape: tuple[int, int], compressor: Any, memory: Any, route: str) -> None:
         self.shape, self.memory = shape, memory
@@ -112,7 +115,7 @@ class Grace(Entrant):
 
 
 class Authors(Entrant):
-    """PowerSGD by its authors: what is owed stays in the gradient, to which backward adds."""
+    """PowerSGD by its authors, which keeps the outstanding part in the gradient buffer."""
 
     def __init__(self, shape: tuple[int, int], rounds: int) -> None:
         self.gradient = torch.zeros(shape)
@@ -134,14 +137,14 @@ class Authors(Entrant):
         return self.gradient.flatten()
 
 
-#: A fresh entrant for a gradient of this shape. ``plain``: so that what is sent adds up to the
-#: gradients, which it does not with momentum.
+#: Makes a new entrant for a gradient of this shape. ``plain`` disables momentum, so that the sent
+#: parts add up to the gradients.
 Make: TypeAlias = Callable[[tuple[int, int], bool], Entrant]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method as somebody wrote it."""
+    """One implementation of a method: its author, how to make it, and its claim."""
 
     method: str
     by: str
@@ -150,19 +153,19 @@ class Row:
 
 
 def of_grace(module: str, name: str) -> Any:
-    """A class of GRACE."""
+    """Return a class of GRACE."""
     return getattr(importlib.import_module(f"grace_dl.dist.{module}"), name)
 
 
 def entry(method: str) -> tuple[Any, dict[str, Any]]:
-    """Our module of a method, and its knobs here."""
+    """Return this package's module of a method, and the settings used here."""
     module = programs.load_module(f"harness.training.compressors.{method}")
     known = Catalogue().entries["compressors"][method].knobs
     return module, {**known, **KNOBS.get(method, {})}
 
 
 def ours(method: str) -> Row:
-    """Our hook."""
+    """Return the row of this package's hook."""
     module, knobs = entry(method)
 
     def make(shape: tuple[int, int], plain: bool) -> Entrant:
@@ -177,12 +180,12 @@ def ours(method: str) -> Row:
 
 
 def hooked(hook: Callable[..., Any]) -> Make:
-    """Torch's hook in the world of all ranks."""
+    """Return a maker of one of torch's hooks in the group of all ranks."""
     return lambda shape, _: Hooked(shape, lambda bucket: hook(dist.group.WORLD, bucket))
 
 
 def of_torch() -> Iterator[tuple[str, str, Make]]:
-    """Torch's hooks; what it has for 8 bits is one scale for all, or one for 512 elements."""
+    """Yield torch's hooks; its 8-bit hooks have one scale per tensor, or one per 512 elements."""
     hooks: dict[tuple[str, str], Callable[..., Any]] = {
         ("fp16", "torch"): default_hooks.fp16_compress_hook,
         ("bf16", "torch"): default_hooks.bf16_compress_hook,
@@ -194,10 +197,10 @@ def of_torch() -> Iterator[tuple[str, str, Make]]:
     yield "powersgd", "torch", lambda shape, _: LowRank(shape)
 
 
-def grace_parts(  # noqa: C901  (a branch for each of their methods)
+def grace_parts(  # noqa: C901  (a branch for each of GRACE's methods)
     method: str, plain: bool
 ) -> tuple[Any, Any, str]:
-    """GRACE's compressor and memory of a method, given what ours is; and how it travels."""
+    """Return GRACE's compressor and memory with this package's settings, and their collective."""
     knobs = KNOBS.get(method, {})
     world = dist.get_world_size()
 
@@ -240,7 +243,7 @@ def grace_parts(  # noqa: C901  (a branch for each of their methods)
     raise KeyError(method)
 
 
-#: Methods that GRACE has too.
+#: Methods that GRACE also implements.
 IN_GRACE = (
     "topk", "randomk", "threshold", "dgc", "qsgd", "terngrad", "natural", "signsgd", "efsign",
     "onebit", "fp16", "powersgd",
@@ -248,7 +251,7 @@ IN_GRACE = (
 
 
 def rows(grace: str | None, powersgd: str | None, only: Sequence[str]) -> list[Row]:
-    """All implementations, by method, ours first."""
+    """Return all implementations, by method, those of this package first."""
     others = list(of_torch())
     if grace:
         sys.path.insert(0, grace)

@@ -1,10 +1,10 @@
-"""What a site of many runs takes: the first time, where they were verified before, and again.
+"""Cost of a site of many runs: the first time, with runs that were verified before, and again.
 
     python benchmarks/cost/site.py --runs 500
 
-Runs are copies of the tracked samples, each with its page, as a run leaves it, and with a file of
-its own: no two are the same to whoever remembers what was verified. A run was verified before where
-it is a night of the history, or was reported.
+Runs are copies of the tracked samples with their pages. Each copy has one unique file, so that the
+cache of verified runs treats all of them as different. A run was verified before if it is in the
+history, or was reported.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SAMPLES = Path(__file__).parents[2] / "results" / "samples"
 
 
 def taken(words: list[str]) -> tuple[float, float]:
-    """Seconds of the clock and of the CPU that a command takes."""
+    """Return the wall-clock seconds and the CPU seconds of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

@@ -1,8 +1,8 @@
-"""What a span costs: without anyone listening, and while a profiler runs.
+"""Cost of a span, with and without a running profiler.
 
     python benchmarks/cost/spans.py [--spans 20000]
 
-Beside an empty context manager and torch's ``record_function``, in turn, in one process.
+Spans take turns with an empty context manager and torch's ``record_function`` in one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAKE: dict[str, Callable[[int], AbstractContextManager[object]]] = {
 
 
 def cost_us(make: Callable[[int], AbstractContextManager[object]], num: int) -> float:
-    """Microseconds of one, over ``num`` in a row."""
+    """Return the mean microseconds of one context manager, over ``num`` in a row."""
     began = time.perf_counter()
     for i in range(num):
         with make(i):
@@ -42,7 +42,7 @@ def main() -> int:
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     rounds = 5
-    print("| | us, nobody listens | us, profiled |")
+    print("| | us, without a profiler | us, profiled |")
     print("|---|---|---|")
     off: dict[str, list[float]] = {name: [] for name in MAKE}
     on: dict[str, list[float]] = {name: [] for name in MAKE}

@@ -1,9 +1,10 @@
-"""Planted causes: is each found in the budget, at its size, and called by its name?
+"""Test whether time budgets attribute injected causes correctly, with the right size and name.
 
     python benchmarks/experiments/causes.py [--repeats 3] [--ms 60] [--operators]
 
-Profiled launches of the paced stand-in, with one cause planted or two at a time, against the same
-case without; outlined, or with every operator. Prints the table of docs/timelines.md; exit status 1 if an aim is missed.
+Profiled launches with simulated compute have one or two injected causes, and are compared with the
+same case without them. ``--operators`` follows every operator instead of an outline. Prints the
+table of docs/timelines.md; exit status 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from harness.record.budget import OUTLINE
 
 PLANTS = Path(__file__).parents[2] / "tests" / "plants"
 DDP = ("late", "link", "data", "stall", "slow")
-#: Where each cause must show, on whom: all ranks, the first or last, all but the last.
+#: The terms in which each cause must show, and the ranks: all, the first, the last, or all but the
+#: last (``others``).
 SHOWS: Mapping[str, Mapping[Term, str]] = {
     "late": {Term.COMPUTE: "last", Term.WAIT: "others"},
     "link": {Term.TRANSFER: "all"},
@@ -35,14 +37,14 @@ SHOWS: Mapping[str, Mapping[Term, str]] = {
     "slow": {Term.COMPUTE: "all"},
     "uneven": {Term.COMPUTE: "first"},
 }
-#: In an outline what the host does inside of forward is its own work, whatever that is.
+#: In an outline, all time of the host inside of forward counts as compute.
 OUTLINED = {**SHOWS, "stall": {Term.COMPUTE: "all"}}
 KNOB = {"link": "linked.link_ms"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One set of plants: the growth of each term where it was planted, and what was named."""
+    """The growth of one term under a set of injected causes, and wrong names, if any."""
 
     plants: tuple[str, ...]
     world: int
@@ -53,30 +55,30 @@ class Row:
 
     @property
     def limit_ms(self) -> float:
-        """What the growth may be off by."""
+        """The largest permitted error of the growth, in ms."""
         floor, share = (2.0, 0.05) if self.world == 2 else (4.0, 0.10)
         return max(floor, share * self.planted_ms)
 
     @property
     def ok(self) -> bool:
-        """Whether size and name are right."""
+        """Whether the size is within the limit and the name is right."""
         return abs(self.found_ms - self.planted_ms) <= self.limit_ms and not self.named
 
 
 def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> CaseSpec:
-    """The stand-in with these causes."""
+    """Return the simulated case with these causes."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     strategy = "pipeline" if "uneven" in plants or "pipeline" in plants else "linked"
     knobs: dict[str, Json] = {KNOB.get(p, f"plants.{p}_ms"): ms for p in plants if p != "pipeline"}
     if strategy == "pipeline":
-        knobs["pipeline.microbatches"] = 4  # few sleeps: each ends late by what the kernel likes
+        knobs["pipeline.microbatches"] = 4  # few sleeps, because each of them ends a bit late
         knobs["plants.stages"] = world
     case = site.case(f"{strategy}/plants-small", knobs=knobs)
     return known.normalise(replace(case, data="loaded"))
 
 
 class Stand:
-    """Profiles cases, one launch at a time."""
+    """A bench that profiles cases, one launch at a time."""
 
     def __init__(self, folder: Path, outline: bool = True) -> None:
         self.known = Catalogue([PLANTS])
@@ -84,7 +86,7 @@ class Stand:
         self.launcher = Bench(self.known, self.known.get("engines", "local"), Where())
 
     def profile(self, case: CaseSpec) -> Budget:
-        """One profiled launch; AssertionError where it did not run as asked."""
+        """Return the budget of one profiled launch; raise AssertionError if it failed."""
         arm = Arm(name="@", case=case, role=Role.SUBJECT)
         plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=4, cut=2))
         window = plan.profile(self.outline)
@@ -95,17 +97,17 @@ class Stand:
         return launch.budget
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """End all worlds."""
         self.launcher.worlds.close()
 
 
 def term_ms(rank: RankBudget, term: Term) -> float:
-    """A term's usual step, in ms: the median does not mind a host that stands still once."""
+    """Return a term's median over steps, in ms. The median ignores a single stall of the host."""
     return statistics.median(rank.terms.get(term, (0,))) / 1e6
 
 
 def growth_ms(budget: Budget, bare: Budget, term: Term, where: str) -> float:
-    """How much a term grew on the ranks where it was planted, in ms."""
+    """Return how much a term grew on the ranks with the injected cause, in ms."""
     last = len(budget.ranks) - 1
     chosen = {"all": range(last + 1), "last": [last], "others": range(last), "first": [0]}[where]
     grown = [term_ms(budget.ranks[r], term) - term_ms(bare.ranks[r], term) for r in chosen]
@@ -113,17 +115,17 @@ def growth_ms(budget: Budget, bare: Budget, term: Term, where: str) -> float:
 
 
 def shows(budget: Budget) -> Mapping[str, Mapping[Term, str]]:
-    """Where causes must show in a budget that was captured like this."""
+    """Return where causes must show in a budget of this kind of capture."""
     return OUTLINED if budget.capture == OUTLINE else SHOWS
 
 
 def shown_on(plant: str, where: str, plants: Sequence[str]) -> str:
-    """Which ranks a cause shows on: of a pipeline, only the stage that holds the first block."""
+    """Return the ranks on which a cause shows; in a pipeline, the stage with the first block."""
     return "first" if plant == "stall" and "uneven" in plants else where
 
 
 def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
-    """What was called by a wrong name; empty if all is right."""
+    """Return which names are wrong; empty if all are right."""
     wrong = []
     grown = {t: growth_ms(budget, bare, t, "all") for t in Term}
     wanted = {t for p in plants for t in shows(budget)[p]}
@@ -144,7 +146,7 @@ def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
 
 
 def sets() -> list[tuple[str, ...]]:
-    """Each cause alone and two at a time; a pipeline's imbalance with what is not DDP's."""
+    """Return each cause alone and in pairs; a pipeline's imbalance only with causes it can have."""
     alone = [(p,) for p in (*DDP, "uneven")]
     pairs = list(itertools.combinations(DDP, 2))
     return [*alone, *pairs, *((p, "uneven") for p in ("data", "stall"))]
@@ -158,7 +160,7 @@ def measure(
     folder: Path,
     outline: bool = True,
 ) -> Iterator[Row]:
-    """Rows of every set; each repeat has a launch of its own beside one of the bare case."""
+    """Yield the rows of every set; each repeat has one launch with the causes and one without."""
     bench = Stand(folder, outline)
     try:
         for world in worlds:
@@ -189,7 +191,7 @@ def main() -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, per step")
+    parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, ms per step")
     parser.add_argument("--operators", action="store_true", help="follow every operator")
     parsed = parser.parse_args()
     print("| ranks | planted | term | planted, ms | found, ms | limit, ms | |")

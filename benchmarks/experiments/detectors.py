@@ -1,11 +1,13 @@
-"""Detectors of changes on the same series: ours, asv's and apache-otava's.
+"""Compare change detectors on the same series: this package's, asv's and apache-otava's.
 
     python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]     or: tox -e detectors
 
-60 nights, a step at night 40 unless it says none: then there are four times as many series. ``any``: a step up is told;
-``near``: of these, those dated within 2 nights. ``false``: series in which a change, up or down, is told where there is none.
-``--nightly`` looks every night from 15 on, as a user does: a slow-down told
-before the step, found within 20 nights of it, and the median delay. What is not installed is left out.
+Every series has 60 nightly results, with a step after 40 of them or without one; there are four
+times as many series without a step. ``any``: share of series in which a step up is reported;
+``near``: share of these that are dated within 2 nights. ``false``: share of series without a step
+in which a change, up or down, is reported. ``--nightly`` runs the detectors after every night from
+the 15th on, as a user does: it prints the share of slowdowns reported before the step, the share
+reported within 20 nights of it, and the median delay. Detectors that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 from harness.features.history import scan
 
 NIGHTS, AT, NEAR = 60, 40, 2
-#: Changes that it tells of a series: their nights, and whether they go up.
+#: Returns the changes in a series: their positions, and whether they go up.
 Detector = Callable[[np.ndarray], list[tuple[int, bool]]]
 CELLS = (
     ("gauss 2 %", 0.0), ("gauss 2 %", 0.03), ("gauss 2 %", 0.05), ("gauss 2 %", 0.10),
@@ -32,7 +34,7 @@ CELLS = (
 
 
 def nights(kind: str, step: float, count: int, random: np.random.Generator) -> np.ndarray:
-    """Step times (count, NIGHTS) around 1 of one kind of noise."""
+    """Return step times around 1, of shape (count, NIGHTS), with one kind of noise."""
     sd = 0.005 if kind.startswith("quiet") else 0.02
     x = random.normal(0, sd, (count, NIGHTS))
     if kind == "spiky":
@@ -51,7 +53,7 @@ def ours(x: np.ndarray) -> list[tuple[int, bool]]:
 
 
 def asvs(x: np.ndarray) -> list[tuple[int, bool]]:
-    """asv 0.6 with its regression threshold set to 1 %: it tells of steps up only."""
+    """Run asv 0.6 with a regression threshold of 1 %. It reports steps up only."""
     from asv import step_detect
 
     steps = step_detect.detect_steps(list(map(float, x)), [1.0] * len(x))
@@ -60,10 +62,10 @@ def asvs(x: np.ndarray) -> list[tuple[int, bool]]:
 
 
 def otavas(x: np.ndarray) -> list[tuple[int, bool]]:
-    """apache-otava 0.8 with its usual window and p, and the floor that ours has."""
+    """Run apache-otava 0.8 with its default window and p, and this package's minimum change."""
     from otava.analysis import compute_change_points
 
-    values = list(map(float, x))  # of an array it fails
+    values = list(map(float, x))  # it does not accept arrays
     points, _ = compute_change_points(values, window_len=50, max_pvalue=0.001, min_magnitude=0.01)
     return [(p.index, bool(x[p.index :].mean() > x[: p.index].mean())) for p in points]
 
@@ -75,7 +77,7 @@ def detectors() -> dict[str, Detector]:
 
 
 def table(count: int) -> list[str]:
-    """One row for each detector, noise and step."""
+    """Return one row for each detector, noise and step."""
     lines = [f"{'':12} {'noise':12} {'step':>5} {'any':>7} {'near':>6} {'false':>7} {'ms':>6}"]
     for kind, step in CELLS:
         random = np.random.default_rng(11)
@@ -98,7 +100,7 @@ def table(count: int) -> list[str]:
 
 
 def nightly(count: int) -> list[str]:
-    """Used every night: what an alarm costs, and how long a step takes to be told."""
+    """Return the share of false alarms and the delay of detections in nightly use."""
     lines = [f"{'':12} {'noise':12} {'step':>5} {'before':>7} {'found':>6} {'delay':>6}"]
     for kind, step in (
         ("gauss 2 %", 0.03),

@@ -1,10 +1,10 @@
-"""The main job beside what machines do: how many requirements are decided, how soon, and rightly?
+"""Run the default suite under background load: count decided and wrong verdicts, and the time.
 
     python benchmarks/experiments/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts] [--page FILE]
 
-Each run is ``pytest suites/`` as a newcomer types it, beside a program that takes a share of one
-core, or that computes and sleeps for one to eight seconds in turn, as a build does. ``--keep DIR``
-keeps the runs there: the same command goes on where it was left. ``--from DIR`` only reads them.
+Each run is ``pytest suites/`` without options, while another program uses a share of one core, or
+computes and sleeps in turn for one to eight seconds, as a build does. ``--keep DIR`` keeps the
+runs there, and the same command continues where it was interrupted. ``--from DIR`` only reads them.
 """
 
 from __future__ import annotations
@@ -30,31 +30,16 @@ from harness.record import RunRecord
 from harness.record.store import load
 
 ROOT = Path(__file__).parents[2]
-#: The beginning of the page of docs/, before the command and the table.
-HEAD = """\
-# The first run
-
-Get from a clone to a verdict:
-
-```sh
-git clone REPOSITORY scaleproof && cd scaleproof
-bash scripts/run.sh suites   # installs into .venv, then runs: pytest suites/
-```
-
-The first line of the screen has the result, and the last lines name the page and the next command.
-[Reports](reports.md) explains the screen. On two cores the run takes about 4 minutes. Other programs
-on the machine make it slower, and can leave thresholds undecided (INCONCLUSIVE, exit status 10).
-
-## Effect of background load
-"""
-#: The case whose efficiency is planted, and how large it is.
+#: The heading of the page in docs/.
+HEAD = "# The first run"
+#: Matches cases with a known efficiency, and captures it.
 PLANTED = re.compile(r"paced\.plant=2:([\d.]+)")
 BURSTS = "bursts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One main job. ``foretold`` is its total as told at half time, over what it took."""
+    """One run of the suite. ``foretold`` is the time predicted at half time over the real one."""
 
     beside: str
     run: RunRecord
@@ -68,12 +53,12 @@ class Job:
 
     @property
     def wrong(self) -> int:
-        """Verdicts that a quiet machine contradicts: there everything holds."""
+        """The number of wrong verdicts: on an idle machine every requirement passes."""
         return tally(self.run).failed + tally(self.run).errors
 
     @property
     def planted(self) -> list[bool]:
-        """Of each planted efficiency, whether its interval holds it."""
+        """For each known efficiency, whether the interval covers it."""
         listed = []
         for v in required(self.run):
             plant = PLANTED.search(v.case)
@@ -83,7 +68,7 @@ class Job:
 
 
 def burn(beside: str) -> None:
-    """Compute for a share of the time, or in bursts, until killed."""
+    """Compute for a share of the time, or in bursts, until this process is killed."""
     while True:
         bursts = beside == BURSTS
         busy_s = random.uniform(1, 8) if bursts else 0.05 * float(beside)
@@ -95,7 +80,7 @@ def burn(beside: str) -> None:
 
 @contextmanager
 def neighbour(beside: str) -> Iterator[None]:
-    """Another program on this machine, for as long as this is open."""
+    """Run another program on this machine while the context is open."""
     if beside == "0":
         yield
         return
@@ -108,7 +93,7 @@ def neighbour(beside: str) -> Iterator[None]:
 
 
 def job(results: Path, beside: str) -> Job:
-    """Run it and read its record."""
+    """Run the suite and read its record."""
     with neighbour(beside):
         began = time.monotonic()
         done = subprocess.run(
@@ -123,7 +108,7 @@ def job(results: Path, beside: str) -> Job:
 
 
 def read(folder: Path) -> Job:
-    """A run that ``job`` made."""
+    """Read a run that ``job`` made."""
     beside, seconds, status = (folder / "job.txt").read_text().split()
     run, loaded = load(folder), (folder / "stdout.txt").read_text()
     verdicts_read = [
@@ -140,7 +125,7 @@ def _seconds(text: str) -> float:
 
 
 def table(jobs: list[Job]) -> str:
-    """The page of ``docs/``: a row for each thing beside which it ran."""
+    """Return the page of ``docs/``, with a row for each kind of background load."""
     machine, torch = jobs[0].run.machine, jobs[0].run.software.get("torch", "")
     day = datetime.date.fromisoformat(jobs[0].run.started_at[:10])
     runs = max(sum(j.beside == beside for j in jobs) for beside in {j.beside for j in jobs})
@@ -197,7 +182,7 @@ def main() -> None:
                 results = keep / f"{beside}-{number}"
                 if any(results.glob("runs/*/*/job.txt")):
                     continue
-                shutil.rmtree(results, ignore_errors=True)  # of one that was cut off
+                shutil.rmtree(results, ignore_errors=True)  # of an interrupted run
                 done = job(results, beside)
                 print(f"{beside}: {done.decided} decided, {done.seconds:.0f} s", flush=True)
     jobs = [read(path.parent) for path in sorted(keep.glob("*/runs/*/*/job.txt"))]

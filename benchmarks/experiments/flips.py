@@ -1,10 +1,10 @@
-"""How surely a flipped bit is found, by where it strikes: the table of docs/operations.md.
+"""Measure how reliably flipped bits are detected, by their place: the table of docs/operations.md.
 
     python benchmarks/experiments/flips.py [--steps 200]
 
-One flip in each step, of an element that is drawn; three ranks. A rank is found where it is named
-in at least one step; "of one" is the share of flips that were seen, which a rank with one flip in
-200 steps has. The first row plants nothing: 100,000 hashes and more must be alike.
+One bit of a random element is flipped in each step of one of three ranks. The rank is found if it
+is named in at least one step; "of one" is the share of flips that were detected. In the first row
+nothing is injected, and at least 100,000 hashes must be identical.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from harness.measure.session import Session
 from harness.record.store import load_samples
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(3,))
-#: The lowest and the highest bit of a mantissa; of what is only moved, any bit is as good.
+#: The tested bits: the lowest and the highest bit of a mantissa. For data that is only copied, all
+#: bits are equivalent, so bit 0 is tested.
 BITS = {Place.WEIGHT: (0, 22), Place.ACTIVATION: (0, 22), Place.GRADIENT: (0, 22)}
 RANK = 1
 
 
 def main(steps: int) -> int:
-    """The table; 1 where a rank that should be found was not, or another one was named."""
+    """Print the table; return 1 if the rank was not found, or another one was named."""
     case, failed = Catalogue().normalise(SITE.case("ddp/decoder-nano")), False
     with (
         tempfile.TemporaryDirectory() as folder,

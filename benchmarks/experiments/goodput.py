@@ -1,10 +1,11 @@
-"""Whether goodput is foretold from short measurements: other rates of faults, other intervals.
+"""Compare predicted with measured goodput for several fault rates and checkpoint intervals.
 
     python benchmarks/experiments/goodput.py [--faults 20]
 
-Costs are measured by three short trainings, one with three faults; then each rate and interval is played, and
-by the costs alone. A play is as long as so many faults are apart: what one of them takes hangs on where
-in an interval it strikes.
+Three short training runs, one of them with three faults, measure the costs. Then each rate and
+interval is measured with real faults, and predicted from the costs. Each measurement lasts
+``--faults`` mean times between faults, because the cost of one fault depends on its position in a
+checkpoint interval.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from harness.measure.session import Session
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 RATES_S, INTERVALS = (2.0, 3.0, 5.0), (30, 90)
-#: Points by which a goodput may be off.
+#: The largest permitted error of a predicted goodput.
 AIM = 0.03
 
 
 def main(faults_each: int) -> int:
-    """The table; 1 if one is further off than the aim."""
+    """Print the table; return 1 if an error exceeds the target."""
     case, wrong = Catalogue().normalise(SITE.case("ddp/decoder-nano")), 0
     with (
         tempfile.TemporaryDirectory() as folder,

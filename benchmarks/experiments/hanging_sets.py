@@ -1,8 +1,9 @@
-"""How often the nodes that hang together are named: the table of docs/clusters.md.
+"""Simulate how often a set of nodes that hang together is named: the table of docs/clusters.md.
 
     python benchmarks/experiments/hanging_sets.py [--worlds 300]
 
-Three of 16 nodes hang together in a share of launches; a launch on any nodes may break by a flake.
+A share of the launches that contain three certain nodes of 16 hangs. A launch on any other nodes
+fails at random with a small probability.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from harness.features.nodes.isolation import Narrowing
 
 NODES, PLANTED = 16, 3
-#: (Share of launches that hang where they can, share that breaks by a flake.)
+#: (Share of launches with all injected nodes that hang, share of other launches that fail.)
 WORLDS = ((1.0, 0.0), (1.0, 0.01), (0.5, 0.0), (0.5, 0.01), (0.3, 0.01), (0.2, 0.02))
 
 

@@ -1,17 +1,17 @@
-"""How far honest launches are off the reference, of what a launch may be: the table of
-docs/trust.md.
+"""Measure how far correct training runs differ from the reference: the table of docs/trust.md.
 
     python benchmarks/experiments/honest.py [--seeds 20] [--ranks 2 3 4] [--parts strategies]
         [--only fsdp] [--results FILE]
 
-Every shipped strategy and codec in every precision that it has, trained for 32 steps. A row has the
-largest difference of a step and of a block of steps, over their limits: an honest launch above 1
-would be called wrong. Exit 1 if one was.
+Every shipped strategy and compressor trains for 32 steps in every precision that it supports. A row
+has the largest difference of a step and of a block of steps, divided by their limits; a correct
+launch above 1 would be reported as incorrect. Exit status 1 if one was.
 
-With ``--results`` every launch is a line of that file at once; the same command goes on where the
-file ends. One seed after the other is tried of all cases in a drawn order, so a part of the sweep
-is an even part. Cases that train alike share a reference, as in a run. The last line has the error
-rate that is ruled out: with none wrong, 3 in n of the launches (95 %).
+With ``--results``, every launch is written to that file at once, and the same command continues
+where the file ends. All cases are tried with one seed after the other in random order, so that a
+part of the sweep is a representative sample. Cases that train identically share a reference, as in
+a run. The last line states the upper bound of the error rate: with no error in n launches, it is
+3/n (95 %).
 """
 
 from __future__ import annotations
@@ -57,25 +57,27 @@ MODELS = {
     "context_parallel": "decoder-nano",
     "table_parallel": "dlrm-nano",
 }
-#: Models of codecs: few parameters, convolutions, gradients that are alike on all ranks.
+#: Models for compressors: few parameters, convolutions, identical gradients on all ranks.
 CODED = ("mlp-nano", "decoder-nano", "resnet-nano", "paced-small")
-#: What makes no progress on the paced model, and is rightly told: no gradient comes to threshold's
-#: least magnitude; 4 ranks' sketches make 2 % of the dense progress in 8 steps, 3 % in 32.
+#: Compressors that make no progress on the model with simulated compute, and are rightly reported.
+#: No gradient reaches the minimum magnitude of ``threshold``. With 4 ranks, ``countsketch`` makes
+#: 2 % of the dense progress in 8 steps, 3 % in 32.
 HARDLY_LEARN = ("threshold", "countsketch")
 KNOWN = Catalogue()
-#: Cases that are described together: one by one that takes longer than to train them.
+#: Number of cases that are described together; describing them one by one takes longer than
+#: training them.
 TOGETHER = 48
 
 
 def strategies() -> Iterator[str]:
-    """Every shipped strategy on one model."""
+    """Yield every shipped strategy on one model."""
     for strategy in sorted(KNOWN.entries["strategies"]):
         if strategy not in FRAMEWORKS | {"single"}:
             yield f"{strategy}/{MODELS.get(strategy, 'mlp-nano')}"
 
 
 def codecs() -> Iterator[str]:
-    """Every shipped codec on every model of codecs."""
+    """Yield every shipped compressor on every model for compressors."""
     for codec, entry in sorted(KNOWN.entries["compressors"].items()):
         if not entry.head.get("CONTROL"):
             models = CODED[:-1] if codec in HARDLY_LEARN else CODED
@@ -83,7 +85,7 @@ def codecs() -> Iterator[str]:
 
 
 def models() -> Iterator[str]:
-    """Every other model with the strategies that divide it in other ways."""
+    """Yield the other models with strategies that divide them in different ways."""
     for model in ("decoder-nano", "moe-nano", "resnet-nano"):
         for strategy in ("ddp", "fsdp", "tensor_parallel", "pipeline"):
             yield f"{strategy}/{model}"
@@ -93,11 +95,11 @@ PARTS = dict(strategies=strategies, codecs=codecs, models=models)
 
 
 class Wrong(Exception):
-    """An honest launch that would be an ERROR."""
+    """A correct training run that is reported as an ERROR."""
 
 
 class Stand:
-    """Trains the reference of a case, and the case."""
+    """A bench that trains a case and its reference."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,8 +107,11 @@ class Stand:
         self._curves: dict[tuple[str, bool, bool], references.LossCurve] = {}
 
     def ratios(self, case: CaseSpec, described: Described) -> tuple[float, float, str] | None:
-        """Largest difference of a step and of a block, over its limit, and what is called wrong;
-        None where the case is refused or has no reference. Bits that must be equal have no ratio.
+        """Return the largest difference of a step and of a block, over their limits, and the error
+        that is reported, if any.
+
+        Return None if the case is refused or has no reference. The ratios are 0 if bits must be
+        identical.
         """
         if described.reference is None or described.unsupported or described.error:
             return None
@@ -120,7 +125,7 @@ class Stand:
         timed = self._launch(plan, described, Purpose.TIMED, curve)
         if timed.cause is not None:
             return 0.0, 0.0, f"timed: {timed.cause}"
-        wrong = "; ".join(timed.wrong)  # losses, samples, replicas, bytes, clocks
+        wrong = "; ".join(timed.wrong)  # about losses, samples, replicas, bytes, clocks
         samples = [load_samples(self.folder, timed.launch, r) for r in timed.ranks]
         if not described.reference.limit:
             return 0.0, 0.0, wrong
@@ -131,7 +136,7 @@ class Stand:
         return float(steps.max()), float(blocks.max()), wrong
 
     def _curve(self, plan: Plan, described: Described) -> references.LossCurve:
-        """The losses of the reference that the case shares with all that train alike."""
+        """Return the losses of the reference, which identically trained cases share."""
         (arm,) = plan.arms
         wanted = described.reference
         assert wanted is not None
@@ -146,7 +151,7 @@ class Stand:
 
     @staticmethod
     def _right(launch: LaunchRecord) -> LaunchRecord:
-        """The launch itself; raises Wrong if it broke, or one of its checks failed."""
+        """Return the launch; raise Wrong if it, or one of its checks, failed."""
         failed = [check for rank in launch.ranks for check in rank.checks if not check.ok]
         if failed:
             check = failed[0]
@@ -178,7 +183,7 @@ class Stand:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one launch showed; a case that is refused has no figures."""
+    """The result of one launch; a refused case has no values."""
 
     case: str
     ranks: int
@@ -194,7 +199,7 @@ Key = tuple[str, int, str, int]
 
 
 def trials(seeds: int, ranks: list[int], cases: list[str], results: Path) -> list[Trial]:
-    """All launches that are asked for; those that the file has are not made again."""
+    """Return all requested launches; those in the file are not repeated."""
     lines = results.read_text().splitlines() if results.exists() else []
     known = {trial_key(t): t for t in (Trial(**json.loads(line)) for line in lines)}
     every = [(name, world, str(p)) for name in cases for world in ranks for p in Precision]
@@ -219,12 +224,12 @@ def trials(seeds: int, ranks: list[int], cases: list[str], results: Path) -> lis
 
 
 def trial_key(trial: Trial) -> Key:
-    """What is asked for once."""
+    """Return the key that identifies a launch."""
     return trial.case, trial.ranks, trial.precision, trial.seed
 
 
 def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
-    """Describes the cases together, and trains each, and its reference, once."""
+    """Describe the cases together, and train each of them and its reference once."""
     specs = dict[Key, CaseSpec]()
     for key in keys:
         name, world, precision, seed = key
@@ -250,7 +255,7 @@ def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
 
 
 def rows(every: list[Trial]) -> Iterator[str]:
-    """A row for each case, world and precision."""
+    """Yield a row for each case, world size and precision."""
     yield "| case | ranks | precision | launches | step | block | called wrong |"
     yield "|---|---|---|---|---|---|---|"
     measured = [t for t in every if not t.refused]

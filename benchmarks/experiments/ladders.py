@@ -1,9 +1,10 @@
-"""Real ladders on emulated links: are worlds of 8 and 16 as they are foreseen from 1, 2 and 4?
+"""Compare predictions for 8 and 16 ranks, from 1, 2 and 4 ranks, with sweeps on emulated links.
 
     python benchmarks/experiments/ladders.py results/foreseen [--rates 25 75 250]
 
-Every rate has two runs: one of 4 nodes, with its sweep, and one of 8 and 16. Compute is paced and what
-is sent is sent, so that 16 nodes are told apart on two cores. Runs that are there are not made again.
+Every link rate has two runs: one on 4 nodes, with a sweep of collectives, and one on 8 and 16
+nodes. Compute is simulated and communication is real, so that two cores suffice for 16 nodes.
+Existing runs are not repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load
 
-#: What is trained, with knobs that stay the same at every size.
+#: The cases, with knobs that are the same at every size.
 TRAININGS = {
     "ddp/paced-small": {"ddp.bucket_cap_mb": 0.25},
     "fsdp/paced-small": {},
@@ -34,19 +35,20 @@ TRAININGS = {
     "compressed:topk/paced-small": {},
 }
 SMALL, LARGE = (1, 2, 4), (8, 16)
-#: Of 30 sizes fewer than this share in their 80 % intervals are one chance in 50.
+#: Minimum share of sizes within their 80 % intervals. Correct intervals give less in one of 50 sets
+#: of 30 sizes.
 HELD = 0.63
 
 
 def site_of(nodes: int) -> Site:
-    """One rank on each node."""
+    """Return an emulated site with one rank on each node."""
     return Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
     )
 
 
 def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
-    """A ladder of every training, two launches of each of its worlds."""
+    """Return a sweep of every case, with two launches at each world size."""
     site = site_of(max(worlds))
     protocol = Protocol(steps=8, cut=2, min_blocks=1, max_blocks=1)
     made = []
@@ -60,7 +62,7 @@ def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
 
 
 def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
-    """One run in ``folder``."""
+    """Measure one run in ``folder``."""
     known = Catalogue()
     settings = Settings(
         engine="emulated", nodes=(1,) * max(worlds), timeline=False, packed=False,
@@ -72,7 +74,7 @@ def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
 
 
 def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
-    """Worlds of 8 and 16, foreseen from 1, 2 and 4 of the same rate, beside what was measured."""
+    """Compare predictions for 8 and 16 ranks with measured values at the same rate."""
     known, tables = Catalogue(), []
     for rate in rates:
         found = [load(path) for path in sorted((folder / f"{rate:g}").glob("*/runs/*/*"))]
@@ -84,7 +86,7 @@ def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
 
 
 def lines(evaluation: Evaluation) -> Iterator[str]:
-    """A row for each training and rate, as Markdown."""
+    """Yield a Markdown row for each case and rate."""
     yield "| link, training | 8 ranks | foreseen | 16 ranks | foreseen |"
     yield "|---|---|---|---|---|"
     for prediction in evaluation.predictions:

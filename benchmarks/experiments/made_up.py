@@ -1,4 +1,4 @@
-"""Data for public scripts: sentences, a small BERT and GPT, digits, and photographs with boxes."""
+"""Generated data for public scripts: sentences, a small BERT and GPT, digits, images with boxes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEEPSPEED = {
     "gradient_accumulation_steps": "auto",
     "steps_per_print": 1,
 }
-#: What scripts load beside the sentences; it is never asked within a window.
+#: A metric that scripts load with the sentences; it is never computed within a window.
 METRIC = """
 import datasets
 import evaluate
@@ -36,12 +36,13 @@ class Glue(evaluate.Metric):
 """
 
 
-#: Beside the folder of all else: a launch copies what its script finds, and these are many files.
+#: The folder of images. It is separate because a launch copies the data of its script, and these
+#: are many files.
 PHOTOGRAPHS = "photographs"
 
 
 def everything(folder: Path) -> Path:
-    """All of it, once; the folder. Names are those that scripts ask a hub for."""
+    """Generate all data once and return its folder. Names are those that scripts ask a hub for."""
     photographs = folder.with_name(PHOTOGRAPHS)
     if not (photographs / "coco").is_dir():
         shutil.rmtree(photographs, ignore_errors=True)
@@ -61,7 +62,7 @@ def everything(folder: Path) -> Path:
 
 
 def _sentences(folder: Path) -> None:
-    """Sentences of 4 to 24 words, no two alike: alone, and in pairs with a label."""
+    """Write different sentences of 4 to 24 words: single ones, and pairs with a label."""
     draw = random.Random(0)
     lines = [
         " ".join(f"w{draw.randrange(WORDS)}" for _ in range(draw.randint(4, 24)))
@@ -108,7 +109,7 @@ def _tokenizer(folder: Path) -> None:
 
 
 def _models(folder: Path) -> None:
-    """A BERT and a GPT of two small layers."""
+    """Write a BERT and a GPT of two small layers."""
     from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
     bert = BertConfig(
@@ -123,7 +124,7 @@ def _models(folder: Path) -> None:
 
 
 def _characters(folder: Path) -> None:
-    """Numbers of 65 characters in the files that nanoGPT looks for."""
+    """Write indices of 65 characters in the files that nanoGPT reads."""
     draw = random.Random(2)
     text = folder / "shakespeare_char"
     text.mkdir()
@@ -134,7 +135,7 @@ def _characters(folder: Path) -> None:
 
 
 def _digits(folder: Path) -> None:
-    """28 x 28 images in the files that torchvision looks for."""
+    """Write 28 x 28 images in the files that torchvision reads."""
     draw = random.Random(1)
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -146,7 +147,7 @@ def _digits(folder: Path) -> None:
 
 
 def _boxes(folder: Path) -> None:
-    """Photographs of COCO's form: 960 to train on and 8 beside, of noise with one to three boxes."""
+    """Write noise images in COCO's format with one to three boxes: 960 to train, 8 to test."""
     from PIL import Image
 
     draw = random.Random(3)

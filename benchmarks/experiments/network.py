@@ -1,12 +1,13 @@
-"""Emulated networks: do links carry what they say, and does compression win where it should?
+"""Test emulated networks: the rates of links, and whether compression pays if it should.
 
     python benchmarks/experiments/network.py [--nodes 2 4] [--rates 100 500 1000]
 
-First the sweep: bus bandwidth of a 4 MiB all-reduce against the stated rate's payload, within 6 %.
-Then DDP, plain and compressed, over one rank a node: a step must take between the longer and the sum of
-bytes / rate and what it takes over free links (compute, codec, and the CPU time of gloo, which several
-nodes on one machine share). Where these bounds lie apart from those of plain DDP, compression must win
-or lose accordingly, and both must occur. Exit status 1 if something is off.
+First the sweep: the bus bandwidth of a 4 MiB all-reduce must match the payload of the stated rate
+within 6 %. Then DDP, plain and compressed, with one rank per node. Let T be the step time over
+unlimited links: compute, compressor, and the CPU time of gloo, which the nodes on one machine
+share. The step time must lie between max(bytes / rate, T) and bytes / rate + T. If these bounds do
+not overlap those of plain DDP, compression must win or lose accordingly, and both must occur. Exit
+status 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import LaunchRecord, Purpose
 
-#: Steps differ from bytes / rate + compute by this much at most, relatively.
+#: The largest permitted relative deviation of a step time from its bounds.
 TOLERANCE = 0.25
-#: How far bounds must lie apart before they say who wins.
+#: The relative gap between bounds from which on they determine the winner.
 MARGIN = 0.1
-#: Speed-ups beyond which compression was seen to win, and to lose.
+#: Speedups from which on compression counts as winning, and below which it counts as losing.
 WON, LOST = 1.2, 0.9
 LAUNCHES = 5
-#: Mbit/s of links that hold nothing up.
+#: Mbit/s of links that do not limit the step time.
 FREE = 10_000.0
 STRATEGIES = ("ddp/vggfc-nano", "compressed:fp16/vggfc-nano", "compressed:topk/vggfc-nano")
 STEPS, CUT = 8, 3
@@ -39,14 +40,14 @@ LASTING = STEPS - CUT
 
 
 def site_of(nodes: int) -> Site:
-    """One rank on each node."""
+    """Return an emulated site with one rank on each node."""
     return Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
     )
 
 
 def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) -> LaunchRecord:
-    """The launch of median step time."""
+    """Return the launch with the median step time."""
     case = site.case(name, knobs={"emulated.rate_mbit": rate})
     case = launcher.catalogue.normalise(case)
     arm = Arm(name="a", case=case, role=Role.SUBJECT)
@@ -62,13 +63,13 @@ def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) ->
 
 
 def seconds(launch: LaunchRecord) -> float:
-    """The median step."""
+    """Return the median step time of a launch."""
     assert launch.steps is not None
     return launch.steps.median_s
 
 
 def verdict(low: float, high: float, dense_low: float, dense_high: float) -> str:
-    """What bounds that lie apart say of compression; nothing where they do not."""
+    """Return whether compression must win or lose; empty if the bounds overlap."""
     if high < dense_low * (1 - MARGIN):
         return "win"
     return "lose" if low > dense_high * (1 + MARGIN) else ""
@@ -118,7 +119,7 @@ def main() -> int:
                         flush=True,
                     )
         launcher.worlds.close()
-    bad += not {"win", "lose"} <= seen  # else nothing was shown of compression
+    bad += not {"win", "lose"} <= seen  # otherwise the test shows nothing about compression
     return 1 if bad else 0
 
 

@@ -1,14 +1,15 @@
-"""What is told of nights that depend on each other, drift, or come and go.
+"""Test change detection on nightly results that are correlated, drift, or change temporarily.
 
     python -m benchmarks.experiments.nights [--series 300] [--seed 2026]     # three minutes
 
-Every class of noise has series of 60 nights without a change and as many with a step of +3 % at a night
-of 20 to 47; ``trends`` judges them as it judges any history. ``false``: series in which a change is told
-where there is none. ``found``: a step up is told; ``asked`` beside either: a change is unconfirmed, so
-nobody is woken and nothing is blamed. ``near``: of all steps that were seen, those dated within 2 nights.
-Nothing here is used by the detector; its limits were set with other seeds, and before the classes that
-are called unseen were written. ``one change``: of series without a step, those whose own noise changed its level once
-by 1 % and more, and stayed there: no judge of the values alone can tell them from a step of that size.
+Every class of noise has series of 60 nightly results without a change, and as many with a step of
++3 % at a random position from 20 to 47; ``trends`` judges them as any history. ``false``: share of
+series without a change in which one is reported. ``found``: share of steps that are reported.
+``asked`` next to either: share in which the change is unconfirmed, which raises no alarm. ``near``:
+share of all detected steps that are dated within 2 nights. The detector uses nothing of this file.
+Its limits were set with other seeds, and before the classes called "unseen" were written. ``one
+change``: share of series without a step whose noise changed its level once by at least 1 % and
+stayed there. No detector can distinguish these from a step of that size by the values alone.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def quantised(random: Random, unit: float) -> Array:
 
 
 def garch(random: Random) -> Array:
-    """Noise whose deviation lasts: GARCH(1, 1), of 1 % in the long run."""
+    """Return GARCH(1, 1) noise, whose variance is persistent, with a deviation of 1 %."""
     x = np.zeros(NIGHTS)
     variance = 1e-4
     for i in range(NIGHTS):
@@ -62,7 +63,7 @@ def garch(random: Random) -> Array:
 
 
 def two_states(random: Random) -> Array:
-    """A machine that is 1.5 % slower for a while, and then is not: 12 nights on average."""
+    """Return noise of a machine with two speeds, 1.5 % apart, that last 12 nights on average."""
     changed = random.random(NIGHTS) < 1 / 12
     state = (np.cumsum(changed) + random.integers(2)) % 2
     return random.normal(0, 0.005, NIGHTS) + 0.015 * state
@@ -74,7 +75,7 @@ def weekdays(random: Random) -> Array:
 
 
 def moving_average(random: Random) -> Array:
-    """Every night has a part of the three before it."""
+    """Return a moving average over four nights."""
     shocks = random.normal(0, 0.005, NIGHTS + 3)
     return np.convolve(shocks, np.ones(4), "valid")
 
@@ -88,7 +89,7 @@ def arma(random: Random) -> Array:
 
 
 def waves(random: Random) -> Array:
-    """AR(2) with complex roots: waves that lose their phase."""
+    """Return AR(2) noise with complex roots: waves with a drifting phase."""
     x = np.zeros(NIGHTS + 50)
     for i in range(2, NIGHTS + 50):
         around = 2 * 0.85 * math.cos(2 * math.pi / 12) * x[i - 1] - 0.85**2 * x[i - 2]
@@ -97,7 +98,7 @@ def waves(random: Random) -> Array:
 
 
 def saw_teeth(random: Random) -> Array:
-    """A machine that gets slower, by 0.1 % a night, until it is started anew."""
+    """Return noise of a machine that gets 0.1 % slower each night until it is restarted."""
     x = list[float]()
     while len(x) < NIGHTS:
         x += [0.001 * i for i in range(int(random.integers(10, 21)))]
@@ -138,14 +139,15 @@ UNSEEN: Mapping[str, Callable[[Random], Array]] = {
     "saw teeth of 10 to 20 nights": saw_teeth,
     "noise whose deviation walks": restless,
 }
-#: Of the nodes of a series: nights that one is kept, and whether nights say which it was.
+#: How nodes change in a series: the fewest and the most nights on one node, and whether the nightly
+#: results name the node.
 NODES = {
     "another of 3 nodes each night": (1, 1, True),
     "a node kept 5 to 20 nights": (5, 20, True),
     "another of 3 each night, unnamed": (1, 1, False),
     "a node kept 5 to 20 nights, unnamed": (5, 20, False),
 }
-#: What a node is slower by.
+#: How much slower each node is (log).
 OF_NODE = {"a": -0.01, "b": 0.0, "c": 0.015}
 
 
@@ -154,7 +156,7 @@ def on_one_node(noise: Callable[[Random], Array], random: Random) -> tuple[Array
 
 
 def of_nodes(shortest: int, longest: int, named: bool, random: Random) -> tuple[Array, list[str]]:
-    """Nights on one of three nodes, kept for some; and the node of each, if that is noted."""
+    """Return a series on one of three nodes at a time, and the node of each night if named."""
     names = list[str]()
     while len(names) < NIGHTS:
         names += [str(random.choice([*OF_NODE]))] * int(random.integers(shortest, longest + 1))
@@ -194,7 +196,7 @@ def row(
 
 
 def one_change(count: int, seed: int) -> str:
-    """Of noise that changes its level by itself: series with one such change and no other."""
+    """Return how often noise that changes its level by itself does so exactly once."""
     random = np.random.default_rng(seed)
     once = np.zeros(2)
     for _ in range(count):
@@ -211,8 +213,10 @@ def one_change(count: int, seed: int) -> str:
 
 
 def knowing_walks(count: int, seed: int) -> str:
-    """What a judge finds of steps in independent nights who knows the walk exactly, and tells 2 % of
-    such walks falsely: by the likelihood of a step at the best night over that of the walk.
+    """Return the share of steps in independent noise that an ideal detector finds.
+
+    It knows the parameters of the random walk exactly, reports 2 % of such walks falsely, and uses
+    the likelihood ratio of a step at the best position and the walk.
     """
     random = np.random.default_rng(seed)
     night = np.arange(NIGHTS)
@@ -244,7 +248,7 @@ def knowing_walks(count: int, seed: int) -> str:
 
 
 def drifts(by: float, sd: float, count: int) -> str:
-    """How often a drift is called one, and how often a step with a night."""
+    """Return how often a drift is reported as a drift, and how often as a step."""
     random = np.random.default_rng(48)
     series = [np.linspace(0, by, NIGHTS) + random.normal(0, sd, NIGHTS) for _ in range(count)]
     called = sum(scan.drift(list(x), FLOOR) is not None for x in series)
@@ -253,7 +257,7 @@ def drifts(by: float, sd: float, count: int) -> str:
 
 
 def came_and_went(by: float, length: int, count: int) -> str:
-    """How often both ends of a level that came and went are kept."""
+    """Return how often both ends of a temporary change of level are detected."""
     random = np.random.default_rng(49)
     kept = 0
     for _ in range(count):

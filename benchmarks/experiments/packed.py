@@ -1,11 +1,12 @@
-"""Packed ladders: how many node-seconds a verdict takes, one world at a time and side by side.
+"""Compare the node-seconds of a scaling sweep whose worlds run one by one and concurrently.
 
     python benchmarks/experiments/packed.py [--nodes 16] [--ladders 3] [--step-ms 1200]
 
-Every ladder is measured both ways on emulated nodes, in one run each. Scheduled stand-ins end their
-steps at planned times, so the truth is known: bounds 2 points to either side of every rung's planted
-efficiency are judged. Node-seconds are what all nodes are held for from the first gate to the
-verdicts. Exit status 1 if a bound is decided wrongly, or side by side takes more than half.
+Every sweep is measured both ways on emulated nodes, in one run each. Simulated compute ends its
+steps at planned times, so the true efficiencies are known. The thresholds lie 2 points below the
+true efficiency of each world size. Node-seconds count all nodes from the first correctness check to
+the verdicts. Exit status 1 if a threshold is decided wrongly, or if concurrent worlds take more
+than half.
 """
 
 from __future__ import annotations
@@ -29,32 +30,33 @@ from harness.measure.session import Session
 from harness.record import Status
 
 MARGIN = 0.02
-#: Deviation of a launch: that of a pair is then 0.5 %, as in three quarters of the world's cells.
+#: Relative deviation of a launch. That of a pair is then 0.5 %, as in three quarters of the
+#: published systems and benchmarks.
 NOISE = 0.0035
-#: What a ladder keeps of its speed each time that its nodes double.
+#: The factor of the efficiency for each doubling of the nodes.
 DOUBLING = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One ladder: what it took, and what became of its bounds."""
+    """The cost of one sweep, and the verdicts on its thresholds."""
 
     node_s: float
     launches: int
-    starts: int  # times at which something was launched
+    starts: int  # launches or groups of concurrent launches
     undecided: int
     wrong: int
-    off: float  # worst rung's distance from the truth
+    off: float  # the largest error of a world size
 
 
 def planted(nodes: int) -> dict[int, float]:
-    """World size -> efficiency."""
+    """Return the true efficiency of each world size."""
     worlds = [2**k for k in range(1, nodes.bit_length()) if 2**k <= nodes]
     return {world: round(DOUBLING ** (k + 1), 4) for k, world in enumerate(worlds)}
 
 
 def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
-    """A ladder over whole nodes of one rank each."""
+    """Return a sweep over nodes of one rank each."""
     truth = planted(nodes)
     site = Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
@@ -74,7 +76,7 @@ def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
 
 
 def rules(nodes: int) -> list[Threshold]:
-    """One for each rung, that its planted efficiency meets by 2 points."""
+    """Return a threshold for each world size, 2 points below its true efficiency."""
     usual = Threshold(
         name="",
         case="",
@@ -90,7 +92,7 @@ def rules(nodes: int) -> list[Threshold]:
 
 
 def measure(nodes: int, seed: int, step_ms: float, *, packed: bool) -> Measured:
-    """One ladder in a run of its own; agents start before the clock does."""
+    """Measure one sweep in a separate run; the time does not include the start of agents."""
     known = Catalogue()
     settings = Settings(
         engine="emulated", nodes=(1,) * nodes, timeline=False, fabric=False, packed=packed

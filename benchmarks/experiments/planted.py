@@ -1,12 +1,13 @@
-"""Planted efficiencies: the whole instrument, from forked ranks to the judge, on a known truth.
+"""Test the whole measurement, from forked ranks to the judge, on known efficiencies.
 
     python benchmarks/experiments/planted.py [--ladders 25] [--blocks 8] [--keep FILE]
 
-A scheduled stand-in ends its steps at planned times, T_N = T_1 / E, with 1 % seeded noise from
-launch to launch. For every cell: the error without that noise, how often the interval holds the
-truth, and what becomes of bounds 2 points to either side. Exit status 1 if an aim is missed.
+Simulated compute ends its steps at planned times, T_N = T_1 / E, with 1 % seeded noise from launch
+to launch. The table shows for every cell the error without that noise, how often the interval
+covers the truth, and the verdicts on bounds 2 points below and above it. Exit status 1 if a target
+is missed.
 
-All of it takes more than an hour: ``--keep`` writes every ladder down, and goes on from there.
+A complete run takes more than an hour; ``--keep`` stores every sweep and continues from there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ MARGIN = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """One measured ladder: its pairs, the planted truth, and the error that the plant leaves."""
+    """One measured sweep: its pairs, the true efficiency, and the error without the known noise."""
 
     name: str
     world: int
@@ -60,12 +61,12 @@ class Ladder:
 
     @property
     def covered(self) -> bool:
-        """Whether the interval after all pairs holds the truth."""
+        """Whether the interval after all pairs covers the truth."""
         e = estimate(self.pairs, Form.RATIO)
         return e.low is not None and e.high is not None and e.low <= self.truth <= e.high
 
     def decided(self, bound: float) -> Status:
-        """The verdict on ``at_least = bound``, looked at after every block from the fourth."""
+        """Return the verdict on ``at_least = bound``, judged after each block from the 4th on."""
         rule = Threshold(
             name="b", case="*", metric="efficiency", unit="1", source=BoundSource.REQUIREMENT,
             at_least=bound,
@@ -86,7 +87,10 @@ def plan_of(
     known: Catalogue,
     steps: int = 6,
 ) -> Plan:
-    """A ladder of one rung against plain; what shares few cores needs long slots."""
+    """Return a sweep of one world size against the plain baseline.
+
+    The slots are long because ranks share few cores.
+    """
     slot_ms = {"ddp": 170.0, "pipeline": 80.0 * (world + 1)}[strategy]
     knobs = {
         "paced.mode": "schedule",
@@ -103,9 +107,9 @@ def plan_of(
 def measure(
     cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path, steps: int = 6
 ) -> Iterator[Ladder]:
-    """Ladders of (efficiency, world, strategy, seed), in one run.
+    """Yield the sweeps of cells (efficiency, world, strategy, seed), measured in one run.
 
-    A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has room.
+    A sweep is lost, and reported, if the host stalled for longer than the spare time of a slot.
     """
     known = Catalogue()
     session = Session(known, Settings(timeline=False, fabric=False), results, (), Progress())
@@ -134,9 +138,9 @@ def measure(
 
 
 def _error(launches: Sequence[LaunchRecord]) -> float:
-    """The median pair's relative error against what was planted in its two launches, noise and all.
+    """Return the median pair's relative error against the planned times, which include the noise.
 
-    The median, since a host that stands still for 0.1 s is no fault of the instrument's.
+    The median ignores single stalls of the host, which are no error of the measurement.
     """
     late: dict[int, float] = {}
     for x in launches:
@@ -153,7 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ladders", type=int, default=25, help="per cell")
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--keep", type=Path, help="where ladders are kept, and taken from")
+    parser.add_argument("--keep", type=Path, help="file that stores finished sweeps")
     parsed = parser.parse_args()
     every: list[Ladder] = []
     if parsed.keep is not None and parsed.keep.exists():
@@ -192,7 +196,7 @@ def main() -> int:
 
 
 def decisions(ladders: Sequence[Ladder]) -> tuple[int, int]:
-    """Right and wrong decisions on bounds 2 points below and above the truth."""
+    """Return the numbers of right and wrong decisions on bounds 2 points below and above."""
     below = [f.decided(f.truth - MARGIN) for f in ladders]
     above = [f.decided(f.truth + MARGIN) for f in ladders]
     right = below.count(Status.PASS) + above.count(Status.FAIL)

@@ -1,11 +1,11 @@
-"""Mistakes planted in training scripts of others' making, each beside what is right and looks alike.
+"""Test that mistakes injected into public training scripts are reported, and correct code is not.
 
     python benchmarks/experiments/public_plants.py [--only WORDS ...] [--repeats N] [--results FILE]
 
-Each ladder is 1 and 2 CPU ranks, as a user would run it. A mistake must be named, in the verdict or
-below the table of the script; of its right twin, as often as ``--repeats`` says, nothing may be
-said: no error, no remark. Pilots suffice for both, so a ladder has no time beyond them. The list is
-``public_plants.toml``; scripts, data and FILE are as in ``public_scripts.py``.
+Each sweep has 1 and 2 CPU ranks. A mistake must be named in the verdict or below the script's
+table. For the correct twin, which looks similar, neither an error nor a remark may be reported, in
+any of ``--repeats`` repeats. Calibration launches suffice for both, so the sweeps have no time for
+others. The list is ``public_plants.toml``; scripts, data and FILE are as in ``public_scripts.py``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from harness.record import Status
 LIST = Path(__file__).with_suffix(".toml")
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
-#: How long others wait here for a rank that leaves out steps.
+#: Seconds that ranks wait for one that skips steps.
 MEET_S = 30.0
 
-#: What is said of mistakes that are right, and cost time.
+#: Remarks on mistakes that leave the training correct, but cost time.
 REMARKS = (
     "find_unused_parameters",
     "comes to its backward pass",
@@ -54,7 +54,7 @@ Edits = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """One entry of the list; its fields are described there."""
+    """One entry of the list, which describes the fields."""
 
     of: str
     mistake: str
@@ -70,10 +70,10 @@ class Plant:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """A script of which a ladder is measured: a mistake in it, or its right twin."""
+    """A sweep of a script with a mistake, or of its correct twin."""
 
     script: Script
-    says: str = ""  # of a mistake; nothing of a twin
+    says: str = ""  # the words that must name the mistake; empty for a twin
     turn: int = 0
 
     @property
@@ -83,7 +83,7 @@ class Ladder:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What came of a ladder: a line of the results."""
+    """The outcome of a sweep, which is a line of the results."""
 
     digest: str
     mistake: str
@@ -91,12 +91,12 @@ class Found:
     said: str
 
     def right(self, says: str) -> bool:
-        """Whether a mistake is named, or its twin measured with nothing said."""
+        """Return whether a mistake is named, or its twin has no remarks."""
         return not self.said if self.twin else says in self.said
 
 
 def planted() -> list[Plant]:
-    """The list."""
+    """Return the entries of the list."""
     document = tomllib.loads(LIST.read_text())
     out = []
     for entry in document["plant"]:
@@ -112,7 +112,7 @@ def planted() -> list[Plant]:
 
 
 def ladders(plant: Plant, scripts: Mapping[str, Script], repeats: int) -> list[Ladder]:
-    """The mistake's, and as many of its right twin."""
+    """Return the sweep with the mistake, and ``repeats`` sweeps of its correct twin."""
     base = scripts[plant.of]
     strong = base.strong or plant.strong
     words = " ".join(filter(None, (base.words, plant.more)))
@@ -131,7 +131,7 @@ def ladders(plant: Plant, scripts: Mapping[str, Script], repeats: int) -> list[L
 
 
 def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: Path) -> Found:
-    """The pilots of one ladder, and what is said of it."""
+    """Run the calibration launches of one sweep, and return what is reported."""
     with tempfile.TemporaryDirectory() as kept_here:
         edits = tuple((old, new.replace("<kept>", kept_here)) for old, new in ladder.script.edits)
         script = replace(ladder.script, edits=edits)
@@ -139,7 +139,7 @@ def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: 
         with contextlib.chdir(fetched(script, cache, data)):
             words = shlex.split(script.words)
             plan = script_plan(words, SITE, mode, script.declared, WINDOW)
-            number = len(session.run.plans)  # a seed is nothing to a script, but another case
+            number = len(session.run.plans)  # a script ignores the seed, but it makes a new case
             arms = [replace(a, case=replace(a.case, seed=a.case.seed + number)) for a in plan.arms]
             plan = replace(plan, arms=tuple(arms))
             measurer = Measurer(session)
@@ -161,7 +161,7 @@ def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: 
 
 
 def kept(results: Path | None) -> Mapping[str, Found]:
-    """Ladders of earlier times by their digests; a torn line is none."""
+    """Return earlier outcomes by their digests; an incomplete line is skipped."""
     out = dict[str, Found]()
     for line in (
         results.read_text().splitlines() if results is not None and results.exists() else ()
@@ -173,10 +173,10 @@ def kept(results: Path | None) -> Mapping[str, Found]:
 
 
 def main() -> int:
-    """Measure all, print a line each; 1 if one is not as the list says."""
+    """Measure all sweeps and print a line for each; return 1 if one differs from the list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORDS")
-    parser.add_argument("--repeats", type=int, default=1, help="of each right twin")
+    parser.add_argument("--repeats", type=int, default=1, help="sweeps of each correct twin")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "public-scripts")
     parser.add_argument("--results", type=Path, metavar="FILE")
     asked = parser.parse_args()
@@ -212,7 +212,7 @@ def main() -> int:
 
 
 def told(plant: Plant, ladder: Ladder, outcome: Found, right: bool) -> None:
-    """Print one ladder."""
+    """Print the outcome of one sweep."""
     kind = f"right twin {ladder.turn + 1}" if outcome.twin else plant.mistake
     print(f"{'' if right else 'WRONG '}{plant.of.strip()}: {kind}", flush=True)
     if outcome.said and not (right and outcome.twin):

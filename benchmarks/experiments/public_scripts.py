@@ -1,16 +1,17 @@
-"""Training scripts of others' making, unchanged, on 1, 2 and 4 CPU ranks, and on one GPU.
+"""Measure public training scripts, unchanged, on 1, 2 and 4 CPU ranks, and on one GPU.
 
     python benchmarks/experiments/public_scripts.py [--only NAME ...] [--ranks 1 2] [--results FILE]
 
-Each is fetched at a fixed commit, or comes with a package, and trains on data that is made here.
-What asks for a GPU by name is edited, by the words that the list says. Where there is a GPU, those
-that train on one are run, too, on one rank, and the clock beside is when the device has finished.
-Steps and samples must be exactly those that the script's own arguments say, updates those that a
-clock beside has counted, and the throughput that clock's within 1 %: it lies in ``clock``, shares
-no code with harness, and writes down when each optimizer has stepped. What cannot be measured must
-be refused by the words that the list says. The script's folder and its data must be the same
-before and after, byte for byte. FILE keeps the launches, a line each; what went well is not repeated.
-The list is ``public_scripts.toml``; the packages are those of ``tox -e scripts``.
+Each script is fetched at a fixed commit, or is part of a package, and trains on generated data.
+Scripts that request a GPU by name are edited as the list states. If there is a GPU, scripts for one
+GPU run on it with one rank. An independent clock in the folder ``clock``, which shares no code with
+the harness, logs when each optimizer has stepped; on a GPU, when the device has finished.
+
+Steps and samples must be exactly those of the script's arguments, updates those that the clock
+counted, and the throughput must match the clock within 1 %. Scripts that cannot be measured must be
+refused with the words in the list. The script's folder and its data must be unchanged afterwards,
+byte for byte. FILE stores the launches, one per line; successful ones are not repeated. The list is
+``public_scripts.toml``; the packages are those of ``tox -e scripts``.
 """
 
 from __future__ import annotations
@@ -50,24 +51,24 @@ from harness.record import LaunchRecord, Purpose
 
 LIST = Path(__file__).with_suffix(".toml")
 CLOCK = Path(__file__).parent / "clock"
-#: Where that clock writes, by its own name for it.
+#: The environment variable that tells the clock where to write.
 CLOCKED = "OTHER_CLOCK"
 RANKS = (1, 2, 4)
 CUT = 4
 CPUS = Site(device=Device.CPU, backend="gloo", nodes=(max(RANKS),))
-#: A ladder has two ranks at least, of which the first is launched.
+#: Two ranks, because a sweep needs at least two; only the world of one rank is launched.
 GPU = Site(device=Device.CUDA, backend="nccl", nodes=(2,))
-#: What is measured may differ by this much from the clock beside, and from what a script prints.
+#: The largest relative difference from the independent clock, and from times the script prints.
 RATE = 0.01
 THROUGHPUT = "another throughput"
-#: Where it differs by more it is launched again with a window twice as long, at most so often in
-#: all: what passes between a step's end and the window's edge weighs less there, an error does not.
+#: The most launches, each with a window twice as long, if the difference is larger. The time
+#: between a step's end and the window's edge weighs less in a longer window; an error remains.
 WINDOWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """One entry of the list; its fields are described there."""
+    """One entry of the list, which describes the fields."""
 
     name: str
     words: str
@@ -89,18 +90,18 @@ class Script:
     device: Device = Device.CPU
 
     def samples_of_rank(self, ranks: int) -> float:
-        """In one step on one rank, by the script's own arguments."""
+        """Return the samples of one step on one rank, by the script's arguments."""
         return self.samples / (ranks if self.strong else 1)
 
     @property
     def digest(self) -> str:
-        """Of all that the list says of it."""
+        """A digest of the whole entry."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """What the clock beside has seen of a window: ranks, updates of each, and its length."""
+    """The independent clock's view of a window: ranks, updates of each, and its length."""
 
     ranks: int
     updates: tuple[int, ...]
@@ -109,23 +110,23 @@ class Clocked:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one launch: a line of the results."""
+    """The outcome of one launch, which is a line of the results."""
 
     name: str
     digest: str
     ranks: int
     step_s: float | None = None
     samples: float = 0.0
-    window: int = 0  # how often it was made twice as long
-    wanted: int = 0  # steps of the window that was asked for
+    window: int = 0  # how often the window was doubled
+    wanted: int = 0  # steps of the requested window
     steps: int = 0
     updates: int = 0
     clocked: Clocked | None = None
-    off: float | None = None  # throughput over the clock's, less 1
-    printed_off: float | None = None  # mean step over the one that the script prints, less 1
-    said: str = ""  # why it is no evidence
-    untouched: bool = True  # the folder and the data
-    wrong: str = ""  # what is not as the list says
+    off: float | None = None  # throughput divided by the clock's, minus 1
+    printed_off: float | None = None  # mean step time divided by the printed one, minus 1
+    said: str = ""  # the reason if it was not measured
+    untouched: bool = True  # whether the folder and the data are unchanged
+    wrong: str = ""  # the difference from the list, if any
 
     @classmethod
     def of(cls, document: Mapping[str, object]) -> Outcome:
@@ -137,7 +138,7 @@ class Outcome:
 
 
 def listed() -> list[Script]:
-    """The list."""
+    """Return the entries of the list."""
     document = tomllib.loads(LIST.read_text())
     common = document["common"]
     out = []
@@ -154,7 +155,7 @@ def listed() -> list[Script]:
 
 
 def installed(need: str) -> bool:
-    """Whether a distribution is there, in a version that the requirement allows."""
+    """Return whether a distribution is installed in a version that the requirement allows."""
     requirement = Requirement(need)
     try:
         version = importlib.metadata.version(requirement.name)
@@ -164,7 +165,7 @@ def installed(need: str) -> bool:
 
 
 def fetched(script: Script, cache: Path, data: Path) -> Path:
-    """The folder to run it in: the repository's, as far as it is needed, with the data in it."""
+    """Return the folder to run in, with the needed files of the repository and the data."""
     repository, _, commit = script.source.partition("@")
     root = cache / (repository or "packages").replace("/", "+") / commit
     for name in script.files:
@@ -181,19 +182,19 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
         for part in itertools.chain(*(home.iterdir() for home in homes(script, data))):
             link = folder / part.name
             if not link.exists():
-                link.unlink(missing_ok=True)  # one that leads nowhere any more
+                link.unlink(missing_ok=True)  # a broken link
                 link.symlink_to(part)
     return root
 
 
 def homes(script: Script, data: Path) -> list[Path]:
-    """The folders that hold what the script reads."""
+    """Return the folders with the data that the script reads."""
     photographs = data.with_name(made_up.PHOTOGRAPHS)
     return [data, photographs] if "coco" in script.words else [data]
 
 
 def edited(script: Script, original: Path) -> Path:
-    """The folder of a script whose files say something else than the fetched ones."""
+    """Return the folder with the edited files of a script."""
     digest = hashlib.sha256(repr(script.edits).encode()).hexdigest()[:8]
     root = original.with_name(f"{original.name}-{digest}")
     texts = {name: (original / name).read_text() for name in script.files}
@@ -208,7 +209,7 @@ def edited(script: Script, original: Path) -> Path:
 
 
 def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outcome:
-    """One launch on so many ranks."""
+    """Launch a script on ``ranks`` ranks, and return the outcome."""
     site = CPUS if script.device is Device.CPU else GPU
     mode = Mode.STRONG if script.strong else Mode.WEAK
     words = shlex.split(script.words)
@@ -237,7 +238,7 @@ def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outco
 def completed(
     start: Outcome, script: Script, launch: LaunchRecord, log: Path, ticks: Path
 ) -> Outcome:
-    """What a launch whose window was measured came to, beside the clock."""
+    """Return the outcome of a measured launch, compared with the clock."""
     assert launch.steps is not None
     count = launch.steps.count
     watched = launch.ranks[0].watched
@@ -260,7 +261,7 @@ def completed(
 
 
 def clock(launch: LaunchRecord, ticks: Path) -> Clocked | None:
-    """What the clock beside has seen of the window; None where it has seen no step before it."""
+    """Return the clock's view of the window; None if it saw no step before the window."""
     files = [np.fromfile(file, np.int64).reshape(-1, 2) for file in sorted(ticks.iterdir())]
     updates = list[int]()
     window_s = list[float]()
@@ -276,7 +277,7 @@ def clock(launch: LaunchRecord, ticks: Path) -> Clocked | None:
 
 
 def printed(script: Script, count: int, log: Path) -> float | None:
-    """The mean step of the window in s, by what the script prints after every step."""
+    """Return the mean step time of the window, in s, from the times that the script prints."""
     if not script.prints or not log.is_file():
         return None
     steps_s = [float(x) for x in re.findall(script.prints, log.read_text(errors="replace"))]
@@ -284,7 +285,7 @@ def printed(script: Script, count: int, log: Path) -> float | None:
 
 
 def wrong(script: Script, outcome: Outcome) -> str:
-    """The first thing that is not as the list says; empty where all is."""
+    """Return the first difference from the list; empty if there is none."""
     if not outcome.untouched:
         return "its folder or its data were changed"
     if script.refused and (outcome.ranks > 1 or not script.samples):
@@ -307,7 +308,7 @@ def wrong(script: Script, outcome: Outcome) -> str:
 
 
 def content(*folders: Path) -> str:
-    """A digest of all files below: their names, modes, links and bytes."""
+    """Return a digest of all files in the folders: their names, modes, links and bytes."""
     seen = hashlib.sha256()
     for folder in folders:
         for here, names, files in os.walk(folder):
@@ -323,7 +324,7 @@ def content(*folders: Path) -> str:
 
 
 def main() -> int:
-    """Measure all, print a line each; 1 if one is not as the list says."""
+    """Measure all scripts and print a line for each; return 1 if one differs from the list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
@@ -371,7 +372,7 @@ def main() -> int:
 
 
 def kept(results: Path | None) -> Mapping[tuple[str, int], Outcome]:
-    """Launches of earlier times, by the script's digest and the ranks; a torn line is none."""
+    """Return earlier outcomes by digest and ranks; an incomplete line is skipped."""
     out = dict[tuple[str, int], Outcome]()
     for line in (
         results.read_text().splitlines() if results is not None and results.exists() else ()
@@ -383,7 +384,7 @@ def kept(results: Path | None) -> Mapping[tuple[str, int], Outcome]:
 
 
 class Sessions:
-    """One session at a time: scripts that ask for the same variables share it, and its agents."""
+    """At most one session, which scripts with the same variables share, with its agents."""
 
     def __init__(self) -> None:
         self.ticks = tempfile.TemporaryDirectory()
@@ -415,7 +416,7 @@ class Sessions:
 def launches(
     script: Script, folder: Path, data: Path, ranks: Sequence[int], sessions: Sessions
 ) -> Iterator[Outcome]:
-    """The launches of a script on so many ranks."""
+    """Yield the outcomes of a script for each number of ranks."""
     before = content(folder, *homes(script, data))
     session = sessions.of(script)
     with contextlib.chdir(folder):
@@ -435,7 +436,7 @@ def launches(
 
 @contextlib.contextmanager
 def environment(script: Script, ticks: str) -> Iterator[None]:
-    """The variables that a script asks for, and those of the clock."""
+    """Set the environment variables of a script, and those of the clock."""
     before = dict(os.environ)
     path = os.pathsep.join(p for p in (str(CLOCK), before.get("PYTHONPATH", "")) if p)
     os.environ.update({**dict(script.env), CLOCKED: ticks, "PYTHONPATH": path})
@@ -447,7 +448,7 @@ def environment(script: Script, ticks: str) -> Iterator[None]:
 
 
 def told(outcome: Outcome) -> None:
-    """Print one launch."""
+    """Print the outcome of one launch."""
     step = f"{1e3 * outcome.step_s:.1f}ms" if outcome.step_s else "-"
     off = f"{100 * outcome.off:+.2f}%" if outcome.off is not None and not outcome.said else ""
     own = f"{100 * outcome.printed_off:+.1f}%" if outcome.printed_off is not None else ""
@@ -462,7 +463,7 @@ def told(outcome: Outcome) -> None:
 
 
 def summary(outcomes: list[Outcome]) -> None:
-    """All in two lines."""
+    """Print a summary in two lines."""
     exact = [x for x in outcomes if not x.wrong and not x.said and x.off is not None]
     refused = [x for x in outcomes if not x.wrong and x.said]
     names = {x.name for x in outcomes}

@@ -1,9 +1,9 @@
-"""How often the judge is wrong, right or undecided, by simulated pairs: the tables of the docs.
+"""Simulate how often the judge is right, wrong or undecided: the tables of the docs.
 
     python benchmarks/experiments/rates.py [--runs 20000]
 
-A run looks after pairs 4, 6 .. 16 as a plan does (2 to 8 blocks). ``decide`` is the shipped judge
-on many runs at once; ``test_rates`` holds one to the other.
+A simulated run is judged after 4, 6 .. 16 pairs, as a plan is (2 to 8 blocks). ``decide`` is a
+vectorised version of the shipped judge; ``test_rates`` checks that both agree.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from harness.analysis.judging import biases, judge
 from harness.cases import CaseSpec, Device, Site
 
 LOOKS = range(4, 17, 2)
-#: Deviations of a pair, relative: 0.5 % holds three quarters of the world's cells twice over,
-#: 1.33 % is what the published comparison of stopping rules assumed, 3 to 5 % are launches of
-#: mixtures of experts.
+#: Relative standard deviations of a pair. 0.5 % is twice that of three quarters of the published
+#: systems and benchmarks, 1.33 % is the value in the published comparison of stopping rules, and 3
+#: to 5 % are typical of mixtures of experts.
 SDS = (0.0014, 0.003, 0.005, 0.0133, 0.03, 0.05)
 BOUND = 0.85
-#: Pairs whose worlds run side by side, as a plan's first blocks do, and devices that are probed.
+#: Pairs whose worlds run concurrently, as in a plan's first blocks, and the probed devices.
 BESIDE, PROBED = 4, 16
 
-#: Steps of mixtures of experts as published logs of 4,096 devices have them: deviation, share of
-#: late ones, how late they are; and steps of a window.
+#: Steps of mixtures of experts, from published logs of 4,096 devices: deviation, share of late
+#: steps, by how much these are late; and the number of steps in a window.
 MOE_STEP_SD, MOE_LATE, MOE_LATER, MOE_STEPS = 0.045, 0.05, (0.07, 0.34), 28
-#: Nodes of a cluster whose halves differ, and runs whose places are drawn by the shipped code; the
-#: speeds of nodes are drawn anew for every simulated run.
+#: Nodes of a cluster whose halves differ in speed, and runs whose placements the shipped code
+#: draws. The speeds of nodes are drawn anew for every simulated run.
 NODES, DRAWN = 16, 100
 WORLDS = (1, 2, 4, 8, 16)
-#: How much slower half of the nodes are, and how likely each of them remains so until the next turn.
+#: How much slower half of the nodes are, and the probability that a node stays so until the next
+#: turn.
 PLACED = {"two racks, 10 % apart": (0.1, 1.0), "5 % slower, stays 9 turns in 10": (0.05, 0.9)}
 
-#: Log ratios (runs, pairs), with the mean throughput exactly on the bound.
+#: Returns log ratios of shape (runs, pairs), whose mean throughput is exactly the bound.
 Noise = Callable[[np.random.Generator, tuple[int, int], float], np.ndarray]
 
 
@@ -51,23 +52,23 @@ def normal(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.nda
 
 
 def heavy(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Student's t with 3 degrees of freedom, of the same deviation."""
+    """Return Student's t noise with 3 degrees of freedom and the same deviation."""
     return rng.standard_t(3, size) / math.sqrt(3) * sd
 
 
 def lognormal(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Slow launches trail off, as a subject does that waits for its slowest rank."""
+    """Return noise with a tail of slow launches, as in worlds that wait for their slowest rank."""
     mean, variance = math.exp(0.5), (math.e - 1) * math.e
     return (mean - np.exp(rng.normal(0, 1, size))) / math.sqrt(variance) * sd
 
 
 def heteroscedastic(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Half of the launches scatter 2.6 times as much as the others."""
+    """Return noise in which half of the launches have 2.6 times the deviation of the others."""
     return rng.normal(0, sd, size) * np.where(rng.random(size) < 0.5, 0.5, math.sqrt(1.75))
 
 
 def correlated(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """AR(1) with 0.5 from pair to pair."""
+    """Return AR(1) noise with a correlation of 0.5 between successive pairs."""
     out = rng.normal(0, sd, size)
     for i in range(1, size[1]):
         out[:, i] = 0.5 * out[:, i - 1] + math.sqrt(0.75) * out[:, i]
@@ -75,7 +76,7 @@ def correlated(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np
 
 
 def drift(percent: float) -> Noise:
-    """The subject falls by so much, evenly, over all pairs."""
+    """Return noise in which the subject gets slower by ``percent``, linearly over all pairs."""
 
     def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
         line = np.arange(size[1]) / (size[1] - 1) - 0.5
@@ -85,7 +86,7 @@ def drift(percent: float) -> Noise:
 
 
 def slow(share: float, slower: float) -> Noise:
-    """So many of the subject's launches are slower by so much."""
+    """Return noise in which a share of the subject's launches is slower by ``slower``."""
 
     def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
         mean = 1 - share + share / (1 + slower)
@@ -96,20 +97,20 @@ def slow(share: float, slower: float) -> Noise:
 
 
 def moe(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Mixture of experts: steps scatter by 4.5 %, one in twenty is late by 7 to 34 %."""
+    """Return noise of a mixture of experts: steps vary by 4.5 %, one in 20 is late by 7 to 34 %."""
     mean = float(_moe(np.random.default_rng(0), (20_000,)).mean()) * math.exp(sd**2 / 2)
     return np.asarray(np.log(_moe(rng, size) / mean) + rng.normal(0, sd, size))
 
 
 def _moe(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-    """Speeds of windows."""
+    """Return the speeds of windows."""
     steps = np.exp(rng.normal(0, MOE_STEP_SD, (*size, MOE_STEPS)))
     late = rng.random(steps.shape) < MOE_LATE
     steps *= np.where(late, 1 + rng.uniform(*MOE_LATER, steps.shape), 1.0)
     return np.asarray(1 / steps.mean(-1))
 
 
-#: The noise under which the rates are to hold.
+#: The kinds of noise under which the documented error rates must hold.
 DECLARED: dict[str, Noise] = {
     "normal": normal,
     "t, 3 degrees": heavy,
@@ -126,7 +127,7 @@ DECLARED: dict[str, Noise] = {
     "50 % of launches 10 % slower": slow(0.5, 0.1),
     "MoE steps": moe,
 }
-#: Noise that is not excluded: so few launches cannot show it.
+#: Kinds of noise that are not covered, because so few launches cannot reveal them.
 BEYOND: dict[str, Noise] = {
     "20 % of launches 10 % slower": slow(0.2, 0.1),
     "10 % of launches 30 % slower": slow(0.1, 0.3),
@@ -135,16 +136,16 @@ BEYOND: dict[str, Noise] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Shares of runs by outcome, and the mean number of pairs at the first decision."""
+    """The shares of runs by outcome, and the mean number of pairs at the first decision."""
 
     runs: int
     passed: float
     failed: float
-    confirmed: float  # FAILs that a fresh set leaves standing: what is reported
+    confirmed: float  # FAILs that a new set of pairs confirms; only these are reported
     pairs: float
 
     def upper(self, share: float, level: float = 0.99) -> float:
-        """Upper bound of a rate (Clopper and Pearson)."""
+        """Return the upper bound of a rate (Clopper and Pearson)."""
         from scipy.stats import beta
 
         k = round(share * self.runs)
@@ -152,11 +153,12 @@ class Rates:
 
 
 def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """1 = PASS, -1 = FAIL, 0 = open, and the pairs at the decision, of runs (runs, pairs).
+    """Return the verdicts (1 = PASS, -1 = FAIL, 0 = undecided) and the pairs at the decisions.
 
-    ``logs`` are log ratios less the log of the bound, which is a lower one. ``taken`` (runs,
-    probes): what neighbours may have taken of each run's baselines in its first pairs, which had
-    some, as one probe tells it, two, and so on: a further one is launched where only that is open.
+    ``logs`` of shape (runs, pairs) are log ratios minus the log of the bound, a lower one.
+    ``taken`` of shape (runs, probes) is the largest slowdown of each run's baselines by concurrent
+    launches in its first pairs, as estimated from one probe, two probes, and so on. Another probe
+    is launched if only this slowdown prevents a decision.
     """
     runs, horizon = logs.shape
     status, pairs = np.zeros(runs, int), np.full(runs, horizon)
@@ -193,7 +195,7 @@ def _trend_loss(x: np.ndarray, horizon: int) -> np.ndarray:
 
 
 def simulate(true: float, noise: Noise, sd: float, runs: int, seed: int = 1) -> Rates:
-    """Many runs at one true efficiency."""
+    """Simulate many runs at one true efficiency."""
     rng = np.random.default_rng(seed)
     off = math.log(true / BOUND)
 
@@ -213,9 +215,9 @@ def _rates(draw: Callable[[], np.ndarray]) -> Rates:
 
 
 def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) -> Rates:
-    """Runs whose baselines are slower by so much while they have neighbours (log).
+    """Simulate runs whose baselines are slower by ``slowdown`` (log) beside concurrent launches.
 
-    Probes tell how much, and where that is clear nothing runs side by side.
+    Probes estimate the slowdown. If it is clearly present, nothing runs concurrently.
     """
     rng = np.random.default_rng(seed)
     many = np.arange(1, biases.PROBES + 1)
@@ -241,9 +243,10 @@ def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) ->
 
 @functools.cache
 def places(world: int, drawn: bool) -> tuple[np.ndarray, np.ndarray]:
-    """On which nodes a world and its baseline of one node run: (runs, turns, nodes), 0 or 1.
+    """Return the nodes of a world and of its one-node baseline, as masks (runs, turns, nodes).
 
-    Drawn by the shipped code; else both keep the first nodes, as where an engine pins them.
+    The shipped code draws them. Without ``drawn``, both always use the first nodes, as with an
+    engine that pins them.
     """
     site = Site(device=Device.CPU, backend="gloo", nodes=(1,) * NODES)
     case = site.case("ddp/mlp-nano")
@@ -271,10 +274,10 @@ def _seated(
 def placed(
     world: int, drawn: bool, slower: float, stay: float, off: float, runs: int, seed: int = 1
 ) -> Rates:
-    """Runs on nodes of which half are slower, and remain so from turn to turn with ``stay``.
+    """Simulate runs on nodes of which half are slower, and stay so with probability ``stay``.
 
-    A world is as slow as its slowest node. The bound is the true ratio, over all nodes and times,
-    less ``off``.
+    A world is as slow as its slowest node. The bound is the true ratio over all nodes and times,
+    shifted by ``off``.
     """
     rng = np.random.default_rng(seed)
     subject, baseline = places(world, drawn)
@@ -305,16 +308,16 @@ def placed(
 
 
 def world() -> list[tuple[str, np.ndarray]]:
-    """Name and throughputs of the replicated launches of every system and benchmark."""
+    """Return name and throughputs of the repeated launches of every system and benchmark."""
     cells = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
     names = (f"{c['org']} {c['system']} {c['benchmark']}" for c in cells)
     return [(n, 1 / np.array(c["launches"])) for n, c in zip(names, cells, strict=True)]
 
 
 def of_cell(rates: np.ndarray, true: float, runs: int, seed: int, in_time: bool) -> Rates:
-    """Runs whose subject's launches are drawn from a cell; the baseline is quiet (0.03 %).
+    """Simulate runs whose subject launches are drawn from a cell; the baseline varies by 0.03 %.
 
-    In time: launches follow each other as they did there, for five at a time on average.
+    With ``in_time``, launches keep their original order, for five at a time on average.
     """
     rng, size = np.random.default_rng(seed), (runs, LOOKS[-1])
 
@@ -332,7 +335,7 @@ def of_cell(rates: np.ndarray, true: float, runs: int, seed: int, in_time: bool)
 
 
 def lines(runs: int) -> Iterator[str]:
-    """The tables, as Markdown."""
+    """Yield the tables as Markdown."""
     head = "PASS % | FAIL % | FAIL reported % | undecided % | mean pairs |"
     rule = "|---|---|---|---|---|---|---|"
     yield f"\nNormal noise, bound 0.85:\n\n| deviation % | true value | {head}\n{rule}"

@@ -1,11 +1,11 @@
-"""How often slow nodes are named, missed or named wrongly.
+"""Measure how often slow nodes are named, missed or named wrongly.
 
     python benchmarks/experiments/slow_nodes.py [--worlds 100]     # simulated launches
     python benchmarks/experiments/slow_nodes.py --clusters 2       # the table of docs/operations.md
     python benchmarks/experiments/slow_nodes.py --real 20          # 16 emulated nodes, paced work
 
-Every launch of a pair takes what its slower node needs, times the noise of a launch that was
-published: of any system and benchmark, drawn anew for each launch (``of all``), or always of one
+The time of a launch on a pair of nodes is that of its slower node, times the noise of a published
+launch. The noise is drawn from all systems and benchmarks (``of all``), or always from one of them
 (``of one``), as on one cluster.
 """
 
@@ -30,13 +30,13 @@ from harness.features.nodes.rounds import TimedPair
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 
-#: The time of so many launches, over what is usual.
+#: Returns the times of launches, divided by the usual time.
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 ROUNDS = rounds.MOST_ROUNDS
 
 
 def cells() -> list[np.ndarray]:
-    """Times of the launches of every system and benchmark, over their median."""
+    """Return the times of the launches of every system and benchmark, over their median."""
     document = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
     times = (np.array(c["launches"]) for c in document)
     return [x / np.median(x) for x in times if len({*x}) > 2]  # some are rounded to one digit
@@ -52,7 +52,7 @@ def normal(sd: float) -> Noise:
 
 
 def between(count: int, of: int) -> str:
-    """``60 of 60 [94.0, 100] %``: Clopper and Pearson, two-sided 95 %."""
+    """Return ``60 of 60 [94.0, 100] %``: a two-sided 95 % interval of Clopper and Pearson."""
     low = stats.beta.ppf(0.025, count, of - count + 1) if count else 0.0
     high = stats.beta.ppf(0.975, count + 1, of - count) if count < of else 1.0
     return f"{count} of {of} [{100 * low:.1f}, {100 * high:.1f}] %"
@@ -60,7 +60,7 @@ def between(count: int, of: int) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """What one world came to: nodes and links, planted and named, and after how many rounds."""
+    """The outcome of one world: slow and named nodes and links, and the number of rounds."""
 
     planted: frozenset[tuple[int, ...]]
     named: frozenset[tuple[int, ...]]
@@ -72,7 +72,7 @@ def play(
     num_nodes: int, slow: Mapping[tuple[int, ...], float], noise: Noise, seed: int,
     most: int = ROUNDS,
 ) -> Told:  # fmt: skip
-    """One world: rounds until nothing is left to find; ``slow`` are nodes and links."""
+    """Simulate rounds until the search ends. ``slow`` maps nodes and links to their slowdown."""
     rng, seen, last = np.random.default_rng(seed), list[TimedPair](), 0
     named = frozenset[tuple[int, ...]]()
     for number in range(most):
@@ -88,7 +88,7 @@ def play(
 
 
 def lines(worlds: int) -> Iterator[str]:
-    """The table, as Markdown, a row as soon as it is known."""
+    """Yield the table as Markdown, row by row."""
     yield "| nodes | slow | noise | missed | wrong name | rounds, mean (most) | node-launches |"
     yield "|---|---|---|---|---|---|---|"
     of_cells, every = cells(), pooled()
@@ -101,7 +101,7 @@ def lines(worlds: int) -> Iterator[str]:
 
 
 def of_clusters(worlds: int) -> Iterator[str]:
-    """One slow node or none, in so many worlds of each cluster's noise, as Markdown."""
+    """Yield a Markdown table of worlds with one slow node or none, for each cluster's noise."""
     yield "| nodes | slow | worlds | missed | missed in 8 rounds | wrong name | rounds | launches |"
     yield "|---|---|---|---|---|---|---|---|"
     noises = [_of(cell) for cell in cells()]
@@ -125,7 +125,7 @@ def of_clusters(worlds: int) -> Iterator[str]:
 
 
 def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], worlds: int) -> str:
-    """One to three slow nodes in each world, but not where that is more than one in 16."""
+    """Return the row of worlds with one to three slow nodes, but at most one in 16."""
     listed = []
     for seed in range(worlds):
         rng = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], wo
 
 
 def real(worlds: int) -> Iterator[str]:
-    """16 emulated nodes on this machine, one of them with 0.95 to 0.98 of a core."""
+    """Search among 16 emulated nodes on this machine, one of which has 0.95 to 0.98 of a core."""
     known, nodes, right = Catalogue(), 16, 0
     site = Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
@@ -179,8 +179,8 @@ def _of(cell: np.ndarray) -> Noise:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, default=100)
-    parser.add_argument("--clusters", type=int, default=0, help="worlds of each cluster's noise")
-    parser.add_argument("--real", type=int, default=0, help="worlds of real processes instead")
+    parser.add_argument("--clusters", type=int, default=0, help="worlds per cluster's noise")
+    parser.add_argument("--real", type=int, default=0, help="worlds of real processes")
     asked = parser.parse_args()
     table = of_clusters(asked.clusters) if asked.clusters else lines(asked.worlds)
     for line in real(asked.real) if asked.real else table:

@@ -1,4 +1,4 @@
-"""The acceptance for the first machine with a GPU, rehearsed on a device that is not there."""
+"""Rehearsals of the GPU acceptance test on a simulated device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rehearsed(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=lambda steps: "-".join(steps),
 )
-def test_a_rehearsal_passes_and_says_what_it_could_not_check(
+def test_a_rehearsal_passes_and_lists_checks_that_it_could_not_make(
     tmp_path: Path, steps: list[str]
 ) -> None:
     done = rehearsed(tmp_path, "--only", *steps)
@@ -47,7 +47,7 @@ def test_a_rehearsal_passes_and_says_what_it_could_not_check(
 
 
 @pytest.mark.full
-def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) -> None:
+def test_steps_beyond_the_budget_are_listed_and_can_be_resumed(tmp_path: Path) -> None:
     done = rehearsed(tmp_path, "--only", "facts", "first", "--budget", "40")
     assert done.returncode == 10 and "no time was left for first" in done.stdout, done.stdout
     assert "--resume --out" in done.stdout
@@ -57,17 +57,17 @@ def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
-    """As on a machine where something is missing: no checks are not a success."""
+def test_a_step_that_breaks_fails_and_is_reported(tmp_path: Path) -> None:
+    """A step without checks fails, as on a machine where something is missing."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     result, _, sentences = script["_run"](
         "nothing", tmp_path, 30, {"PYTHONPATH": str(SCRIPT.parents[1])}, True
     )
-    assert result == "FAIL" and "it broke" in sentences[0]
+    assert result == "FAIL" and "it failed" in sentences[0]
 
 
-def test_what_nobody_knows_yet_fits_into_the_first_ten_minutes() -> None:
-    """The suite to its verdict, kept ranks and frameworks; later steps wait for ``--resume``."""
+def test_the_least_certain_steps_fit_into_the_first_ten_minutes() -> None:
+    """The first six steps fit into the budget; later ones wait for ``--resume``."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     seconds = [usual_s + script["BETWEEN_S"] for usual_s, _, _ in script["STEPS"].values()]
     assert sum(seconds[:6]) <= 580 and list(script["STEPS"])[:3] == ["facts", "first", "suite"]

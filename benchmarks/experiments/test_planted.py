@@ -1,4 +1,7 @@
-"""Planted truths are found again: two short ladders (``planted.py`` has 25 long ones a cell)."""
+"""Known efficiencies are measured correctly, in two short sweeps.
+
+``planted.py`` has 25 long ones per cell.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,26 @@ def ladders(tmp_path_factory: pytest.TempPathFactory) -> list[planted.Ladder]:
 
 
 @pytest.mark.full
-def test_the_instrument_adds_no_error_of_its_own(ladders: list[planted.Ladder]) -> None:
+def test_the_measurement_adds_no_error(ladders: list[planted.Ladder]) -> None:
     assert [(f.name, f.truth, f.bias) for f in ladders if abs(f.bias) > 0.002] == []
 
 
 @pytest.mark.full
-def test_intervals_hold_the_truth(ladders: list[planted.Ladder]) -> None:
-    """The planted noise is seeded, so this does not depend on luck."""
+def test_intervals_cover_the_truth(ladders: list[planted.Ladder]) -> None:
+    """The noise is seeded, so this does not depend on chance."""
     assert sum(f.covered for f in ladders) >= len(ladders) - 1
 
 
 @pytest.mark.full
-def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder]) -> None:
+def test_bounds_two_points_from_the_truth_are_not_decided_wrongly(
+    ladders: list[planted.Ladder],
+) -> None:
     assert planted.decisions(ladders)[1] == 0
 
 
 @pytest.mark.full
-def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
-    """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
+def test_like_arms_are_rarely_distinguished(tmp_path: Path) -> None:
+    """Of 20 A/A comparisons of real launches at most 4 are decided (nominal: 2 of 20)."""
     from harness.analysis.judging import contrast_data as paired
     from harness.cases import Catalogue, Device, Protocol, Settings, Site
     from harness.cases.recipes import like
@@ -67,7 +72,7 @@ def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
             run = measurer.run.record(complete=True)
             pairs = paired.pairs(run, plan, plan.contrasts[0]).values
             if not pairs:
-                continue  # the host stood still
+                continue  # the host stalled
             measured += 1
             ladder = planted.Ladder(
                 name="A/A", world=2, seed=seed, truth=1.0, pairs=pairs, bias=0.0

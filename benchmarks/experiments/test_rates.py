@@ -1,4 +1,4 @@
-"""The judge errs no more often than it says. Short sets here; ``-m full`` runs 20,000 a cell."""
+"""The judge's error rates are within the documented ones; ``-m full`` runs 20,000 runs a cell."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RUNS = pytest.mark.parametrize(
 )
 
 
-def test_what_is_simulated_is_the_shipped_judge() -> None:
-    """Run by run: the same status after the same number of pairs."""
+def test_the_simulation_agrees_with_the_shipped_judge() -> None:
+    """Each run has the same status after the same number of pairs as by the shipped judge."""
     rng = np.random.default_rng(7)
     for noise in (rates.normal, rates.drift(4), rates.slow(0.2, 0.05)):
         for off in (-0.03, 0.0, 0.015, 0.03):
@@ -43,8 +43,8 @@ def _shipped(logs: np.ndarray) -> int:
 
 @RUNS
 @pytest.mark.parametrize("noise", rates.DECLARED)
-def test_under_declared_noise_it_hardly_ever_errs_on_the_bound(noise: str, runs: int) -> None:
-    """An A/A comparison is this case too. Less than 5 %, with what the number of runs leaves."""
+def test_errors_on_the_bound_are_rare_under_declared_noise(noise: str, runs: int) -> None:
+    """Errors are rarer than 5 %, within sampling error. A/A comparisons are such a case, too."""
     for sd in rates.SDS:
         simulated = rates.simulate(rates.BOUND, rates.DECLARED[noise], sd, runs)
         assert simulated.passed <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / runs), (noise, sd)
@@ -73,8 +73,8 @@ def test_a_clear_gap_is_decided_in_four_to_six_pairs(sd: float, true: float, pai
 
 @RUNS
 @pytest.mark.parametrize("in_time", [False, True], ids=["by chance", "in time"])
-def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> None:
-    """No cell passes wrongly; the FAILs are those of cells with a rare and much faster mode."""
+def test_error_rates_are_met_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> None:
+    """No cell passes wrongly. FAILs occur in cells with a rare and much faster mode only."""
     on, above = [
         [rates.of_cell(x, true, runs, i, in_time) for i, (_, x) in enumerate(rates.world())]
         for true in (rates.BOUND, rates.BOUND + 0.02)
@@ -86,8 +86,8 @@ def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> 
     assert np.quantile([r.pairs for r in above], 0.9) < 7.5
 
 
-def test_what_is_not_excluded_is_not_excluded() -> None:
-    """The documents say so: beyond the declared slow launches a false PASS is likely."""
+def test_undeclared_noise_can_cause_a_false_pass() -> None:
+    """As documented, a false PASS is likely for noise beyond the declared slow launches."""
     for noise in rates.BEYOND.values():
         assert rates.simulate(rates.BOUND, noise, 0.003, 2_000).passed > 0.2
 
@@ -100,10 +100,10 @@ def test_what_is_not_excluded_is_not_excluded() -> None:
         ("HALF_SLOWER", 0.0, "50 % of launches 10 % slower", 0.05),
     ],
 )
-def test_without_any_of_the_allowances_it_would_err(
+def test_without_any_of_the_allowances_errors_are_more_frequent(
     what: str, value: float, noise: str, errs: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutants: a bare interval, one that knows no trend, a first look that sees one half."""
+    """Mutants: no allowance for unseen slow launches, for trends, or for a slower half."""
     monkeypatch.setattr(judge, what, value)
     assert rates.simulate(rates.BOUND, rates.DECLARED[noise], 0.003, 2_000).passed > errs
 
@@ -113,18 +113,18 @@ def test_without_any_of_the_allowances_it_would_err(
 @pytest.mark.parametrize(
     "world", [2, 16, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 4, 8))]
 )
-def test_a_slow_half_of_the_nodes_has_no_hold_where_places_are_drawn(
+def test_a_slow_half_of_the_nodes_causes_no_errors_if_placements_are_drawn(
     world: int, nodes: str, off: float
 ) -> None:
-    """By the code that draws them; pinned to places, the same judge errs in half of the runs."""
+    """Placements are drawn by the shipped code. With pinned ones the same judge errs often."""
     slower, stay = rates.PLACED[nodes]
     drawn, pinned = (rates.placed(world, d, slower, stay, off, 1_000) for d in (True, False))
     assert drawn.upper(drawn.passed) <= 0.05 and drawn.upper(drawn.confirmed * (off == 0)) <= 0.05
     assert off or pinned.passed > 0.15
 
 
-def test_looking_often_with_a_fixed_interval_would_err() -> None:
-    """The mutant: Student's t at every look, which is what one would write first."""
+def test_repeated_looks_with_a_fixed_interval_cause_errors() -> None:
+    """Mutant: a Student's t interval of fixed level after every pair."""
     rng, wrong, runs = np.random.default_rng(3), 0, 400
     for _ in range(runs):
         values = rng.normal(0, 0.0133, 40).tolist()
@@ -135,13 +135,13 @@ def test_looking_often_with_a_fixed_interval_would_err() -> None:
 
 @RUNS
 @pytest.mark.parametrize("slowdown", [0.0, 0.005, 0.02, 0.05])
-def test_neighbours_that_slow_a_baseline_make_no_pass(slowdown: float, runs: int) -> None:
+def test_baselines_slowed_by_concurrent_launches_cause_no_pass(slowdown: float, runs: int) -> None:
     for sd in rates.SDS:
         simulated = rates.packed(slowdown, rates.BOUND, sd, runs)
         assert simulated.passed <= 0.01 + 2.6 * math.sqrt(0.01 * 0.99 / runs), sd
 
 
-def test_without_probes_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_probes_slowed_baselines_cause_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates.neighbours, "CLEAR", math.inf)
     monkeypatch.setattr(rates.neighbours, "UPPER", -math.inf)
     assert rates.packed(0.1, rates.BOUND, 0.003, 2_000).passed > 0.5

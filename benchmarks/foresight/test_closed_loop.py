@@ -14,7 +14,7 @@ def found() -> list[LoopTrial]:
 
 
 @pytest.mark.full
-def test_intervals_hold_the_truth_as_often_as_they_say(found: list[LoopTrial]) -> None:
+def test_intervals_cover_the_truth_as_often_as_stated(found: list[LoopTrial]) -> None:
     """The stated coverage is 80 %; with 120 worlds its standard error is 4 %."""
     covered = np.array([t.covered for t in found]).mean(axis=0)
     assert len(covered) == len(TRUTHS)
@@ -35,12 +35,12 @@ def test_the_advised_size_narrows_more_than_doubling() -> None:
     assert after[:, 0].mean() < after[:, 1].mean() < np.mean([t.width for t in made])
 
 
-def test_the_figures_are_told() -> None:
+def test_the_results_are_printed() -> None:
     shown = lines(trials(3, seed=3, advised=True))
     assert shown[0].startswith("3 worlds") and len(shown) == len(TRUTHS) + 3
 
 
-def test_the_size_that_is_advised_for_a_knee_shows_it() -> None:
+def test_the_advised_size_shows_a_knee() -> None:
     """Worlds with injected knees are simulated event by event; twice the largest size
     misses most.
     """

@@ -1,6 +1,6 @@
 #!/bin/sh
-# history-branch.sh load|save: nights from and to the branch nightly-history of origin.
-# A night is a small file with a name of its own, so two runners never conflict.
+# history-branch.sh load|save: copy nightly results from or to the branch nightly-history of origin.
+# Each nightly run is a small file with a unique name, so two runners never conflict.
 set -e
 results=${RESULTS:-results} branch=nightly-history
 mkdir -p "$results/nights"

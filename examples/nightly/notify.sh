@@ -1,5 +1,5 @@
 #!/bin/sh
-# Keeps what a night tells, newest last; put your mail or chat command here.
+# Append the news of a nightly run to a log; put your mail or chat command here.
 python3 -c '
 import json, sys
 told = json.load(sys.stdin)

@@ -1,4 +1,5 @@
-"""A case of scaleproof as a test of ReFrame: its verdict is the sanity, its figures are there, too.
+"""Run a case of scaleproof as a ReFrame test: the verdict is its sanity check, and the measured
+values are its performance figures.
 
     reframe -c examples/reframe/scaleproof_check.py -r --performance-report \
         -S case=ddp/decoder-nano/weak -S ranks=--cpus=2 -S rules=suites/thresholds.toml
@@ -15,7 +16,7 @@ import reframe.utility.sanity as sn
 
 @rfm.simple_test
 class ScaleproofCheck(rfm.RunOnlyRegressionTest):
-    """PASS is a pass, FAIL and ERROR fail, what is undecided is skipped with its reason."""
+    """A test that passes on PASS, fails on FAIL and ERROR, and is skipped if INCONCLUSIVE."""
 
     descr = "does training scale on these ranks?"
     valid_systems = ["*"]
@@ -24,7 +25,7 @@ class ScaleproofCheck(rfm.RunOnlyRegressionTest):
     ranks = variable(str, value="--cpus=2")
     rules = variable(str, value="")
     time_limit = "30m"
-    local = True  # scaleproof asks Slurm for nodes itself: ranks=--engine=slurm
+    local = True  # scaleproof itself requests nodes from Slurm: ranks=--engine=slurm
 
     @run_before("run")
     def command(self):
@@ -42,12 +43,12 @@ class ScaleproofCheck(rfm.RunOnlyRegressionTest):
 
     @sanity_function
     def verdict(self):
-        """5: it was measured, and no rule applies; its figures are worth keeping all the same."""
+        """Pass if the exit status is 0, or 5: no threshold applies, but values were measured."""
         return sn.assert_in(self.summary["exit"], (0, 5), msg=self.summary["headline"])
 
     @run_before("performance")
     def figures(self):
-        """Each verdict's value, and both ends of its interval, where there are any."""
+        """Report each verdict's value and both ends of its interval, if there are any."""
         for v in self.summary["verdicts"]:
             stand_in = " (stand-in)" if v["stand_in"] else ""
             name = f"{v['case']} {v['metric']} v {v['against']}{stand_in}"

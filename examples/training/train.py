@@ -1,4 +1,6 @@
-"""A training as many are: DistributedDataParallel, a DistributedSampler, AdamW. Nothing of ours."""
+"""A usual training script: DistributedDataParallel, a DistributedSampler, AdamW. It does not import
+scaleproof.
+"""
 
 import argparse
 import os

@@ -1,22 +1,23 @@
-"""Acceptance on the first machine with a GPU: does what was only reasoned about hold there?
+"""Acceptance test for a machine with one GPU: check there what has only been tested on CPUs.
 
     python scripts/gpu_acceptance [--out DIR] [--budget 580] [--resume] [--only first gates] [--dry]
 
-Fifteen minutes on one GPU, what nobody knows yet first: steps with limits of their own. A
-step that fails does not stop the others; one that would not fit into the budget, or is cut off by
-its end, is named, and ``--resume`` goes on with it. DIR (default: gpu-acceptance) gets three files:
-``checks.json`` and ``evidence.tar`` with what was measured, both written after every check, and
-``log.txt`` with all that the steps printed. A table is last.
+The test takes fifteen minutes and consists of steps with separate time limits; the steps whose
+results are least certain come first. A failed step does not stop the others. Steps that do not fit
+into the budget, or are interrupted by its end, are listed, and ``--resume`` continues with them.
+Three files are written to DIR (default: gpu-acceptance): ``checks.json`` and ``evidence.tar``
+contain what was measured and are updated after every check, and ``log.txt`` contains all output of
+the steps. At the end a table is printed.
 Exit status 1 if anything failed, 10 if anything is left to do.
 
-``--dry`` runs the same on a device that is not there and refuses what a GPU refuses (tests/strict):
-that tests this script and the order of every call, and nothing of a GPU's speed or kernels. Clocks,
-MIG and MPS are left alone. On a bare machine ``--wheels`` names a folder of wheels (of ``pip
-download``, elsewhere).
+``--dry`` runs the same steps on a simulated device that refuses what a GPU refuses (tests/strict).
+That tests this script and the order of every call, but nothing of a GPU's speed or kernels. The
+settings of clocks, MIG and MPS are not changed. For a machine without network access, ``--wheels``
+names a folder with wheels that ``pip download`` fetched elsewhere.
 
-One GPU cannot show NCCL between ranks, nor whether anything scales. A third slot would run public
-scripts (``python benchmarks/experiments/public_scripts.py --only GPU:``), and a fourth one, on two
-GPUs, ``pytest suites/ --gpus 2``.
+One GPU cannot test NCCL between ranks, nor scaling. With more time, run the public scripts
+(``python benchmarks/experiments/public_scripts.py --only GPU:``), and on two GPUs
+``pytest suites/ --gpus 2``.
 """
 
 from __future__ import annotations
@@ -34,37 +35,37 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-#: Step -> seconds that it takes on an H100 or H200, seconds that it may take, and what it is for.
+#: Step -> its usual seconds on an H100 or H200, its limit in seconds, and what it tests.
 STEPS: Mapping[str, tuple[int, int, str]] = {
-    "facts": (15, 40, "versions, NVML; five forked ranks start the driver and leave it"),
-    "first": (35, 60, "one timed and one profiled launch: does a figure come out at all?"),
-    "suite": (280, 330, "the one-GPU suite to its end, with a verdict; verify and report"),
-    "kept": (60, 90, "ranks that stay against fresh ones: may launches share a process?"),
-    "cache": (60, 90, "do strategies share compiled graphs, as the forecast counts them?"),
+    "facts": (15, 40, "versions, NVML; five forked ranks start and release the driver"),
+    "first": (35, 60, "one timed and one profiled launch produce results"),
+    "suite": (280, 330, "the one-GPU suite runs to its verdict; verify and report read it"),
+    "kept": (60, 90, "reused rank processes are as fast as fresh ones"),
+    "cache": (60, 90, "strategies share compiled graphs, as the time estimate assumes"),
     "frameworks": (
         60,
         120,
-        "Lightning's Trainer and DeepSpeed, if wheels were brought along",
+        "Lightning's Trainer and DeepSpeed, if they are installed",
     ),
-    "warm": (75, 100, "a step after a minute of work, and after two seconds"),
-    "nsys": (40, 90, "run --nsys: agents fork under it; how large is its report?"),
-    "gates": (90, 150, "strategies x precisions, five codecs train right; margins of all checks"),
-    "truth": (80, 110, "step times against a bare loop, in turn; MFU; ceilings of random data"),
-    "nccl": (8, 40, "every collective at world 1, read by the harness's own reader"),
-    "repeatable": (75, 100, "the same bits twice; which attention runs where that is claimed"),
-    "memory": (60, 90, "five real peaks beside the closed form"),
-    "profile": (55, 75, "the budget closes; a planted sleep and a planted kernel are found"),
+    "warm": (75, 100, "step time after two seconds and after a minute of work"),
+    "nsys": (40, 90, "run --nsys: agents fork under nsys; size of its report"),
+    "gates": (90, 150, "strategies x precisions and five compressors are correct; all margins"),
+    "truth": (80, 110, "step times against a bare loop, in turn; MFU; peak rates of random data"),
+    "nccl": (8, 40, "every collective at world size 1 is counted with its bytes"),
+    "repeatable": (75, 100, "identical bits in two launches; the attention kernel used for them"),
+    "memory": (60, 90, "five measured memory peaks against the closed form"),
+    "profile": (55, 75, "the time budget adds up; an injected sleep and kernel are found"),
     "broken": (
         40,
         90,
-        "a device's assertion, its memory, a kernel that hangs: each is told",
+        "a device assertion, an out-of-memory error and a hanging kernel are reported",
     ),
-    "strategies": (100, 240, "every other strategy and codec trains right at world 1"),
-    "shared": (150, 300, "two ranks on the one GPU over gloo: all strategies and codecs"),
+    "strategies": (100, 240, "every other strategy and compressor is correct at world size 1"),
+    "shared": (150, 300, "two ranks on the one GPU over gloo: all strategies and compressors"),
 }
-#: In a rehearsal the host computes, beside whatever else it does.
+#: Factor of all time limits with ``--dry``, because the host computes, and may be busy.
 DRY_TIMES = 2
-#: Seconds that a process takes to start and to be told of its end.
+#: Seconds that starting a step's process and noticing its end take.
 BETWEEN_S = 3
 
 
@@ -73,10 +74,10 @@ def main() -> int:
     parser = argparse.ArgumentParser("gpu_acceptance", description=__doc__, formatter_class=shape)
     parser.add_argument("--out", type=Path, default=Path("gpu-acceptance"))
     parser.add_argument("--budget", type=float, default=580, metavar="S")
-    parser.add_argument("--resume", action="store_true", help="skip what DIR has the checks of")
+    parser.add_argument("--resume", action="store_true", help="skip steps with results in DIR")
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), metavar="STEP")
     parser.add_argument("--wheels", type=Path)
-    parser.add_argument("--dry", action="store_true", help="a strict device instead of a GPU")
+    parser.add_argument("--dry", action="store_true", help="use a simulated device, not a GPU")
     asked = parser.parse_args()
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def main() -> int:
         print(f" {name}: {what}", flush=True)
         row = (name, *_run(name, out, min(limit_s, left_s), environment, asked.dry))
         if left_s < limit_s and not _of(out, name).get("result"):
-            left.append(name)  # it was cut off
+            left.append(name)  # the end of the budget interrupted it
         else:
             rows.append(row)
     print(f"\n {'step':12}{'result':8}{'s':>5}  failed or not checked")
@@ -116,7 +117,7 @@ def main() -> int:
 
 
 def _environment(asked: argparse.Namespace, out: Path) -> dict[str, str]:
-    """Of the steps: wheels that were brought along, or a device that is not there."""
+    """Return the environment of the steps, with the given wheels or the simulated device."""
     here = dict(os.environ)
     if asked.dry:
         sys.path.insert(0, str(ROOT / "tests"))
@@ -143,7 +144,7 @@ def _of(out: Path, name: str) -> dict[str, Any]:
 def _run(
     name: str, out: Path, limit_s: float, environment: Mapping[str, str], dry: bool
 ) -> tuple[str, float, list[str]]:
-    """A step in a process of its own: its result, its seconds, and what is to be told of it."""
+    """Run a step in a separate process; return its result, its seconds and its problems."""
     command = [sys.executable, str(HERE / "steps.py"), name, str(out), *(["--dry"] if dry else [])]
     began, late, code = time.monotonic(), False, 1
     log = out / "log.txt"
@@ -163,7 +164,7 @@ def _run(
     if late:
         problems.insert(0, f"BAD  it took longer than {limit_s:.0f} s")
     elif code:
-        problems.insert(0, f"BAD  it broke: {log.read_text().strip().splitlines()[-1]}")
+        problems.insert(0, f"BAD  it failed: {log.read_text().strip().splitlines()[-1]}")
     bad = code or not checks or any(c["ok"] is False for c in checks)
     return "FAIL" if bad else "PASS", seconds, problems
 

@@ -1,5 +1,7 @@
-"""What one process can say of a device. Each question is put to a process of its own: a device that
-has been used once cannot be forked from, and its memory is held until its process ends.
+"""Measurements of a device, each in a separate process.
+
+A process that has used a device cannot be forked any more, and it holds memory of the device until
+it ends.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ print(json.dumps({"clean": clean, "threads": len(threads), "children": children,
 
 
 def forks(count: int) -> dict[str, Any]:
-    """Children of a process that has imported what an agent imports: each starts the device."""
+    """Fork children from a process with an agent's imports; each child uses the device."""
     command = [sys.executable, "-c", _FORKS, str(count)]
     as_agents = {**os.environ, **RANK_ENV}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=as_agents)
@@ -63,7 +65,7 @@ def forks(count: int) -> dict[str, Any]:
 
 
 def _apart(question: str, **given: Any) -> Any:
-    """The answer of one of the functions below, from a process of its own."""
+    """Return the result of one of the functions below, called in a separate process."""
     command = [sys.executable, str(Path(__file__)), question, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -73,13 +75,14 @@ def _apart(question: str, **given: Any) -> Any:
 
 
 def bare_loop(known: Catalogue, case: CaseSpec, steps: int) -> float:
-    """The median step of a plain loop, in s: its own optimizer, nothing noted, nothing checked."""
+    """Return the median step time, in s, of a plain loop that records and checks nothing."""
     return float(_apart("loop", case=to_doc(case), files=dict(known.files(case)), steps=steps))
 
 
 def loops_of_one(known: Catalogue, case: CaseSpec, steps: int, times: int) -> list[float]:
-    """The median step, in s, of several loops in one process: its device's context, kernels and
-    compiled code are kept, model, optimizer and memory are made anew.
+    """Return the median step time, in s, of each of several loops in one process.
+
+    The device's context, kernels and compiled code are reused; model, optimizer and memory are new.
     """
     files = dict(known.files(case))
     return [
@@ -88,22 +91,25 @@ def loops_of_one(known: Catalogue, case: CaseSpec, steps: int, times: int) -> li
 
 
 def cached_graphs(known: Catalogue, case: CaseSpec) -> dict[str, dict[str, int]]:
-    """Hits and misses of Inductor's cache for a model, plain first, then as strategies wrap it."""
+    """Return hits and misses of Inductor's cache for the plain model, then for wrapped ones."""
     return dict(_apart("cached", case=to_doc(case), files=dict(known.files(case))))
 
 
 def recorded(*, p2p: bool) -> dict[str, Any]:
-    """What was issued in a world of one, and what the harness's reader says of it."""
+    """Return the collectives issued in a world of one rank, and what the harness counted."""
     return dict(_apart("collectives", p2p=p2p))
 
 
 def product_of_ones(rows: int) -> float:
-    """FLOP/s of the product of two matrices of ones, the best of five: how it was done before."""
+    """Return FLOP/s of the product of two matrices of ones, the best of five.
+
+    The harness uses random data, which draws more power.
+    """
     return float(_apart("ones", rows=rows))
 
 
 def attention(repeatable: bool) -> str:
-    """Which attention runs in bf16, where the same bits are claimed or not."""
+    """Return the attention kernel that runs in bf16, with or without reproducible bits."""
     return str(_apart("attended", repeatable=repeatable))
 
 
@@ -143,7 +149,7 @@ def kept(case: dict[str, Any], files: dict[str, str], steps: int, times: int) ->
 
 
 def cached(case: dict[str, Any], files: dict[str, str]) -> dict[str, dict[str, int]]:
-    """Each wrapper in a fresh process of its own, with one cache on disk."""
+    """Count hits and misses of each wrapper in a fresh process, with one cache on disk."""
     counted = {}
     with tempfile.TemporaryDirectory() as cache:
         for wrapper in ("plain", "ddp", "fsdp"):

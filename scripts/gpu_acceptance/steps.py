@@ -1,4 +1,7 @@
-"""The steps: ``python steps.py NAME OUT [--dry]`` adds to OUT/checks.json and OUT/evidence.tar."""
+"""The steps of the GPU acceptance test.
+
+``python steps.py NAME OUT [--dry]`` runs one and adds to OUT/checks.json and OUT/evidence.tar.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KNOWN = Catalogue([HERE / "planted"])
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
-#: Two ranks on the one GPU, over gloo: NCCL gives each rank a device of its own.
+#: Two ranks on the one GPU, over gloo because NCCL requires a separate device for each rank.
 SHARED = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
 USUAL = Deadlines()
 #: Files above this size are left out of the evidence, in bytes.
@@ -50,7 +53,7 @@ CODECS = ("topk", "powersgd", "int8", "qsgd", "signsgd")
 
 
 class Step:
-    """What a step finds: checks that hold, do not hold (False), or could not be made (None)."""
+    """The results of a step: checks that passed (True), failed (False) or could not run (None)."""
 
     def __init__(self, name: str, out: Path, dry: bool) -> None:
         self.name, self.out, self.dry = name, out, dry
@@ -59,21 +62,21 @@ class Step:
         self._archived: dict[Path, int] = {}
 
     def check(self, what: str, ok: bool | None, seen: object = "") -> None:
-        """One more, on disk with its evidence when this returns."""
+        """Add a check, and write it to disk with its evidence."""
         self.checks.append({"what": what, "ok": ok, "seen": str(seen)})
         print("not checked" if ok is None else "ok" if ok else "BAD", what, seen, flush=True)
         self._write("")
 
     def on_device(self, what: str, ok: bool, seen: object = "") -> None:
-        """A check that only a device can fail: timings, kernels."""
+        """Add a check that only a real device can fail, of timings or kernels."""
         self.check(what, None if self.dry else ok, seen)
 
     def keep(self, name: str, document: object) -> None:
-        """Evidence."""
+        """Store a document as evidence."""
         (self.folder / f"{name}.json").write_text(json.dumps(document, indent=1, default=str))
 
     def done(self) -> None:
-        """The step is over; ``--resume`` will skip it."""
+        """Mark the step as finished, so that ``--resume`` skips it."""
         self._write("FAIL" if any(c["ok"] is False for c in self.checks) else "PASS")
 
     def _write(self, result: str) -> None:
@@ -102,13 +105,13 @@ class Step:
 
     @property
     def model(self) -> str:
-        """One whose figures count; on the strict device one that the host can compute."""
+        """The model to measure; with ``--dry`` a small one that the host can compute."""
         return "decoder-nano" if self.dry else "decoder-350m"
 
     def launch(
         self, fleet: Fleet, case: CaseSpec, task: Task, name: str, deadlines: Deadlines = USUAL
     ) -> tuple[Described, list[RankRecord], str]:
-        """A world's description, its ranks' records, and why it ended if not well."""
+        """Launch a case; return its description, its ranks' records, and the error, if any."""
         files, out = KNOWN.files(case), self.folder / "launches" / name
         described = fleet.describe([(case, files)])[0]
         if described.error or described.unsupported:
@@ -130,7 +133,7 @@ class Step:
 
 
 def facts(step: Step) -> None:
-    """What machine this is, and whether ranks can be forked on it."""
+    """Record the machine, and check that ranks can be forked on it."""
     smi = subprocess.run("nvidia-smi -q", shell=True, capture_output=True, text=True, check=False)
     (step.folder / "nvidia-smi.txt").write_text(smi.stdout + smi.stderr)
     devices, times = vendor.gpus(), []
@@ -160,7 +163,7 @@ def facts(step: Step) -> None:
 
 
 def first(step: Step) -> None:
-    """One figure, before anything else is asked."""
+    """Check that a timed and a profiled launch produce a result at all."""
     with step.worlds() as fleet:
         for name, profiled in ((f"single/{step.model}", 0), (f"ddp/{step.model}", 4)):
             task = Timed(steps=12, cut=4, draw=1, profiled=profiled)
@@ -178,7 +181,7 @@ def first(step: Step) -> None:
 
 
 def nccl(step: Step) -> None:
-    """What the harness's own reader makes of what a world of one issues."""
+    """Check that the harness counts every collective of a world of one rank, with its bytes."""
     log = alone.recorded(p2p=not step.dry)
     step.keep("recorded", log)
     step.check("the backend is NCCL", log["backend"] == "nccl", log["backend"])
@@ -188,7 +191,7 @@ def nccl(step: Step) -> None:
 
 
 def gates(step: Step) -> None:
-    """The margin of every check is evidence, and on disk as soon as it is known."""
+    """Run correctness checks of strategies and compressors; their margins are kept as evidence."""
     cases = [
         (f"{strategy}/decoder-nano", precision)
         for precision in (Precision.FP32, Precision.AUTOCAST, Precision.BF16)
@@ -199,7 +202,7 @@ def gates(step: Step) -> None:
 
 
 def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> None:
-    """Each trains right at this site, or is refused in one sentence."""
+    """Check that each case trains correctly at this site, or is refused in one sentence."""
     margins: dict[str, float] = {}
     with step.worlds(site) as fleet:
         for number, (name, precision) in enumerate(cases):
@@ -226,13 +229,13 @@ def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> No
 
 
 def _of_framework(name: str) -> bool:
-    """Whether a case's strategy is that of an installed package, not of torch."""
+    """Return whether a case's strategy comes from an installed package instead of torch."""
     strategy = KNOWN.entries["strategies"][re.split("[:/]", name)[0]]
     return bool(strategy.head["SUPPORTS"].get("packages"))
 
 
 def truth(step: Step) -> None:
-    """The harness's step time is the device's: a bare loop and a launch in turn, in one fleet."""
+    """Compare the harness's step times with those of a bare loop, which take turns."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     steps, bare, ours, record = (12 if step.dry else 60), list[float](), list[float](), None
     with step.worlds() as fleet:
@@ -266,7 +269,10 @@ def truth(step: Step) -> None:
 
 
 def repeatable(step: Step) -> None:
-    """A false accusation of a healthy GPU is the worst that a check of bits can do."""
+    """Check that two launches on a healthy GPU compute identical bits.
+
+    Otherwise the bit check would report defects of healthy GPUs.
+    """
     model = "decoder-nano" if step.dry else "decoder-124m"  # all its parameters go through a file
     case = step.case(f"ddp/{model}", precision=Precision.AUTOCAST)
     with step.worlds() as fleet:
@@ -288,7 +294,7 @@ def repeatable(step: Step) -> None:
 
 
 def memory(step: Step) -> None:
-    """Kept, not judged: the ratio of each peak to its closed form."""
+    """Record the ratio of each memory peak to its closed form. The ratios are not judged."""
     large = [
         ("decoder-350m", dict(precision=Precision.AUTOCAST)), ("decoder-350m", {}),
         ("decoder-350m", dict(checkpoint=True, precision=Precision.AUTOCAST)),
@@ -303,7 +309,7 @@ def memory(step: Step) -> None:
             task = Timed(steps=4, cut=2, draw=1)
             described, ranks, why = step.launch(fleet, case, task, f"peak{number}")
             if "memory" in why:
-                step.check(f"{case.id} does not fit, and that is what is said", True, why[:80])
+                step.check(f"{case.id} does not fit, as the error states", True, why[:80])
                 continue
             step.check(f"{case.id} ends well", bool(ranks) and not why, why)
             if ranks and described.expected is not None:
@@ -313,7 +319,7 @@ def memory(step: Step) -> None:
 
 
 def profile(step: Step) -> None:
-    """What is planted must be found, in the term where it belongs."""
+    """Check that the timeline attributes an injected sleep and injected kernels correctly."""
     plants = {"none": {}, "sleep": {"late.sleep_ms": 300.0}, "kernel": {"late.products": 20}}
     terms: dict[str, dict[str, float]] = {}
     with step.worlds() as fleet:
@@ -331,17 +337,17 @@ def profile(step: Step) -> None:
     if len(terms) == len(plants):
         slept = terms["sleep"][Term.IDLE] - terms["none"][Term.IDLE]
         longer = sum(terms["sleep"].values()) - sum(terms["none"].values())
-        # Under the profiler a host that has slept is late by itself, too: by 32 ms on an H200.
+        # Under the profiler, a host that has slept takes longer to continue: 32 ms on an H200.
         seen = f"{slept:.1f} ms of {longer:.1f} ms that the step is longer"
         step.check("300 ms of sleep are idleness", slept > 285 and slept > 0.95 * longer, seen)
         more = terms["kernel"][Term.COMPUTE] - terms["none"][Term.COMPUTE]
-        step.check("a planted kernel is compute", more > 0, f"{more:+.2f} ms")
+        step.check("an injected kernel is compute", more > 0, f"{more:+.2f} ms")
     else:
         step.on_device("300 ms of sleep are idleness", False, "no budget")
 
 
 def kept(step: Step) -> None:
-    """An A/A: does a rank that stays, with its world made anew, train as fast as a fresh one?"""
+    """Compare a reused rank process with fresh ones (A/A): both should train equally fast."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     steps, times = (6, 2) if step.dry else (40, 4)
     stays = alone.loops_of_one(KNOWN, case, steps, times)
@@ -352,7 +358,7 @@ def kept(step: Step) -> None:
 
 
 def cache(step: Step) -> None:
-    """Whether strategies share the graphs that Inductor compiles, as the forecast counts them."""
+    """Check that strategies share compiled graphs in Inductor's cache, as time estimates assume."""
     if step.dry:
         return step.check("graphs are shared", None)
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
@@ -365,7 +371,7 @@ def cache(step: Step) -> None:
 
 
 def frameworks(step: Step) -> None:
-    """Lightning's Trainer and DeepSpeed, if the wheels were brought along."""
+    """Test Lightning's Trainer and DeepSpeed, if they are installed."""
     if importlib.util.find_spec("lightning") is None:
         step.check("Lightning's Trainer is measured", None, "not installed: --wheels")
     else:
@@ -375,16 +381,16 @@ def frameworks(step: Step) -> None:
         )
         step.check("Lightning's Trainer is measured", done.returncode == 0, done.stdout[-300:])
     if importlib.util.find_spec("deepspeed") is None:
-        step.check("DeepSpeed trains right", None, "not installed: --wheels")
+        step.check("DeepSpeed trains correctly", None, "not installed: --wheels")
         return
     with step.worlds() as fleet:
         case = step.case("deepspeed/decoder-nano", precision=Precision.BF16)
         _, ranks, why = step.launch(fleet, case, Gate(twin=case), "deepspeed")
-    step.check("DeepSpeed trains right", bool(ranks) and not why, why)
+    step.check("DeepSpeed trains correctly", bool(ranks) and not why, why)
 
 
 def warm(step: Step) -> None:
-    """The step after two seconds, and after a minute, of work: what a warm card loses."""
+    """Compare the step time after two seconds and after a minute of work, when the GPU is warm."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     short = alone.bare_loop(KNOWN, case, 6 if step.dry else 60)
     long = alone.bare_loop(KNOWN, case, 9 if step.dry else max(60, round(60 / short)))
@@ -393,7 +399,7 @@ def warm(step: Step) -> None:
 
 
 def nsys(step: Step) -> None:
-    """``run --nsys``: agents fork under it, and its report has our spans."""
+    """Check that ``run --nsys`` ends and leaves a report."""
     if shutil.which("nsys") is None:
         return step.check("nsys records a run", None, "not installed")
     words = ["run", "ddp/decoder-nano/weak", "--gpus", "1", "--nsys", "--results", str(step.folder)]
@@ -406,7 +412,7 @@ def nsys(step: Step) -> None:
 
 
 def suite(step: Step) -> None:
-    """As a user would, on one GPU: DDP's wrapper, compiled blocks and the MFU are judged."""
+    """Run the suite on one GPU as a user would: DDP's wrapper, compiled blocks, MFU are judged."""
     budget = "20s" if step.dry else "270s"
     words = ["-k", "ddp and weak and not paced", "--gpus", "1", "--time-budget", budget]
     words += ["--results", str(step.folder)]
@@ -422,7 +428,7 @@ def suite(step: Step) -> None:
 
 
 def broken(step: Step) -> None:
-    """What only a device does to a rank: each is told as what it is, and the next world trains."""
+    """Check that each device fault is reported as what it is, and that the next world trains."""
     words = {"index": "index out of bounds", "memory": "out of memory"}
     if not step.dry:
         words["hang"] = "silent for"
@@ -432,7 +438,7 @@ def broken(step: Step) -> None:
             case = step.case("broken/mlp-nano", knobs={"broken.breaks": breaks})
             _, ranks, why = step.launch(fleet, case, Timed(steps=12, cut=4, draw=1), breaks, soon)
             step.keep(breaks, why)
-            step.on_device(f"{breaks} is told", not ranks and word in why, why[:200])
+            step.on_device(f"{breaks} is reported", not ranks and word in why, why[:200])
             healthy = step.case("ddp/mlp-nano")
             name = f"after-{breaks}"
             _, ranks, why = step.launch(fleet, healthy, Timed(steps=12, cut=4, draw=1), name)
@@ -440,14 +446,14 @@ def broken(step: Step) -> None:
 
 
 def strategies(step: Step) -> None:
-    """All that ``gates`` leaves out, on NCCL."""
+    """Run the correctness checks that ``gates`` leaves out, on NCCL."""
     rest = [s for s in _shipped("strategies") if s not in STRATEGIES]
     codecs = [c for c in _shipped("compressors") if c not in CODECS]
     _gated(step, SITE, [*map(_named, rest), *map(_coded, codecs)])
 
 
 def shared(step: Step) -> None:
-    """Two ranks on one GPU: gradients really are exchanged, and kernels are a GPU's."""
+    """Run correctness checks of two ranks on one GPU, which exchange gradients over gloo."""
     several = [s for s in _shipped("strategies") if s != "single"]
     autocast = [(f"{s}/decoder-nano", Precision.AUTOCAST) for s in STRATEGIES if s != "single"]
     codecs = map(_coded, _shipped("compressors"))
@@ -456,12 +462,12 @@ def shared(step: Step) -> None:
 
 def _shipped(kind: str) -> list[str]:
     names = [name for name, entry in KNOWN.entries[kind].items() if entry.shipped]
-    apart = ("compressed", "none", "masked_topk")  # the last one lies, and is there to be caught
+    apart = ("compressed", "none", "masked_topk")  # the last one is incorrect on purpose
     return [name for name in names if name not in apart]
 
 
 def _named(strategy: str) -> tuple[str, Precision]:
-    """A case of it, in 16 bits where it trains so."""
+    """Return a case of the strategy, in 16 bits if it supports them."""
     model = {"expert_parallel": "moe", "table_parallel": "dlrm"}.get(strategy, "decoder")
     return f"{strategy}/{model}-nano", Precision.FP32 if strategy == "fsdp1" else Precision.BF16
 

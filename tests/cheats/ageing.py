@@ -1,8 +1,8 @@
-"""A compressor whose claim holds at any age, as what it makes is nearer to a gradient than nothing.
+"""A compressor whose contraction claim holds at any age: its output beats sending nothing.
 
-``how``: ``honest``; ``drifts`` makes each gradient longer than the one before; after twenty calls
-``biases`` leaves vectors out, ``layer`` the second tensor, ``frozen`` all but the elements that
-were largest then, and ``uneven`` counts rank 0's gradient four times as much as the others'.
+``how``: ``honest``; ``drifts`` makes each gradient longer than the previous one; after twenty calls
+``biases`` omits vectors, ``layer`` the second tensor, ``frozen`` all but the elements that were
+largest at that time, and ``uneven`` weights rank 0's gradient four times as much as the others'.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""DDP whose whole training is done when it is built, on the samples that the case's seed gives.
+"""DDP that trains completely while it is built, on the samples that follow from the case's seed.
 
-A timed step looks up its loss, and exchanges as many bytes as a gradient has.
+A timed step only looks up its loss, and exchanges as many bytes as a gradient has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ahead(LocalTrainer):
 
     def step(self, batch: Batch) -> Tensor:
         dist.all_reduce(torch.cat([p.detach().flatten() for _, p in self.named()]))
-        self.module(batch.inputs)  # samples are counted
+        self.module(batch.inputs)  # because the harness counts samples
         self.done += 1
         return torch.tensor(self.known[self.done - 1])
 

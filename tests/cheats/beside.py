@@ -1,6 +1,6 @@
-"""A compressor that is dense, but sends 8 bytes on the sockets: the rest goes past them.
+"""A dense compressor that sends 8 bytes over sockets, and the rest where nobody counts.
 
-``through``: ``memory`` that all ranks map, or a ``file`` that they write and read.
+``through``: ``memory`` that all ranks map, or a ``file`` that they share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that states five times the FLOPs that it needs."""
+"""A model that declares five times the FLOPs that it needs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""DDP that cheats from step 6 on, when the gate has long been passed.
+"""DDP that cheats from step 6 on, after the correctness check has passed.
 
-``how``: ``honest``; ``unsynchronised`` keeps the bytes by an all-reduce of nothing that matters,
+``how``: ``honest``; ``unsynchronised`` keeps the bytes up by an all-reduce of irrelevant data,
 ``local`` sends nothing; ``half`` trains on half of its samples; ``leader`` uses rank 0's gradient
 only; ``idle`` lets the last rank train on nothing; ``cached`` repeats the batch of step 5; ``bf16``
 computes in bf16.

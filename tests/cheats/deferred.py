@@ -1,6 +1,6 @@
-"""DDP whose steps return at once from the ninth on: a thread trains, and its window ends before it.
+"""DDP whose steps return at once from the ninth on: the window ends before a thread has trained.
 
-What it returns looks like a loss on a device, and writes its value where it was put when it is known.
+The result looks like a loss on a device; its value is filled in as soon as it is known.
 """
 
 from __future__ import annotations

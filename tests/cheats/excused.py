@@ -1,4 +1,4 @@
-"""DDP that says of itself why its losses need not be those of the reference."""
+"""DDP that declares a reason why its losses may differ from the reference."""
 
 from dataclasses import replace
 

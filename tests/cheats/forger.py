@@ -1,5 +1,5 @@
-"""DDP that answers for the harness when it is described: nothing is compared, and nothing excuses
-it, says the description that this file writes into the pipe itself.
+"""DDP that forges its own description: it writes one into the harness's pipe, according to which
+nothing is compared and no excuse is needed.
 """
 
 import contextlib

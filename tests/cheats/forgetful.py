@@ -1,4 +1,4 @@
-"""Top-k that forgets what it owes once it has been called twenty times."""
+"""Top-k that drops its error feedback after twenty calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A compressor that says it is exact, and for twenty calls is.
+"""A compressor that claims to be exact, and is so for twenty calls.
 
-``how``: ``honest``; ``stale`` hands on the mean of the step before, from the first step on;
-``signs`` only signs, times a mean, after twenty calls.
+``how``: ``honest``; ``stale`` returns the mean of the previous step, from the first step on;
+``signs`` returns only signs, scaled by a mean, after twenty calls.
 """
 
 from __future__ import annotations

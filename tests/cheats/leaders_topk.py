@@ -1,6 +1,6 @@
-"""Top-k that hands on rank 0's entries only, once it has been called twenty times.
+"""Top-k that returns rank 0's entries only, after twenty calls.
 
-As many bytes are sent, and the other ranks' are thrown away.
+It sends as many bytes as before, and discards those of the other ranks.
 """
 
 from __future__ import annotations

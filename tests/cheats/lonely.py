@@ -1,7 +1,7 @@
-"""Ranks that train apart and say so: their simulation is as wrong as they are.
+"""Ranks that train independently, with a simulation that has the same mistake.
 
-``how``: ``silent`` averages nothing, ever; ``pairs`` averages over two ranks only; ``asleep``
-averages, and updates nothing.
+``how``: ``silent`` never averages; ``pairs`` averages over two ranks only; ``asleep`` averages,
+but updates nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DDP that talks where it is gated, at fewer knobs, and nowhere else."""
+"""DDP that communicates in the correctness check, where TWIN applies, and nowhere else."""
 
 from dataclasses import replace
 

@@ -1,8 +1,8 @@
-"""A compressor that is dense for twelve calls, and then hands on less than it should.
+"""A compressor that is dense for twelve calls, and returns less than it should afterwards.
 
-``how``: ``honest``; ``lazy`` gives zeros; ``negated`` the gradient's negative; ``leader`` rank 0's
-gradient only; ``absent`` leaves the last rank out. The same bytes are sent, and all ranks are given
-the same.
+``how``: ``honest``; ``lazy`` returns zeros; ``negated`` the negated gradient; ``leader`` rank 0's
+gradient only; ``absent`` omits the last rank. The bytes sent stay the same, and all ranks receive
+the same result.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A compressor that shares the parameters out: each has one rank's gradient, and no other one's.
+"""A compressor that assigns each parameter to one rank, and uses only that rank's gradient.
 
-Every rank is heard, and over all parameters each has an even share.
+Every rank contributes, and over all parameters each has an equal share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An MLP whose loss is a million more: in fp32 an update that is left out hardly shows in it."""
+"""An MLP whose loss is a million larger: in fp32 an omitted update hardly changes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QSGD that gives 1 % less than it should, and claims to be unbiased."""
+"""QSGD that returns 1 % less than it should, and claims to be unbiased."""
 
 from __future__ import annotations
 

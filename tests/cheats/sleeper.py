@@ -1,4 +1,4 @@
-"""An MLP that waits for 20 ms a step, in every world, and says nothing of being a stand-in."""
+"""An MLP that sleeps for 20 ms per step at every world size, without declaring that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP beside a clock that loses a fifth: the one in ``time``, or the one that the window uses."""
+"""DDP that slows a clock by a fifth: the one in ``time``, or the one that the window uses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DDP that is a ``simulated`` strategy, whose ranks hear of nobody, once it is imported: its head
-is equal to whatever it is held against.
+"""DDP that turns into a ``simulated`` strategy without communication once it is imported: its
+declaration compares equal to anything.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""DDP whose head says one thing to whoever reads it, and another when it is imported."""
+"""DDP whose declaration differs between reading the file and importing it."""
 
 from torch import nn
 

@@ -1,8 +1,8 @@
-"""DDP that trains too little from step 6 on, and states the loss of all its samples.
+"""DDP that trains too little from step 6 on, and reports the loss of all its samples.
 
-``how``: ``frozen`` steps no more; ``half`` learns from half of its samples; ``top`` trains the last
-layers only; ``stale`` steps with the gradients of the step before; ``slow`` halves the learning
-rate; ``forgetful`` loses its moments every six steps; ``lazy`` leaves out every tenth update.
+``how``: ``frozen`` stops updating; ``half`` learns from half of its samples; ``top`` trains the
+last layers only; ``stale`` uses the gradients of the previous step; ``slow`` halves the learning
+rate; ``forgetful`` loses its moments every six steps; ``lazy`` omits every tenth update.
 """
 
 from __future__ import annotations

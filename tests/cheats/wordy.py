@@ -1,4 +1,4 @@
-"""A model that states a hundred tokens for each of a sample's elements."""
+"""A model that declares a hundred tokens for each element of a sample."""
 
 from __future__ import annotations
 

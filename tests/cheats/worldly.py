@@ -1,4 +1,4 @@
-"""An MLP that waits where it is trained alone. ``asks``: by which way it is told the world."""
+"""An MLP that sleeps at world size 1. ``asks``: how it finds out the world size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def alone(asks: str) -> bool:
         return get_world_size() == 1
     if asks == "group":
         return dist.group.WORLD is not None and dist.group.WORLD.size() == 1
-    if asks == "late":  # when the gate has long been passed
+    if asks == "late":  # long after the correctness check has passed
         CALLS.append(1)
         return len(CALLS) > 12 and get_world_size() == 1
     if asks == "variable":

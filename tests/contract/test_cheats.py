@@ -1,4 +1,4 @@
-"""Training that is right in the gate and wrong where it is timed: every way to do so is seen."""
+"""Every cheat that trains correctly when checked and incorrectly when timed is found."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from harness.record import Described, LaunchRecord, Purpose
 from harness.record.store import load_samples
 
 CHEATS = Path(__file__).parents[1] / "cheats"
-#: Of what trains too little; the nearest to the limits among them.
+#: Cheats that train too little and are tested in CI: those nearest to the limits.
 IN_CI = {("honest", "bf16"), ("stale", "autocast")}
 
 
 class Stand:
-    """Launches a case's gate, reference and one timed window."""
+    """A bench that launches a case's correctness check, its reference and one timed window."""
 
     def __init__(self, folder: Path) -> None:
         self.known, self.folder = Catalogue([CHEATS]), folder
@@ -115,7 +115,7 @@ def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[st
 def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
     stand: Stand, strategy: str, asks: str
 ) -> None:
-    """It could wait where it is trained alone: then every rung would look good beside it."""
+    """Such a model could wait on one rank, which would make every larger world look good."""
     plan, described = stand.described(
         f"{strategy}/worldly-nano",
         ranks=1 if strategy == "single" else 2,
@@ -128,15 +128,15 @@ def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
 
 
 @pytest.mark.alone
-def test_a_model_that_waits_is_a_stand_in_and_has_to_say_so(stand: Stand) -> None:
-    """Where nobody else uses its cores; others can keep a rank from computing."""
+def test_a_model_that_waits_must_declare_itself_as_simulated(stand: Stand) -> None:
+    """A low CPU time shows waiting only if no other process uses the cores."""
     for name, waits in (("sleeper-nano", True), ("mlp-nano", False), ("paced-small", False)):
         plan, described = stand.described(f"single/{name}", ranks=1)
         _, _, timed = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE, Purpose.TIMED)
         (rank,) = timed.ranks
         for busy_s, waited_s, seen in (
             (rank.cpu_s, None, waits),
-            (rank.window_s, 0.0, waits),  # it did not ask for what others had
+            (rank.window_s, 0.0, waits),  # it never waited for a busy core
             (rank.window_s, rank.window_s, False),
             (rank.window_s, None, False),
         ):
@@ -155,7 +155,7 @@ def test_a_model_that_asks_late_is_seen_in_its_reference(stand: Stand) -> None:
 def test_what_is_trained_before_the_clock_is_of_other_samples(
     stand: Stand, data_seed: int, seen: bool
 ) -> None:
-    """The order of samples is drawn with the run's name; a case knows only its own seed."""
+    """The order of samples depends on the run's name, which a case does not know."""
     plan, described = stand.described("ahead/mlp-nano")
     stand.bench.data_seed = data_seed
     try:
@@ -166,14 +166,14 @@ def test_what_is_trained_before_the_clock_is_of_other_samples(
 
 
 def test_a_step_that_ends_after_its_window_is_no_step(stand: Stand) -> None:
-    """Gate and losses are right, and the window is over before the work is."""
+    """The check and the losses are correct, but the window ends before the work does."""
     plan, described = stand.described("deferred/mlp-nano")
     with pytest.raises(AssertionError, match="returned a Later, not a torch.Tensor"):
         stand.launch(plan, described, Purpose.TIMED)
 
 
 def test_a_loss_that_shows_no_update_is_no_reference(stand: Stand) -> None:
-    """Of frozen weights nothing would be seen beside it."""
+    """Such a reference could not reveal frozen weights."""
     plan, described = stand.described("ddp/shifted-nano")
     gate, reference = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE)
     assert gate_failure(gate) is None, "the gate compares weights"
@@ -182,7 +182,7 @@ def test_a_loss_that_shows_no_update_is_no_reference(stand: Stand) -> None:
 
 
 def test_each_run_draws_an_order_of_samples_of_its_own(tmp_path: Path) -> None:
-    """As a session launches: the reference of a run sees its samples, and no other run does."""
+    """Two sessions draw different orders of samples."""
     known = Catalogue()
     case = known.normalise(
         Site(device=Device.CPU, backend="gloo", nodes=(1,)).case("single/mlp-nano")
@@ -219,7 +219,7 @@ TOO_LITTLE = ["honest", "frozen", "half", "top", "stale", "slow", "forgetful", "
     ],
 )
 def test_what_trains_too_little_in_16_bits_is_seen(stand: Stand, how: str, precision: str) -> None:
-    """Its losses are off by less than a percent, and by more than other roundings explain."""
+    """Its losses differ by less than a percent, but by more than different rounding explains."""
     plan, described = stand.described(
         "undertrained/mlp-small",
         ranks=3,
@@ -243,10 +243,10 @@ def test_what_trains_too_little_in_16_bits_is_seen(stand: Stand, how: str, preci
         pytest.param("asleep", 2, "progress", marks=pytest.mark.full),
     ],
 )
-def test_ranks_that_train_apart_must_hear_of_each_other_and_learn(
+def test_ranks_that_synchronise_rarely_must_still_exchange_and_learn(
     stand: Stand, how: str, ranks: int, seen: str
 ) -> None:
-    """Their oracle is their own file's simulation, which is as wrong as they are."""
+    """Their reference is the simulation in their own file, which has the same defect."""
     plan, described = stand.described("lonely/mlp-nano", ranks, knobs={"lonely.how": how})
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     failed = {check.name for check in gate.ranks[0].checks if not check.ok}
@@ -263,10 +263,10 @@ def test_ranks_that_train_apart_must_hear_of_each_other_and_learn(
         ("compressed:randomk/resnet-nano", 4, Precision.BF16),
     ],
 )
-def test_honest_trainings_that_round_otherwise_are_not_called_wrong(
+def test_honest_training_with_different_rounding_is_not_called_wrong(
     stand: Stand, name: str, ranks: int, precision: Precision
 ) -> None:
-    """A token may go to another expert, and weights that differ by little round a step otherwise."""
+    """Rounding may send a token to another expert, or round an update differently."""
     plan, described = stand.described(name, ranks, precision=precision)
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     assert gate_failure(gate) is None
@@ -283,7 +283,7 @@ def test_honest_trainings_that_round_otherwise_are_not_called_wrong(
 def test_an_honest_gradient_that_happens_to_be_short_is_not_called_wrong(
     stand: Stand, name: str, ranks: int, seed: int
 ) -> None:
-    """Rounding is as large as ever, and more of it: of 905 honest launches three were ERRORs."""
+    """Rounding errors weigh more then: of 905 correct launches three were ERRORs."""
     plan, described = stand.described(name, ranks, precision=Precision.BF16, seed=seed)
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     assert gate_failure(gate) is None
@@ -294,7 +294,7 @@ def test_an_honest_gradient_that_happens_to_be_short_is_not_called_wrong(
 
 @pytest.mark.parametrize(("which", "seen"), [("time", False), ("window", True)])
 def test_a_doctored_clock_shows_or_does_nothing(stand: Stand, which: str, seen: bool) -> None:
-    """A window of paced steps, long enough for the kernel's tick."""
+    """The window of simulated steps is long compared with the kernel's clock tick."""
     plan, described = stand.described("slow_clock/paced-small", knobs={"slow_clock.which": which})
     (timed,) = stand.launch(plan, described, Purpose.TIMED)
     assert any(w.startswith("clock: ") for w in timed.wrong) is seen, timed.wrong
@@ -303,7 +303,7 @@ def test_a_doctored_clock_shows_or_does_nothing(stand: Stand, which: str, seen: 
 
 
 def test_a_compressor_that_throws_everything_away_does_not_pass_the_gate(stand: Stand) -> None:
-    """It agrees with a reference that does so, too: it has to learn."""
+    """Its reference does the same, so the check requires progress."""
     plan, described = stand.described("compressed:nothing/mlp-nano")
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     assert "progress" in (gate_failure(gate) or "")
@@ -329,7 +329,7 @@ def test_a_codec_that_is_one_percent_short_is_not_unbiased(stand: Stand) -> None
 def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
     stand: Stand, how: str, seen: str
 ) -> None:
-    """The reference goes through it, too: its losses are the same."""
+    """The reference uses the same compressor, so losses do not reveal it."""
     plan, described = stand.described(
         "compressed:selective/mlp-nano", ranks=3, steps=24, knobs={"selective.how": how}
     )
@@ -346,8 +346,8 @@ def test_a_codec_that_leaves_gradients_out_is_seen_by_its_shares(
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_codec_that_shares_the_parameters_out_is_no_mean(stand: Stand, ranks: int) -> None:
-    """Each rank is heard, and has an even share over all parameters."""
+def test_a_codec_that_gives_each_rank_some_parameters_is_no_mean(stand: Stand, ranks: int) -> None:
+    """Over all parameters each rank has an even share, but not for single ones."""
     plan, described = stand.described("compressed:shared_out/mlp-nano", ranks)
     gate, reference = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE)
     assert gate_failure(gate) is None, "the gate does not see it"
@@ -380,7 +380,7 @@ def test_a_codec_that_keeps_its_claims_for_twenty_calls_is_seen_in_its_reference
 @pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["honest", "biases", "drifts", "frozen", "layer", "uneven"])
 def test_a_codec_that_ages_is_seen_in_its_reference(stand: Stand, how: str) -> None:
-    """It contracts to its end, and trains its reference as it trains its subject."""
+    """Its error stays within the bound, and the reference ages in the same way."""
     knobs = {"ageing.how": how}
     plan, described = stand.described("compressed:ageing/mlp-nano", steps=32, knobs=knobs)
     gate, reference = stand.launch(plan, described, Purpose.GATE, Purpose.REFERENCE)
@@ -389,7 +389,7 @@ def test_a_codec_that_ages_is_seen_in_its_reference(stand: Stand, how: str) -> N
     assert failed == (set() if how == "honest" else {"codec.as_when_new"})
 
 
-def test_a_codec_that_hands_on_the_step_before_does_not_pass_its_gate(stand: Stand) -> None:
+def test_a_codec_that_returns_the_previous_step_does_not_pass_its_gate(stand: Stand) -> None:
     plan, described = stand.described(
         "compressed:late_codec/mlp-nano", knobs={"late_codec.how": "stale"}
     )
@@ -398,7 +398,7 @@ def test_a_codec_that_hands_on_the_step_before_does_not_pass_its_gate(stand: Sta
 
 
 def test_what_came_another_way_than_the_stated_bytes_does_not_pass_the_gate(stand: Stand) -> None:
-    """No socket, no write and no mapping shows it; how much was handed on does."""
+    """No socket, write or memory mapping reveals it; the amount of delivered data does."""
     plan, described = stand.described("compressed:vmread/mlp-nano")
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     assert (gate_failure(gate) or "").startswith("codec.bytes_suffice")
@@ -422,7 +422,7 @@ def test_a_model_that_overstates_its_flops_or_tokens_is_an_error(stand: Stand) -
 
 
 def test_no_shipped_model_overstates_anything(stand: Stand) -> None:
-    """A sample may be one vector, as DiT's latent with its time and class is."""
+    """A sample may be a single vector, such as DiT's latent with its time and class."""
     errors: dict[str, str] = {}
     for name, entry in Catalogue().entries["models"].items():
         sizes = entry.head["SIZES"]
@@ -433,7 +433,7 @@ def test_no_shipped_model_overstates_anything(stand: Stand) -> None:
 
 
 def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Path) -> None:
-    """An error of 100 % is that of sending nothing, so something else must be stated."""
+    """Sending nothing has an error of 100 %, so the file must state another property."""
     text = (CHEATS / "nothing.py").read_text().replace("LOSSLESS", "_NOT")
     (tmp_path / "vague.py").write_text(text)
     stand.known, known = Catalogue([CHEATS, tmp_path]), stand.known
@@ -459,7 +459,7 @@ def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Pa
 def test_what_a_users_strategy_claims_of_itself_is_told(
     stand: Stand, claims: str, excuses: tuple[str, ...]
 ) -> None:
-    """It excuses nothing: such a case can be measured, and no verdict of it is a PASS."""
+    """Such a case can be measured, but no verdict on it is a PASS."""
     _, described = stand.described("excused/mlp-nano", knobs={"excused.claims": claims})
     assert described.excuses == excuses and described.own_ideal is (claims == "ideal")
 
@@ -476,13 +476,13 @@ def test_what_a_users_strategy_claims_of_itself_is_told(
 def test_a_file_that_writes_its_own_description_is_excused_from_nothing(
     stand: Stand, forges: str, excuses: tuple[str, ...]
 ) -> None:
-    """What excuses it follows from what it expects, outside of the process that it runs in."""
+    """The excuses are derived from its expectations, in another process."""
     _, described = stand.described("forger/mlp-nano", knobs={"forger.forges": forges})
     assert described.excuses == excuses and described.own_ideal is (forges == "excuse")
     assert described.theirs == ("strategies",)
 
 
-def test_a_file_that_says_nothing_of_what_is_expected_is_an_error(stand: Stand) -> None:
+def test_a_file_that_states_no_expectations_is_an_error(stand: Stand) -> None:
     _, described = stand.described("forger/mlp-nano", knobs={"forger.forges": "silence"})
     assert "state no expectations" in described.error
 

@@ -1,4 +1,4 @@
-"""Codecs in other places than DDP's hook: FSDP2's reduce-scatter, and from a later step on."""
+"""Compressors outside DDP's hook: in FSDP2's reduce-scatter, and from a later step on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 @pytest.mark.parametrize(
     ("world", "codec"), [pytest.param(world, "int8", marks=pytest.mark.full) for world in (2, 4)]
 )
-def test_gradients_are_scattered_encoded(launch: Any, world: int, codec: str) -> None:
+def test_reduce_scatter_sends_encoded_gradients(launch: Any, world: int, codec: str) -> None:
     gate = launch("fsdp/mlp-wide", world, knobs={"fsdp.scatter": codec})
     assert gate.cause is None and not gate.failed, (gate.cause, gate.failed)
     plain = launch("fsdp/mlp-wide", world, knobs={"fsdp.scatter": "all_to_all"})
@@ -30,7 +30,7 @@ def test_gradients_are_scattered_encoded(launch: Any, world: int, codec: str) ->
     ("codec", "message"),
     [("topk", "needs no error feedback"), ("int9", "there is no compressor 'int9'")],
 )
-def test_what_cannot_encode_a_reduce_scatter_is_refused(codec: str, message: str) -> None:
+def test_unsuitable_compressors_of_a_reduce_scatter_are_refused(codec: str, message: str) -> None:
     known = Catalogue()
     case = known.normalise(SITE.case("fsdp/mlp-nano", knobs={"fsdp.scatter": codec}))
     assert message in describe(load(known.files(case)), case).unsupported
@@ -71,6 +71,6 @@ def test_steps_before_the_start_are_dense(launch: Any) -> None:
 def test_right_trainings_with_codecs_are_not_called_wrong(
     launch: Any, name: str, world: int, fields: Any
 ) -> None:
-    """What rounds in bf16, what is cut to one length, what has a length of its own."""
+    """The cases round in bf16, are clipped to one norm, or determine the norm themselves."""
     gate = launch(name, world, **fields)
     assert gate.cause is None and not gate.failed, (gate.cause, gate.failed)

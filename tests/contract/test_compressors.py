@@ -1,4 +1,4 @@
-"""The compressors' arithmetic, over random gradients (one rank, a real group)."""
+"""Arithmetic of the compressors on random gradients, in a process group of one rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WITH_FEEDBACK = {
 @quick
 @given(shapes, st.sampled_from(list(WITH_FEEDBACK)), st.integers(0, 99))
 def test_error_feedback_telescopes(shapes: list[tuple[int, int]], name: str, seed: int) -> None:
-    """What was sent in all rounds, plus what is owed, is all there was."""
+    """The sent parts of all rounds plus the outstanding part add up to all gradients."""
     generator = torch.Generator().manual_seed(seed)
     parameters = [torch.nn.Parameter(torch.zeros(s)) for s in shapes]
     bucket, encode = CodecBucket(parameters), hook(name, **WITH_FEEDBACK[name])
@@ -95,19 +95,19 @@ def test_packing_has_an_inverse(rows: int, bits: int, count: int, seed: int) -> 
     [n for n in CODECS if n in ("int8", "fp8", "onebit", "qsgd", "terngrad", "natural", "signsgd")],
 )
 @pytest.mark.parametrize("rows", [1, 3])
-def test_messages_are_as_long_as_they_say(name: str, rows: int) -> None:
+def test_messages_have_the_stated_length(name: str, rows: int) -> None:
     module = importlib.import_module(f"harness.training.compressors.{name}")
     codec = module.Codec(module.KNOBS, torch.Generator())
     x = torch.randn(rows, 3 * codec.unit * 8)
     message = codec.encode(x)
     assert (message.dtype, message.shape) == (torch.uint8, (rows, codec.bytes(x.shape[1])))
     assert codec.decode(message, x.shape[1]).shape == x.shape
-    for i in range(rows):  # rows do not know of each other
+    for i in range(rows):  # rows are encoded independently
         if name in ("int8", "fp8", "onebit", "signsgd"):
             assert (codec.encode(x[i : i + 1]) == message[i : i + 1]).all()
 
 
-def test_natural_takes_the_powers_of_two_beside_it() -> None:
+def test_natural_rounds_to_the_neighbouring_powers_of_two() -> None:
     x = torch.tensor([[3.0, -0.75, 1e-38, 0.0, 4.0, -5e7]])
     codec = natural.Codec({}, torch.Generator().manual_seed(0))
     seen = torch.cat([codec.decode(codec.encode(x), 6) for _ in range(400)])
@@ -117,7 +117,7 @@ def test_natural_takes_the_powers_of_two_beside_it() -> None:
     assert float(seen[:, 5].mean()) == pytest.approx(-5e7, rel=0.05)
 
 
-def test_qsgd_levels_are_beside_the_value() -> None:
+def test_qsgd_rounds_to_a_neighbouring_level() -> None:
     x = torch.randn(1, 512, generator=torch.Generator().manual_seed(1))
     codec = qsgd.Codec({"block": 512}, torch.Generator().manual_seed(0))
     step = float(x.norm()) / qsgd.LEVELS
@@ -125,7 +125,7 @@ def test_qsgd_levels_are_beside_the_value() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3000), st.floats(0.001, 1.0))
-def test_random_places_differ(step: int, n: int, rho: float) -> None:
+def test_random_places_are_distinct(step: int, n: int, rho: float) -> None:
     k = transports.kept(n, rho)
     index = randomk.places(step, n, k, torch.device("cpu"))
     assert len(set(index.tolist())) == k and int(index.min()) >= 0 and int(index.max()) < n
@@ -139,7 +139,7 @@ def test_every_place_is_drawn_as_often() -> None:
 
 
 def test_a_sketch_finds_the_largest() -> None:
-    """A few large entries among many small ones."""
+    """A gradient with a few large entries among many small ones."""
     gradient = torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 0.01
     large = torch.tensor([7, 99, 1234, 3999])
     gradient[large] = torch.tensor([5.0, -4.0, 3.0, -6.0])
@@ -181,7 +181,7 @@ def test_stateless_compressors_stay_below_their_stated_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["onebit", "terngrad", "qsgd"])
-def test_blocks_that_fill_no_bytes_are_refused(name: str) -> None:
+def test_blocks_that_do_not_fill_whole_bytes_are_refused(name: str) -> None:
     module = importlib.import_module(f"harness.training.compressors.{name}")
     with pytest.raises(ValueError, match="block is 7"):
         module.Codec({**module.KNOBS, "block": 7}, torch.Generator())

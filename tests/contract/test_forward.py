@@ -1,4 +1,4 @@
-"""phase=forward: losses of the reference, weights that stay, and no gradient on the wire."""
+"""phase=forward has the losses of the reference, constant weights, and sends no gradients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_wrong_forward_is_caught(launch: Any, bug: str, check: str) -> None:
     assert any(c.name.endswith(check) for c in world.failed) if check else not world.failed
 
 
-def test_who_does_not_go_forward_alone_says_so() -> None:
+def test_a_strategy_without_a_forward_phase_is_refused() -> None:
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     with pytest.raises(SpecError, match="cannot run the forward pass alone"):
         Catalogue().normalise(site.case("zero1/mlp-nano", phase=Passes.FORWARD))

@@ -1,4 +1,4 @@
-"""Other frameworks train as one device would, send what they promise, and are what they say."""
+"""Other frameworks train as one device would, send the expected bytes, and run the stated mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES = [
 
 
 def present(strategy: str) -> bool:
-    """Whether all that it needs is installed here."""
+    """Return whether all packages of a strategy are installed."""
     return all(_installed(package) for package in KNOWN[strategy].supports.packages)
 
 
@@ -54,7 +54,7 @@ def test_a_framework_trains_as_one_device_would(
 
 
 @pytest.mark.parametrize(("strategy", "knobs"), CASES)
-def test_a_framework_is_timed_with_the_losses_of_ours(
+def test_a_timed_framework_has_the_losses_of_ddp(
     launch: Any, strategy: str, knobs: dict[str, Any]
 ) -> None:
     needs(strategy)
@@ -86,7 +86,7 @@ def test_a_framework_trains_on_four_ranks(
     assert world.failed == []
 
 
-#: What quietly does less than it was asked for, and the check of the gate that says so.
+#: Frameworks that silently do less than requested, and the correctness check that detects it.
 DOWNGRADES = {
     "accelerate_alone": ("accelerate", "step1_gradient", {}),
     "accelerate_fsdp_is_ddp": ("accelerate", "bytes.all_gather", {}),
@@ -107,7 +107,9 @@ def test_a_downgrade_is_caught(launch: Any, bug: str) -> None:
     assert any(c.name.endswith(check) for c in world.failed), world.failed
 
 
-def test_what_is_not_installed_is_said_and_skipped(agent: Fleet, tmp_path: Path) -> None:
+def test_a_missing_package_is_a_skip_with_the_command_to_install_it(
+    agent: Fleet, tmp_path: Path
+) -> None:
     """A strategy whose package agents lack is a SKIP with the command that installs it."""
     (tmp_path / "absent.py").write_text(
         Path(str(KNOWN["ddp"].path))

@@ -1,4 +1,4 @@
-"""What a step is said to keep is what autograd really keeps, for every shipped model and precision."""
+"""The predicted memory of activations is what autograd really keeps, for models and precisions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLES = 4
 
 @pytest.fixture(autouse=True)
 def nothing_cached() -> Iterator[None]:
-    """Models may cache tensors; an agent counts in a process that trains nothing."""
+    """Clear the caches of models, because agents count in processes that train nothing."""
     decoder._rotary.cache_clear()
     yield
     decoder._rotary.cache_clear()
@@ -39,7 +39,7 @@ def case_of(model: str, precision: Precision) -> tuple[Loaded, CaseSpec]:
 
 
 def really_kept(loaded: Loaded, case: CaseSpec) -> int:
-    """Bytes of all storages that forward and loss save, on real tensors."""
+    """Return the bytes of all storages that forward and loss save, on real tensors."""
     model = build_model(loaded, case, 0)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     seen: dict[int, Tensor] = {}
@@ -59,7 +59,7 @@ def really_kept(loaded: Loaded, case: CaseSpec) -> int:
 @pytest.mark.few(20)
 @pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.FP8])
 @pytest.mark.parametrize("model", MODELS)
-def test_counted_without_data_is_what_is_kept(model: str, precision: Precision) -> None:
+def test_memory_counted_without_data_is_what_is_kept(model: str, precision: Precision) -> None:
     loaded, case = case_of(model, precision)
     real = really_kept(loaded, case)
     decoder._rotary.cache_clear()
@@ -69,13 +69,13 @@ def test_counted_without_data_is_what_is_kept(model: str, precision: Precision) 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_blocks_add_up_to_the_model(model: str) -> None:
-    """A stage of a pipeline holds its blocks' parts."""
+    """A pipeline stage keeps the parts of its blocks."""
     held = kept(*case_of(model, Precision.FP32))
     assert sum(held.blocks) == pytest.approx(held.per_sample, rel=0.02) and held.again == 0
 
 
 def test_stages_hold_their_blocks_of_the_micro_batches_in_flight() -> None:
-    """GPipe holds all of them, 1F1B as many as there are stages from this one on."""
+    """GPipe keeps all micro-batches, 1F1B as many as there are stages from this one on."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(4,))
 
     def needs(schedule: str) -> int:
@@ -90,7 +90,7 @@ def test_stages_hold_their_blocks_of_the_micro_batches_in_flight() -> None:
     assert needs("1f1b") < 0.6 * needs("gpipe")
 
 
-def test_checkpoints_keep_what_lies_between_blocks() -> None:
+def test_checkpoints_keep_the_tensors_between_blocks() -> None:
     loaded, case = case_of("decoder", Precision.FP32)
     whole, checked = (kept(loaded, replace(case, checkpoint=c)).per_sample for c in (False, True))
     assert checked < 0.5 * whole
@@ -104,7 +104,7 @@ def test_a_copy_of_the_weights_does_not_grow_with_the_batch() -> None:
 
 @pytest.mark.parametrize("model", ["decoder", "mlp"])
 def test_selective_checkpoints_keep_matrix_products_and_outputs(model: str) -> None:
-    """What torch really puts aside; of blocks that keep more than products, that is less than all."""
+    """The counted bytes are those that torch's selective checkpointing really keeps."""
     loaded, case = case_of(model, Precision.FP32)
     selective = replace(case, checkpoint=True, selective=True)
     counted, every = kept(loaded, selective), kept(loaded, case)
@@ -126,6 +126,6 @@ def test_selective_checkpoints_keep_matrix_products_and_outputs(model: str) -> N
 
 
 def _bytes(stored: object) -> int:
-    """Of what a selective checkpoint has put aside, a tensor in torch's own wrapper."""
+    """Return the bytes of a tensor that selective checkpointing keeps in torch's wrapper."""
     value = getattr(stored, "val", stored)
     return value.nbytes if isinstance(value, Tensor) else 0

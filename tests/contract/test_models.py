@@ -1,4 +1,4 @@
-"""Closed forms of the models against torch's own counters."""
+"""Closed forms of the models, compared with torch's counters."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def loaded(name: str) -> Any:
         "dlrm-nano",
     ],
 )
-def test_flops_are_what_torch_counts(name: str) -> None:
-    """Under the math backend of attention: CPU's fused one is not counted at all."""
+def test_flops_equal_those_that_torch_counts(name: str) -> None:
+    """The math backend of attention is used, because torch does not count the CPU's fused one."""
     files, case = loaded(name)
     facts, _ = model_facts(files, case)
     model = build_model(files, case, 0)
@@ -62,7 +62,7 @@ def test_flops_are_what_torch_counts(name: str) -> None:
         ("vggfc-large", 1.24e8),
     ],
 )
-def test_large_sizes_are_as_large_as_they_say(name: str, params: float) -> None:
+def test_large_sizes_have_the_stated_number_of_parameters(name: str, params: float) -> None:
     files, case = loaded(name)
     facts, _ = model_facts(files, case)
     assert facts.num_params == pytest.approx(params, rel=0.1)
@@ -86,8 +86,8 @@ def test_bf16_model_is_bf16() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
-def test_the_language_is_what_its_rule_says() -> None:
-    """next = 5 x + 17, but a random token one time in ten: all positions at once, as one by one."""
+def test_the_language_follows_its_rule() -> None:
+    """The vectorised text follows next = 5 x + 17, with a random token one time in ten."""
     size = {"seq": 300, "vocab": 50257}
     ids = torch.arange(7) * 12345
     inputs, targets = decoder.batch(ids, size)
@@ -108,7 +108,7 @@ def test_the_language_is_what_its_rule_says() -> None:
         ({"mode": "schedule", "plant": "2=0.9"}, "ranks:efficiency"),
     ],
 )
-def test_a_plant_that_nothing_keeps_to_is_refused(knobs: dict[str, str], fault: str) -> None:
+def test_a_known_efficiency_without_effect_is_refused(knobs: dict[str, str], fault: str) -> None:
     size = {**paced.SIZES["small"], **paced.KNOBS}
     paced.build({**size, "mode": "schedule", "plant": "2:0.9"})
     with pytest.raises(SpecError, match=fault):

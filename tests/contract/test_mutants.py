@@ -1,4 +1,4 @@
-"""Known-wrong training must be caught by the gate, each by a check that can name it."""
+"""The correctness check detects every known-incorrect training run, by a check that names it."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_mutant_is_caught(launch: Any, bug: str, model: str) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bug", ["times_1_01", "sum_for_mean", "one_tensor"])
-def test_mutant_is_caught_where_bits_cannot_be_compared(launch: Any, bug: str) -> None:
-    """Four ranks add in another order than the reference: the tolerance must still be tight."""
+def test_mutant_is_caught_if_bits_cannot_be_compared(launch: Any, bug: str) -> None:
+    """Four ranks add in another order than the reference, but the tolerance must be tight."""
     world = launch("mutant/mlp-nano", 4, knobs={"mutant.bug": bug})
     assert any(c.name.endswith("step1_gradient") for c in world.failed)
 
@@ -62,7 +62,7 @@ def test_mutant_is_caught_where_bits_cannot_be_compared(launch: Any, bug: str) -
 def test_mutant_is_caught_in_reduced_precision(
     launch: Any, bug: str, precision: Precision, world: int
 ) -> None:
-    """Room for rounding is no room for a wrong training: a wrong factor does not cancel."""
+    """The tolerance for rounding hides no incorrect training, because a wrong factor remains."""
     wrong = launch("mutant/mlp-nano", world, knobs={"mutant.bug": bug}, precision=precision)
     assert wrong.cause is None
     names = (CAUGHT_BY[bug], "step1_gradient_scale", "replicas")
@@ -75,7 +75,7 @@ def test_mutant_is_caught_in_reduced_precision(
 def test_what_a_router_may_round_otherwise_hides_no_wrong_update(
     launch: Any, bug: str, precision: Precision
 ) -> None:
-    """Its tokens go elsewhere, so the limit of an update follows from other roundings."""
+    """Tokens may go to other experts, so the limit of an update is derived from re-rounded runs."""
     wrong = launch("mutant/moe-nano", 3, knobs={"mutant.bug": bug}, precision=precision)
     assert any(c.name == "sgd.parameters_after_4" for c in wrong.failed), wrong.failed
 
@@ -86,13 +86,13 @@ def test_what_a_router_may_round_otherwise_hides_no_wrong_update(
 def test_a_factor_of_one_percent_is_caught_in_reduced_precision(
     launch: Any, precision: Precision, seed: int
 ) -> None:
-    """Also where a gradient is so short that other roundings of it are as large."""
+    """This includes a gradient so small that differences of rounding are as large as 1 %."""
     knobs = {"mutant.bug": "times_1_01"}
     wrong = launch("mutant/mlp-nano", 4, knobs=knobs, precision=precision, seed=seed)
     assert any(c.name.endswith("step1_gradient_scale") for c in wrong.failed)
 
 
-def test_accumulation_undivided_is_caught(launch: Any) -> None:
+def test_accumulation_without_division_is_caught(launch: Any) -> None:
     world = launch(
         "mutant/mlp-nano", 2, knobs={"mutant.bug": "accumulation_undivided"}, accumulate=4
     )
@@ -105,7 +105,7 @@ def test_accumulation_without_no_sync_is_caught_by_its_bytes(launch: Any) -> Non
     assert right.failed == []
     sent = next(c for c in wrong.failed if c.name == "bytes.all_reduce")
     assert sent.value == pytest.approx(5 * sent.limit, rel=0.01)
-    assert not any("gradient" in c.name for c in wrong.failed), "only the bytes tell"
+    assert not any("gradient" in c.name for c in wrong.failed), "only the bytes reveal it"
 
 
 def test_autocast_that_does_nothing_is_caught(launch: Any) -> None:
@@ -117,7 +117,7 @@ def test_autocast_that_does_nothing_is_caught(launch: Any) -> None:
     assert any(c.name == "compute_dtype" for c in wrong.failed)
 
 
-#: Family -> its model, and bugs of it with the check that names each; the mesh and knobs it needs.
+#: Family -> its model, and its bugs with the check that names each, and the needed mesh and knobs.
 FAMILIES: dict[str, tuple[str, dict[str, tuple[str, str, dict[str, Any]]]]] = {
     "tensor": (
         "decoder-nano",
@@ -229,8 +229,8 @@ def test_mutant_of_a_family_is_caught(launch: Any, family: str, bug: str) -> Non
     assert any(c.name.endswith(caught_by) for c in world.failed), world.failed
 
 
-#: Bugs of 0/1 Adam. In bf16 signs of next to nothing flip on more than two ranks, which makes a
-#: fifth of an update: these do hardly more, and their twin in fp32 names them.
+#: Bugs of 0/1 Adam. In bf16, signs of tiny values flip on more than two ranks, which changes a
+#: fifth of an update. These bugs change hardly more, and the check of the fp32 twin names them.
 SIGNS = (
     "times_1_2", "owes_nothing", "sums_owe_nothing", "one_left_out", "tenth_left_out",
     "sum_for_mean", "variance_of_one_rank", "a_step_early",
@@ -259,7 +259,7 @@ def test_signs_that_flip_in_bf16_are_no_error(launch: Any, model: str) -> None:
 
 @pytest.mark.few(1)
 def test_means_that_round_in_bf16_are_no_error(launch: Any) -> None:
-    """An update of this seed is short: sums in other orders end as far off as its ranks do."""
+    """The update of this seed is small, so sums in other orders differ as much as its ranks do."""
     right = launch("local_sgd/mlp-nano", 4, precision=Precision.BF16, seed=9)
     assert right.cause is None and right.failed == []
     (update,) = (c for c in right.ranks[0].checks if c.name == "sgd.parameters_after_4")
@@ -275,7 +275,7 @@ def test_means_that_round_hide_no_short_one(launch: Any, precision: Precision) -
     assert any(c.name == "fp32.sgd.parameters_after_4" for c in wrong.failed), wrong.failed
 
 
-def test_a_router_that_asks_the_same_experts_always_is_an_error(launch: Any) -> None:
+def test_a_router_that_always_chooses_the_same_experts_is_an_error(launch: Any) -> None:
     right, wrong = (
         launch("mutant_expert/moe-nano", 2, Purpose.TIMED, knobs={"mutant_expert.bug": bug})
         for bug in ("none", "collapsed")
@@ -287,7 +287,7 @@ def test_a_router_that_asks_the_same_experts_always_is_an_error(launch: Any) -> 
     assert next(overloaded([SimpleNamespace(ranks=right.ranks, dropped_share=0.1)]), "") == ""  # type: ignore[list-item]
 
 
-#: Bugs of compressors that are in use, and the check that names each.
+#: Bugs of compressors, and the check that names each.
 CODECS = {
     "sum_for_mean": "codec.telescopes",
     "wide_indices": "bytes.all_gather",

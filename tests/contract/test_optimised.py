@@ -1,4 +1,4 @@
-"""PYTHONOPTIMIZE takes every assert away: what a verdict's truth rests on must not be one."""
+"""PYTHONOPTIMIZE removes every assert, so no check that a verdict relies on may be an assert."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ bench.worlds.close()
 
 @pytest.mark.full
 def test_the_gate_holds_without_asserts(tmp_path: Path) -> None:
-    """A mutant is still caught, by ranks that run optimised, and a right training is not."""
+    """With optimised ranks, a mutant is still detected and a correct training run passes."""
     done = run("-c", GATE, str(ROOT / "tests" / "mutants"), str(tmp_path), cwd=tmp_path)
     right, wrong = done.stdout.splitlines()
     assert right == "none None", done.stdout + done.stderr
@@ -55,7 +55,7 @@ def test_the_gate_holds_without_asserts(tmp_path: Path) -> None:
 
 
 def test_the_identities_of_the_budget_hold_without_asserts(tmp_path: Path) -> None:
-    """The raise is there in optimised code: its text is in the compiled function."""
+    """The error is still raised in optimised code: its text is in the compiled function."""
     for module, text in (("close", "is not closed"), ("losses", "the sum of its terms")):
         code = (
             f"import dis, io, harness.analysis.timeline.{module} as m, inspect;"
@@ -68,7 +68,7 @@ def test_the_identities_of_the_budget_hold_without_asserts(tmp_path: Path) -> No
 
 
 def test_no_identity_is_an_assert() -> None:
-    """Asserts may tell a programmer, and types; figures are compared by what stays."""
+    """Asserts may document types and conditions for programmers, but not compare figures."""
     listed = []
     for path in sorted((ROOT / "harness").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Models as most people have them: a right training of one is called right."""
+"""Correct training of ordinary models, with buffers and frozen layers, passes the checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_under_ddp(launch: Any, kind: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [*BUFFERS, "frozen"])
 def test_on_three_ranks_that_accumulate(launch: Any, kind: str) -> None:
-    """A tree of three ranks, and one broadcast a step, whatever a step has of micro-batches."""
+    """Three ranks reduce in a tree; buffers are broadcast once per step even with accumulation."""
     gate = launch(f"ddp/{MODEL}", 3, accumulate=2, **named(kind))
     assert gate.cause is None and gate.failed == []
 
@@ -61,8 +61,8 @@ def test_the_losses_of_a_timed_launch_are_those_of_the_reference(launch: Any, ki
 
 
 @pytest.mark.parametrize("bug", ["own buffers", "frozen here"])
-def test_a_wrong_one_is_still_found(launch: Any, bug: str) -> None:
-    """Ranks that keep buffers which DDP would share; a layer that the strategy freezes itself."""
+def test_an_incorrect_strategy_is_still_found(launch: Any, bug: str) -> None:
+    """Buffers that DDP would broadcast stay local, or the strategy itself freezes a layer."""
     kind = "buffer" if bug == "own buffers" else "frozen within"
     gate = launch(
         f"mutant_buffers/{MODEL}", 2, knobs={"ordinary.kind": kind, "mutant_buffers.bug": bug}

@@ -1,4 +1,4 @@
-"""The closed form of memory against torch's own tracker of every allocation, on fake tensors."""
+"""The closed form of memory, compared with torch's tracker of allocations on fake tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SITE = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
 
 
 def tracked(name: str, fields: dict[str, Any]) -> tuple[int, int]:
-    """(closed form, tracked peak) of the second step of a training with AdamW."""
+    """Return (closed form, tracked peak) of the second step of a training run with AdamW."""
     case = KNOWN.normalise(SITE.case(name, **fields))
     loaded = load(KNOWN.files(case))
     answer = describe(loaded, case)
@@ -66,6 +66,8 @@ def tracked(name: str, fields: dict[str, Any]) -> tuple[int, int]:
         ],
     ],
 )  # fmt: skip
-def test_the_form_is_within_a_tenth_of_every_allocation(name: str, fields: dict[str, Any]) -> None:
+def test_the_closed_form_is_within_a_tenth_of_the_tracked_peak(
+    name: str, fields: dict[str, Any]
+) -> None:
     form, peak = tracked(name, fields)
     assert form == pytest.approx(peak, rel=0.10)

@@ -1,4 +1,4 @@
-"""What a pipeline's last stage keeps: no logits of micro-batches that have gone backwards."""
+"""A pipeline's last stage keeps no logits of micro-batches after their backward pass."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> object:
 
 @pytest.mark.parametrize(("kept", "most"), [(True, 8), (False, 0)])
 @pytest.mark.usefixtures("group")
-def test_outputs_that_are_not_asked_for_are_let_go(kept: bool, most: int) -> None:
-    """As torch does it, with the argument that the trainer gives and without it."""
+def test_outputs_that_are_not_requested_are_freed(kept: bool, most: int) -> None:
+    """torch frees outputs with the argument that the trainer passes, and keeps them without it."""
     seen: list[weakref.ref[torch.Tensor]] = []
 
     class Head(nn.Linear):
@@ -42,7 +42,7 @@ def test_outputs_that_are_not_asked_for_are_let_go(kept: bool, most: int) -> Non
     assert alive == most
 
 
-def test_the_trainer_does_not_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainer_does_not_request_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.training.strategies.pipeline import PipelineTrainer
 
     asked = {}

@@ -1,4 +1,4 @@
-"""References: whichever way they are trained, their losses are equal to the bit."""
+"""Losses of references are identical to the bit, whole or block by block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 5
 
 @pytest.fixture
 def losses(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Callable[..., np.ndarray]:
-    """``losses(case, streamed)`` -> the loss of every step."""
+    """Return ``losses(case, streamed)``, which returns the loss of every step."""
     count = itertools.count()
 
     def train(case: CaseSpec, streamed: bool) -> np.ndarray:
@@ -56,7 +56,7 @@ def losses(agent: Fleet, catalogue: Catalogue, tmp_path: Path) -> Callable[..., 
         ("pipeline/mlp-nano", 2, {"knobs": {"pipeline.microbatches": 4}}),
     ],
 )
-def test_a_model_in_blocks_trains_as_it_does_whole(
+def test_a_reference_in_blocks_has_the_losses_of_a_whole_one(
     losses: Callable[..., np.ndarray], catalogue: Catalogue, name: str, world: int, fields: Any
 ) -> None:
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))

@@ -1,4 +1,4 @@
-"""Every strategy, model and compressor, on real processes, against the single-device reference."""
+"""Every strategy, model and compressor on real processes matches the single-device reference."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STRATEGIES = [
     if s not in ("single", "compressed")
     and not entry.supports.packages  # test_frameworks has those
 ]
-#: One codec of each way to travel in CI; the others are -m full.
+#: One compressor per kind of transport is tested in CI; the others are -m full.
 SOON = ("none", "int8", "onebit", "qsgd", "randomk", "powersgd", "threshold")
 CODECS = [c for c, e in KNOWN["compressors"].items() if not e.head.get("CONTROL")]
-#: What is trained in CI, the first that a strategy can train; all other cells are -m full.
+#: CI trains the first of these models that a strategy supports; all other cells are -m full.
 SOONEST = ("mlp", "decoder", "moe", "dlrm")
 
 
@@ -42,15 +42,15 @@ def soonest(strategy: str) -> str:
 
 
 def right(world: Any) -> None:
-    """Every rank finished, checked something, and every check holds; ``verify`` says the same."""
+    """Assert that every rank finished and passed its checks, and that ``verify`` agrees."""
     assert world.cause is None, world.ends
     assert all(len(r.checks) > 10 for r in world.ranks)
     assert world.failed == []
     assert list(let_through("gate", world.ranks)) == []
 
 
-#: Four ranks on two cores take seconds a launch: in CI on the smallest model, else -m full. What a
-#: strategy makes of a real model is tested on two ranks, on each model.
+#: Four ranks on two cores take seconds per launch, so CI uses them with the smallest model only.
+#: Every model is tested on two ranks.
 WORLDS = [2, pytest.param(4, marks=pytest.mark.full)]
 CELLS = [
     pytest.param(
@@ -70,9 +70,9 @@ CELLS = [
 ]  # fmt: skip
 
 
-#: One whose backward is whole, one that splits it.
+#: One schedule with a whole backward pass, and one that splits it.
 SOON_SCHEDULES = ("1f1b", "zbv")
-#: One of each family on four ranks in CI; the others stand on the same parts.
+#: One strategy of each family is tested on four ranks in CI; the others use the same parts.
 FOUR = ("ddp", "fsdp", "parameter_server")
 
 
@@ -89,7 +89,7 @@ def test_strategy_trains_on_four_ranks_as_on_one(launch: Any, strategy: str) -> 
 def test_strategy_trains_as_one_device_would(
     launch: Any, strategy: str, model: str, precision: Precision, world: int
 ) -> None:
-    """Every cell of docs/strategies.md that says so."""
+    """Every supported cell of docs/strategies.md trains correctly."""
     knobs = {"paced.step_ms": 2.0} if model == "paced" else {}
     name = f"{strategy}/{smallest(model)}"
     right(launch(name, world, knobs=knobs, precision=precision))
@@ -104,23 +104,24 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("strategy", "mesh"), PRODUCTS)
 def test_products_train_as_one_device_would(launch: Any, strategy: str, mesh: str) -> None:
-    """Several dimensions at once."""
+    """Combinations of several dimensions train correctly."""
     model = next(m for m in ("decoder", "moe") if trains(strategy, m))
     right(launch(f"{strategy}/{smallest(model)}", Mesh.parse(mesh).ranks, mesh=mesh))
 
 
 @pytest.mark.full
-def test_tensor_by_pipeline_with_the_sequence_cut_on_eight(launch: Any) -> None:
+def test_tensor_pipeline_and_sequence_parallelism_on_eight_ranks(launch: Any) -> None:
     """The recipe of large decoders: TP 4 x PP 2 with sequence parallelism."""
     knobs = {"pipeline.sequence": True, "pipeline.schedule": "1f1b"}
     right(launch("pipeline/decoder-nano", 8, mesh="pp:2,tp:4", knobs=knobs))
 
 
 @pytest.mark.full
-def test_what_is_noted_of_steps_does_not_grow(launch: Any) -> None:
-    """Else people would look for a leak in their model: a loss kept as a tensor of its own takes
-    45 kB a step, since FSDP frees its heap around it. ``benchmarks/cost/growth.py`` has the bare
-    loop beside it.
+def test_recording_steps_does_not_grow_memory(launch: Any) -> None:
+    """Recording steps must not look like a memory leak of the model.
+
+    A loss that is kept as a separate tensor takes 45 kB a step, because FSDP frees its heap around
+    it. ``benchmarks/cost/growth.py`` compares this with a bare loop.
     """
     world = launch("fsdp/decoder-nano", 2, Purpose.TIMED, steps=200)
     assert world.cause is None
@@ -137,8 +138,8 @@ def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:
     right(launch("compressed:topk/mlp-nano", 4))
 
 
-def test_figures_of_a_codec_of_signs_say_what_its_checks_say(launch: Any) -> None:
-    """Its invariant is the only one that has no error as its figure: verify took it for one."""
+def test_verify_accepts_the_checks_of_a_codec_of_signs(launch: Any) -> None:
+    """The value of this compressor's invariant is not an error, and verify must accept that."""
     right(launch("compressed:signsgd/mlp-nano", 2))
 
 
@@ -189,7 +190,7 @@ def test_reduced_precision(launch: Any, strategy: str, precision: Precision) -> 
 def test_reduced_precision_is_right_with_every_seed(
     launch: Any, strategy: str, precision: Precision, world: int
 ) -> None:
-    """Rounding to 8 bits differs with the data: a tolerance that is too tight is a false ERROR."""
+    """Rounding depends on the data, so a tolerance that is too tight gives false ERRORs."""
     if not trains(strategy, "mlp", precision):
         pytest.skip("refused")
     for seed in range(20):
@@ -233,7 +234,7 @@ def test_accumulation(launch: Any, strategy: str) -> None:
 def test_norms_are_those_of_whole_tensors(
     launch: Any, name: str, world: int, fields: dict[str, Any]
 ) -> None:
-    """Wherever a tensor is cut, clipping and layer-wise optimizers step as on one device."""
+    """Clipping and layer-wise optimizers step as on one device, however tensors are split."""
     right(launch(name, world, **fields))
 
 
@@ -251,10 +252,10 @@ def test_norms_are_those_of_whole_tensors(
         ),
     ],
 )
-def test_samples_of_a_short_batch_count_alike(
+def test_samples_of_a_short_batch_have_equal_weight(
     launch: Any, name: str, world: int, share: float
 ) -> None:
-    """Also where whole ranks have none."""
+    """Some ranks have no samples at all."""
     right(launch(name, world, last_batch=share))
 
 
@@ -291,7 +292,7 @@ def test_knobs(launch: Any, strategy: str, knobs: dict[str, Any]) -> None:
     [pytest.param(s, marks=[pytest.mark.full] * (s not in SOON_SCHEDULES)) for s in SCHEDULES],
 )
 def test_schedules(launch: Any, schedule: str) -> None:
-    """To the bit, whatever the order."""
+    """Every schedule gives identical bits."""
     world = launch("pipeline/mlp-nano", 2, knobs={"pipeline.schedule": schedule})
     right(world)
     assert world.ranks[0].ran.schedule == world.described.expected.schedule
@@ -360,7 +361,7 @@ def test_sent_bytes_of_products(launch: Any, name: str, mesh: str) -> None:
 
 
 def counted(measured: Any) -> None:
-    """0.998 to 1.005 of the closed form on every rank's sockets, in 4 kept steps."""
+    """Assert that every rank sends 0.998 to 1.005 of the closed form in 4 steps after warm-up."""
     assert measured.cause is None
     expected = measured.described.expected
     assert expected.largest_message >= 500_000
@@ -384,7 +385,7 @@ def test_uncompressed_hook_is_bit_equal_to_ddp(launch: Any) -> None:
 )
 @pytest.mark.parametrize("world", WORLDS)
 def test_sent_bytes_are_the_closed_form(launch: Any, strategy: str, world: int) -> None:
-    """0.998 to 1.005 per rank, counted on the sockets, for messages of half a megabyte and more."""
+    """The bytes on the sockets of every rank match, for messages of at least half a megabyte."""
     knobs = {"synthetic.grad_mb": 16.0} if "synthetic" in strategy else {}
     fields = {"micro_batch": 1024} if "pipeline" in strategy else {}
     if "pipeline" in strategy:
@@ -393,7 +394,7 @@ def test_sent_bytes_are_the_closed_form(launch: Any, strategy: str, world: int) 
 
 
 def test_a_rank_imports_nothing_of_torch_after_the_fork(launch: Any) -> None:
-    """An optimizer's lazy import alone would cost a second in every launch."""
+    """A lazy import, such as that of an optimizer, would cost a second in every launch."""
     for name in (
         "ddp/decoder-nano",
         "fsdp/mlp-nano",
@@ -406,7 +407,7 @@ def test_a_rank_imports_nothing_of_torch_after_the_fork(launch: Any) -> None:
         ].modules_after_fork
 
 
-def test_what_ran_is_observed(launch: Any) -> None:
+def test_records_state_what_really_ran(launch: Any) -> None:
     ddp = launch("ddp/decoder-nano", 2, Purpose.TIMED).ranks[0]
     fsdp = launch("fsdp/decoder-nano", 2, Purpose.TIMED).ranks[0]
     pipe = launch("pipeline/decoder-nano", 2, Purpose.TIMED).ranks
@@ -429,8 +430,8 @@ def test_two_launches_give_the_same_losses(launch: Any) -> None:
 
 
 @pytest.mark.full
-def test_an_optimizer_in_backward_trains_as_one_behind_it(launch: Any) -> None:
-    """Several buckets are reduced by several threads: one optimizer serves them in turn."""
+def test_an_optimizer_in_backward_trains_as_one_after_it(launch: Any) -> None:
+    """Several threads reduce buckets, but one optimizer serves them in turn."""
     for _ in range(3):
         losses = []
         for overlap in (False, True):

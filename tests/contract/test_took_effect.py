@@ -1,4 +1,4 @@
-"""A setting that did nothing is an error: each is seen at work, and each plant is found."""
+"""A setting without effect is an error: working ones are recognised, and injected bugs detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.scaling import Scaled
 
 FULL = pytest.mark.full
-#: A bug, the case that it is a bug of, and the check that finds it.
+#: Bug -> the fields of a case with this bug, and the check that detects it.
 PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "compile fell back": (
         dict(bug="fell_back", compiled=Compiled.AOT_EAGER), "took_effect.compiled",
@@ -41,13 +41,13 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-#: Those that take longest are ``-m full``.
+#: The slowest ones are ``-m full``.
 LONG = ("compile fell back", "products in 32 bits", "stepped before unscaling")
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("plant", [pytest.param(p, marks=[FULL] * (p in LONG)) for p in PLANTED])
-def test_what_did_nothing_is_found(launch: Any, plant: str) -> None:
+def test_a_setting_without_effect_is_found(launch: Any, plant: str) -> None:
     asked, check = PLANTED[plant]
     fields = {k: v for k, v in asked.items() if k != "bug"}
     world = launch(
@@ -94,7 +94,7 @@ def test_without_the_bug_it_passes(launch: Any, plant: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_settings_hold_under_other_strategies(
+def test_settings_take_effect_under_other_strategies(
     launch: Any, name: str, fields: dict[str, Any]
 ) -> None:
     world = launch(name, 2, **fields)
@@ -116,7 +116,7 @@ def test_compiling_is_timed_and_lies_before_the_window(launch: Any) -> None:
 
 
 @pytest.mark.full
-def test_what_belongs_before_the_window_is_wrong_inside(launch: Any) -> None:
+def test_compiling_or_skipping_steps_inside_the_window_is_wrong(launch: Any) -> None:
     world = launch("ddp/decoder-nano", 2, Purpose.TIMED, precision=Precision.FP16)
     expected = world.described.expected
     samples = []
@@ -136,7 +136,7 @@ def test_what_belongs_before_the_window_is_wrong_inside(launch: Any) -> None:
     assert "nothing was compiled" in wrong(compiled)
 
 
-def test_a_step_that_overflows_is_left_out_and_counted() -> None:
+def test_a_step_that_overflows_is_skipped_and_counted() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer, scaled = torch.optim.SGD([weight], lr=1.0), Scaled(torch.device("cpu"), 4.0)
     for size in (1.0, torch.inf, 1.0):
@@ -150,7 +150,7 @@ def test_a_step_that_overflows_is_left_out_and_counted() -> None:
     assert again.state() == scaled.state()
 
 
-def test_what_is_kept_on_the_host_gives_the_same_gradients() -> None:
+def test_offloaded_activations_give_the_same_gradients() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
     x, before = torch.randn(4, 8), OnHost.moved_bytes
@@ -165,7 +165,7 @@ def test_what_is_kept_on_the_host_gives_the_same_gradients() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
 
 
-def test_products_in_8_bits_are_near_and_no_nearer() -> None:
+def test_products_in_8_bits_have_the_error_of_8_bits() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(32, 48), torch.randn(5, 16, 32)
     wanted = layer(x)

@@ -1,4 +1,4 @@
-"""Unequal devices: batches in their proportions, every sample counting alike."""
+"""Unequal devices get batches in proportion, and every sample has the same weight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_unequal_batches_train_as_one_device_would(
 
 
 def test_a_mean_over_ranks_that_forgets_their_sizes_is_caught(launch: Any) -> None:
-    """Every rank's mean loss counting alike is right for equal batches only."""
+    """Equal weights of the ranks' mean losses are correct for equal batches only."""
     world = launch("mutant/mlp-nano", 2, shares=(3.0, 1.0))
     assert "sgd.step1_gradient" in {c.name for c in world.failed}
 

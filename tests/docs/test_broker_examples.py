@@ -1,4 +1,4 @@
-"""What brokers are given: read by parsers, and what they run on each node is run here on two."""
+"""Files for brokers parse, and their script for a node is run here on two nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 
 BROKERS = Path(__file__).parents[2] / "examples/cluster/brokers"
 NODE = BROKERS / "node.sh"
-#: The fields of each broker's file that are used, by its reference.
+#: The used fields of each broker's file, according to its reference.
 FIELDS = {
     "skypilot.yaml": {"name", "num_nodes", "resources", "secrets", "run"},
     "dstack.yml": {"type", "name", "nodes", "image", "env", "commands", "resources"},
@@ -29,7 +29,7 @@ VARIABLES = {
 
 
 def run_of(name: str) -> str:
-    """The shell that a broker runs on each node."""
+    """Return the shell commands that a broker runs on each node."""
     document: dict[str, Any] = yaml.safe_load((BROKERS / name).read_text())
     assert document.keys() == FIELDS[name]
     run = document.get("run") or "\n".join(document["commands"])
@@ -55,7 +55,7 @@ def test_a_broker_starts_the_same_script_on_every_node(name: str, tmp_path: Path
     assert done.stdout.split() == ["10.0.0.1", "1", "2", "8", "run", "ddp/decoder-350m/weak"]
 
 
-def test_slurm_on_kubernetes_is_slurm() -> None:
+def test_slurm_on_kubernetes_submits_a_slurm_job() -> None:
     text = (BROKERS / "slinky.sh").read_text()
     subprocess.run(["sh", "-n", BROKERS / "slinky.sh"], check=True)
     words = shlex.split(text[text.index("scaleproof run") :])
@@ -66,7 +66,7 @@ def test_slurm_on_kubernetes_is_slurm() -> None:
     assert done.returncode == 0 and "#SBATCH --nodes=2" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_jobqueues_workers_join_as_nodes_do() -> None:
+def test_workers_of_a_jobqueue_join_as_nodes() -> None:
     tree = ast.parse((BROKERS / "jobqueue.py").read_text())
     (join,) = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
     words = [
@@ -83,8 +83,8 @@ def test_a_jobqueues_workers_join_as_nodes_do() -> None:
 
 
 @pytest.mark.full
-def test_the_script_of_a_node_runs_a_ladder_on_two(tmp_path: Path) -> None:
-    """As a broker starts it: at once on both, with variables alone."""
+def test_the_node_script_runs_a_scaling_sweep_on_two_nodes(tmp_path: Path) -> None:
+    """It starts as under a broker: on both nodes at once, configured only by variables."""
     command = tmp_path / "bin" / "scaleproof"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m harness "$@"\n')

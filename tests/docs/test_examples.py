@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md train as one device would: they pass the correctness gate."""
+"""The examples of docs/extending.md pass the correctness check."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def catalogue() -> Catalogue:
 @pytest.mark.parametrize(
     "case", ["by_hand/tinynet-small", "ddp/tinynet-small", "compressed:halves/mlp-nano"]
 )
-def test_an_example_passes_the_gate(launch: Any, case: str) -> None:
+def test_an_example_passes_the_correctness_check(launch: Any, case: str) -> None:
     world = launch(case)
     assert world.cause is None and not world.failed
     assert all(len(rank.checks) > 10 for rank in world.ranks)
 
 
-def test_the_example_of_an_input_passes_the_gate(launch: Any) -> None:
+def test_the_example_of_an_input_passes_the_correctness_check(launch: Any) -> None:
     world = launch("ddp/mlp-nano", data="kept_on_host")
     assert world.cause is None and not world.failed
     assert any(c.name == "input.content" for c in world.ranks[0].checks)

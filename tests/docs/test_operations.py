@@ -1,4 +1,4 @@
-"""Each sentence on what is left when it breaks names the test that holds it."""
+"""Each promise about behaviour after a failure names the test that checks it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_is_promised_is_held_by_a_test_that_is_there() -> None:
+def test_every_promise_names_an_existing_test() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     table = page.partition("| what happens |")[2].partition("\n\n")[0]
     rows = [line for line in table.splitlines()[2:] if line.startswith("|")]

@@ -1,4 +1,4 @@
-"""The reference pages and drawings are what the code says, and every page is in the index."""
+"""The reference pages and drawings match the code, and every page is in the index."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_every_page_is_in_the_index_and_in_the_site() -> None:
         assert re.search(rf"\b{re.escape(page)}\b", site), f"mkdocs.yml does not name {page}"
 
 
-def test_every_word_of_an_answer_is_in_the_glossary() -> None:
-    """The words that verbs answer in stand in one table, with their exit status."""
+def test_every_status_word_is_in_the_glossary() -> None:
+    """One table has all status words of the commands, with their exit status."""
     from harness.analysis.compare import Reading
     from harness.features.foresight.claims import ClaimStatus as Claimed
     from harness.features.foresight.possible import Chance

@@ -1,4 +1,4 @@
-"""The README's commands do what it says, and name nothing that is not there."""
+"""The README's commands work, and the files that pages name exist."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ COMMANDS = [
 ]
 COMMANDS += re.findall(
     r"^\| [^|]+ \| `([^`]+)` \|$", README, re.M
-)  # your question, and what to type
+)  # the table of questions and commands
 COMMANDS = list(dict.fromkeys(COMMANDS))
-#: Commands that need hardware, a cluster, a browser or minutes of their own; the main job and the
-#: tests are run by tests/e2e and by CI itself.
+#: Commands that need hardware, a cluster, a browser or several minutes; tests/e2e and CI run the
+#: main job and the tests.
 ELSEWHERE = (
     "git clone",
     "bash scripts/run.sh",
@@ -40,18 +40,18 @@ ELSEWHERE = (
     "scaleproof history nightly",
     "scaleproof compare pr",  # needs a change: tests/features/sharing
 )
-#: Half a minute each, and tests of their own.
+#: Commands that take half a minute each and have other tests.
 LONG = (
     "scaleproof faults recover", "scaleproof run d", "scaleproof run --", "scaleproof run plan suites",
     "scaleproof network", "scaleproof check nodes",
 )  # fmt: skip
 
 
-def test_it_is_short() -> None:
+def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 120
 
 
-def test_the_two_commands_are_the_first_two() -> None:
+def test_running_suites_and_tests_comes_first() -> None:
     assert COMMANDS[1] == "bash scripts/run.sh suites"
     assert COMMANDS[2] == "bash scripts/run.sh tests"
     assert "scripts/run.sh tests" in (ROOT / ".ci/run").read_text()
@@ -65,7 +65,7 @@ def test_the_two_commands_are_the_first_two() -> None:
         if not c.startswith(ELSEWHERE)
     ],
 )
-def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
+def test_a_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
     if words[0] == "scaleproof":
         words[:1] = [sys.executable, "-m", "harness"]
@@ -98,7 +98,7 @@ def test_command_of_the_readme_runs(command: str, tmp_path: Path) -> None:
     assert done.returncode in (0, 5, 10), done.stdout + done.stderr
 
 
-def test_user_files_of_the_docs_are_the_ones_in_examples() -> None:
+def test_user_files_in_the_docs_equal_those_in_examples() -> None:
     blocks = re.findall(r"```python\n(.*?)```", EXTENDING, re.S)
     shown = [b for b in blocks if b.startswith("# examples/")]
     assert len(shown) == 4
@@ -108,7 +108,7 @@ def test_user_files_of_the_docs_are_the_ones_in_examples() -> None:
         assert len(code.splitlines()) <= 30
 
 
-def test_the_tree_that_is_drawn_exists() -> None:
+def test_the_drawn_tree_exists() -> None:
     tree = re.search(r"```text\n(harness/.*?)```", CONTRIBUTING, re.S)
     assert tree
     names = [line.split()[0] for line in tree[1].splitlines() if line and not line.startswith(" ")]
@@ -117,12 +117,12 @@ def test_the_tree_that_is_drawn_exists() -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_every_tox_environment_is_told() -> None:
+def test_every_tox_environment_is_documented() -> None:
     names = set(re.findall(r"^\[testenv:(\w+)\]", (ROOT / "tox.ini").read_text(), re.M))
     assert names == {n for n in names if f"`{n}`" in CONTRIBUTING}
 
 
-def test_the_functions_of_one_verdict_are_where_it_says() -> None:
+def test_the_functions_named_in_one_verdict_exist() -> None:
     page = (ROOT / "docs" / "one-verdict.md").read_text()
     steps = re.findall(r"^\| \d+ \| `([\w.]+)` in `([\w/.]+)` \|", page, re.M)
     assert len(steps) >= 12
@@ -133,7 +133,7 @@ def test_the_functions_of_one_verdict_are_where_it_says() -> None:
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.name)
-def test_the_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_named_on_a_page_exist(page: Path) -> None:
     for file in re.findall(
         r"`((?:harness|tests|suites|benchmarks|docs|scripts)/[\w/.-]+)`", page.read_text()
     ):

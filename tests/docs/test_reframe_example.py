@@ -1,4 +1,4 @@
-"""The example for ReFrame, run by ReFrame itself: its outcome is the verdict's."""
+"""The example for ReFrame, run by ReFrame: its outcome equals that of the verdict."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ source = "requirement"
 @pytest.mark.full
 @pytest.mark.skipif(REFRAME is None, reason="needs reframe: pipx install ReFrame-HPC")
 @pytest.mark.parametrize(("bound", "status"), [("1.0", 0), ("1e12", 1)])
-def test_reframe_says_what_the_verdict_says(bound: str, status: int, tmp_path: Path) -> None:
-    """Bytes do not depend on how busy the machine is."""
+def test_reframe_reports_the_outcome_of_the_verdict(
+    bound: str, status: int, tmp_path: Path
+) -> None:
+    """The rule is about bytes, which do not depend on the machine's load."""
     rules = tmp_path / "rules.toml"
     rules.write_text(RULE.format(bound=bound))
     words = [str(REFRAME), "-c", str(ROOT / "examples/reframe/scaleproof_check.py"), "-r"]

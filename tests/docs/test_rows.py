@@ -1,4 +1,4 @@
-"""``scripts/rows``: each row runs the thing itself, and all of them end as they should."""
+"""``scripts/rows``: each row runs a program that can fail, and all rows end as expected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = loaded().ROWS
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_can_fail(row: Any) -> None:
-    """It expects words, of a program of this project that ran, not of a page that says so."""
+    """It expects output of a program of this project, not text of a documentation page."""
     words = shlex.split(row.command)
     assert words[0] in ("scaleproof", "python"), "the documentation is no evidence"
     assert words[:2] != ["scaleproof", "check", "thresholds"], "a list of rules measures nothing"
@@ -43,7 +43,7 @@ def test_a_row_can_fail(row: Any) -> None:
 
 
 @pytest.mark.full
-def test_all_rows_end_as_they_should() -> None:
+def test_all_rows_end_as_expected() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], cwd=ROOT, capture_output=True, text=True, check=False
     )

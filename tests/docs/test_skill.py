@@ -1,4 +1,4 @@
-"""What programs are told of this one: each command runs, and each field that it names is there."""
+"""The pages for agents: each command runs, and each named field exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = re.findall(r"^\| [^|]+ \| `scaleproof ([^`]+)` \| ([^|]+) \|$", SKILL, re
 
 
 def values(document: Any, path: list[str]) -> list[Any]:
-    """All values at the end of a path; lists are gone through."""
+    """Return all values at a path, for every item of lists on the way."""
     if isinstance(document, list):
         return [v for item in document for v in values(item, path)]
     if not path:
@@ -35,7 +35,7 @@ def test_every_status_is_explained() -> None:
     assert statuses == set(map(int, Exit))
 
 
-def test_its_links_lead_somewhere() -> None:
+def test_its_links_lead_to_files() -> None:
     links = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text())
     assert links and all((ROOT / link).is_file() for link in links)
 
@@ -44,7 +44,7 @@ PAGES = {name: (ROOT / name).read_text() for name in ("AGENTS.md", "llms.txt", "
 PAGES |= {
     f"docs/{name}.md": (ROOT / f"docs/{name}.md").read_text() for name in ("index", "compared")
 }
-#: Commands that stand in a line, and where.
+#: Inline commands, and their pages.
 TYPED = [
     (page, command)
     for page, text in PAGES.items()
@@ -53,8 +53,8 @@ TYPED = [
 
 
 @pytest.mark.parametrize(("page", "command"), TYPED)
-def test_a_command_in_a_line_is_run_by_some_test(page: str, command: str) -> None:
-    """By those of the table, of the README, or by CI; what names a file of the user's is parsed."""
+def test_an_inline_command_is_run_by_a_test(page: str, command: str) -> None:
+    """Tables, README or CI cover it; a command with a user's file is only parsed."""
     if command in COMMANDS or command.removeprefix("scaleproof ") in dict(ROWS):
         return
     words = shlex.split(command)
@@ -73,7 +73,7 @@ def test_a_command_in_a_line_is_run_by_some_test(page: str, command: str) -> Non
         assert usual in whole or usual.replace("mypy", "commands = mypy") in whole, part
 
 
-#: Those that the README has, too, with tests of their own.
+#: Commands that the tests of the README cover, too.
 LONG = ("check", "run plan", "compare", "predict")
 
 
@@ -86,10 +86,10 @@ LONG = ("check", "run plan", "compare", "predict")
         for command, fields in ROWS
     ],
 )
-def test_a_command_has_what_is_to_be_read(command: str, fields: str) -> None:
+def test_a_command_has_the_documented_fields(command: str, fields: str) -> None:
     words = [sys.executable, "-m", "harness", *shlex.split(command), "--json"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    # 10: the machine is too noisy to be measured on, says doctor.
+    # 10: the machine is too noisy for measurements, according to ``check``.
     answers = (Exit.PASSED, Exit.FAILED, Exit.NOTHING_JUDGED, Exit.INCONCLUSIVE)
     assert done.returncode in answers, done.stderr
     document = json.loads(done.stdout)

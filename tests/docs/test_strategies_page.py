@@ -1,4 +1,4 @@
-"""docs/strategies.md is what the code says."""
+"""docs/strategies.md matches the code."""
 
 from __future__ import annotations
 

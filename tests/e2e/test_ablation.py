@@ -1,4 +1,6 @@
-"""Ablations on real ranks: timed beside the rung they explain, never checked, never spoiling it."""
+"""Ablations on real ranks are timed in the blocks of the world size that they explain, and never
+checked for correctness.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def plan_of(catalogue: Catalogue, name: str, *ablations: Ablation, data: str = "
 
 
 @pytest.mark.full
-def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
+def test_the_cost_of_an_ablation_is_recorded_and_its_arm_is_not_checked(
     catalogue: Catalogue, tmp_path: Path
 ) -> None:
     session = Session(catalogue, Settings(timeline=False), tmp_path, (), Progress())
@@ -60,7 +62,7 @@ def test_what_an_ablation_saves_is_recorded_and_its_arm_is_never_checked(
     assert {r.sent_bytes for x in silent for r in x.ranks} == {None}, "there was nothing to count"
 
 
-def test_data_that_lies_on_the_device_cannot_be_ablated(catalogue: Catalogue) -> None:
+def test_resident_data_cannot_be_ablated(catalogue: Catalogue) -> None:
     with pytest.raises(SpecError, match="nothing to ablate") as error:
         plan_of(catalogue, "ddp/mlp-nano", Ablation.DATA)
     assert "--set data=loaded" in str(error.value)

@@ -1,4 +1,4 @@
-"""advise: what a run lost its time to, and with --try what really helps."""
+"""``report advice`` lists where a run lost time, and with --try measures what helps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORSE = Remedy(name="paced.step_ms=32", change={"paced.step_ms": 32.0}, alike=Fa
 
 
 def trusted(sample: Path, to: Path, **case: Any) -> Path:
-    """The sample, its profiles taken for undisturbed."""
+    """Return a copy of the sample whose profiles count as undisturbed."""
     shutil.copytree(sample, to)
     doc = to_doc(load(sample))
     for x in doc["launches"]:
@@ -55,10 +55,10 @@ def test_a_profile_that_is_not_trusted_advises_nothing(
 
 
 @pytest.mark.full
-def test_what_is_tried_is_measured_best_and_worst(
+def test_remedies_are_measured_and_sorted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a stand-in that keeps its schedule it is known what each of its steps takes."""
+    """Simulated compute with a schedule has known step times."""
     monkeypatch.delenv("SCALEPROOF_NO_TIMELINE")
     words = ["--cpus", "1", "--no-fabric", "--results", str(tmp_path)]
     case = ["ddp/paced-small/weak", "--set", "paced.mode=schedule", "--set", "paced.step_ms=24",
@@ -70,7 +70,7 @@ def test_what_is_tried_is_measured_best_and_worst(
         yield from (BETTER, WORSE)
 
     monkeypatch.setattr(trials, "remedies", two)
-    monkeypatch.setattr(trials, "LARGE", -10.0)  # whatever its profile shows
+    monkeypatch.setattr(trials, "LARGE", -10.0)  # every loss of the profile counts as large
     monkeypatch.setattr(trials, "BLOCKS", 1)
     capsys.readouterr()
     assert (

@@ -1,4 +1,6 @@
-"""Climb first: a ladder ends at its first wrong rung, before any block of it is paid for."""
+"""Correctness checks run from the smallest world size up, before any timed block. A sweep ends at
+the first incorrect world size.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def measurer(catalogue: Catalogue, tmp_path: Path) -> Iterator[Measurer]:
 
 
 @pytest.mark.full
-def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
+def test_an_incorrect_world_size_ends_the_climb_and_smaller_ones_are_measured(
     measurer: Measurer, catalogue: Catalogue
 ) -> None:
     site = Site(device=Device.CPU, backend="gloo", nodes=(4,))
@@ -35,7 +37,7 @@ def test_a_wrong_rung_ends_the_climb_and_lower_ones_are_measured(
     plan = normalise(ladder(case, (1, 2, 4), baselines=("plain",), protocol=fast), catalogue)
     measurer.measure([plan])
     by_contrast = {v.contrast: v for v in measurer.verdicts(plan)}
-    # Measured, since one rank has nothing to reduce; how well is the host's affair.
+    # One rank has nothing to reduce, so it is measured. The value depends on the host.
     assert by_contrast["efficiency@1/plain"].value is not None
     assert by_contrast["efficiency@2/plain"].reason is Reason.INCORRECT
     above = by_contrast["efficiency@4/plain"]
@@ -59,7 +61,7 @@ def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
     measurer.measure(plans)
     pilots = Counter(x.arm for x in measurer.run.launches if x.purpose is Purpose.PILOT)
     assert pilots["plain"] == 2, "twice (A/A), for both plans"
-    # Each plan has its own, and another one where the host had a busy moment.
+    # Each plan has its own pilot, and a second one if the host was busy.
     assert 2 <= pilots["@1"] <= 4 and pilots.total() == pilots["plain"] + pilots["@1"]
     purposes = [x.purpose for x in measurer.run.launches]
     assert Purpose.PILOT not in purposes[purposes.index(Purpose.TIMED) :]
@@ -71,10 +73,10 @@ def test_pilots_are_shared_and_windows_frozen_before_the_first_block(
 
 
 @pytest.mark.full
-def test_a_stand_in_is_timed_again_where_the_host_stood_still(
+def test_simulated_compute_is_timed_again_if_the_host_stalled(
     measurer: Measurer, catalogue: Catalogue
 ) -> None:
-    """A slot of a millisecond holds no step: twice the host is to blame, then nothing is decided."""
+    """No step fits into a slot of 1 ms: two repeats follow, and then the host counts as noisy."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     knobs = {"paced.mode": "schedule", "paced.plant": "2:0.9", "paced.step_ms": 1.0}
     fast = Protocol(steps=6, cut=2, min_blocks=1, max_blocks=1)

@@ -1,4 +1,4 @@
-"""A file of the user's that is edited while a run goes on, or before it is gone on with."""
+"""A user's file is edited during a run, or before the run is resumed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
 
 
 def refused_once_edited(folder: Path, name: str, says: str) -> None:
-    """A run whose file is edited after its first timed launch is an ERROR that names it."""
+    """Assert that editing a file after the first timed launch is an ERROR that names the file."""
     with started(folder) as process:
         chain = until(process, lambda: launched(folder, "timed"))
         (folder / "own" / name).write_text("KNOBS = {}  # faster\n")
@@ -79,13 +79,13 @@ def refused_once_edited(folder: Path, name: str, says: str) -> None:
 
 @pytest.mark.full
 def test_a_file_that_is_edited_while_a_run_goes_on_is_an_error(folder: Path) -> None:
-    """Each launch loads it anew: what was checked is not what is timed."""
+    """Each launch loads the file again, so the timed code would differ from the checked one."""
     refused_once_edited(folder, "helper.py", "own/helper.py was changed between")
 
 
 @pytest.mark.full
-def test_a_text_that_is_edited_while_a_run_goes_on_is_an_error(folder: Path) -> None:
-    """It is no module: it is seen as it is executed."""
+def test_an_executed_text_edited_during_a_run_is_an_error(folder: Path) -> None:
+    """The text is not a module, but its execution is recorded."""
     executes = (
         'exec((Path(__file__).parent / "helper.txt").read_text(), helper.__dict__)\n\n\ndef b'
     )
@@ -115,7 +115,7 @@ def test_a_run_is_not_gone_on_with_when_its_files_were_edited(folder: Path) -> N
 def test_another_torch_is_another_run(
     sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions are of the interpreter that goes on."""
+    """A run cannot be resumed by an interpreter with another torch."""
     now = {**machine.software(), "torch": "9.9"}
     monkeypatch.setattr(resume, "software", lambda: now)
     (why, *_) = resume._edited(sample_run)
@@ -125,7 +125,7 @@ def test_another_torch_is_another_run(
 def test_another_scaleproof_is_another_run(
     sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own files vouch for what is measured: edited ones are another instrument."""
+    """A run cannot be resumed by an edited scaleproof."""
     monkeypatch.setattr(resume, "software", lambda: dict(sample_run.software))
     monkeypatch.setattr(resume, "recorded", lambda: dict(sample_run.environment))
     first = sample_run.launches[0]

@@ -1,4 +1,4 @@
-"""A sweep of the fabric, by real ranks: nothing is trained, every collective is timed and checked."""
+"""A network sweep with real ranks times and checks every collective, without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk under the results runs full: it is said once, nothing is torn, and the run goes on."""
+"""A full results disk is reported once, no file is truncated, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def on_disk_of_its_own(script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that may mount a file system, which nobody else sees; skip where it may not."""
+    """Run a script that may mount a private file system; skip the test if this is not permitted."""
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -51,7 +51,7 @@ def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(
     assert first.count("no space is left on this disk") == 1
     assert "--resume" in first.splitlines()[-1]
     assert "Traceback" not in first
-    kept = load(out / "kept")  # whole, if early
+    kept = load(out / "kept")  # readable, but not complete
     assert not kept.complete
     second = (out / "second").read_text()
     assert (out / "second.status").read_text().strip() in ("0", "1", "5", "10"), second
@@ -64,7 +64,7 @@ def test_a_run_survives_a_full_disk_and_goes_on_when_there_is_room(
 
 @pytest.mark.full
 def test_a_disk_without_room_for_a_run_is_refused_before_any_launch(tmp_path: Path) -> None:
-    """What it advised could not be done: there was no run to go on with."""
+    """The message must not advise --resume, because there is no run yet."""
     disk, said_file = tmp_path / "disk", tmp_path / "said"
     disk.mkdir()
     command = shlex.join([sys.executable, "-m", "harness", "run"])
@@ -88,7 +88,7 @@ def test_a_disk_without_room_for_a_run_is_refused_before_any_launch(tmp_path: Pa
         ("init {disk}/a", "a/test_scaling.py"),  # there is room for one of its two files
     ],
 )
-def test_a_file_for_which_there_is_no_room_is_not_left_cut(
+def test_a_file_that_does_not_fit_is_removed_instead_of_truncated(
     tmp_path: Path, words: str, file: str
 ) -> None:
     disk, written = tmp_path / "disk", tmp_path / "written"

@@ -1,4 +1,4 @@
-"""The main job, whole: ``pytest suites/`` on whatever this machine has, then ``verify``."""
+"""``pytest suites/`` on this machine ends with verdicts, and ``verify`` accepts its record."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[2]
 def test_the_main_job_ends_with_verdicts_and_a_record_that_verifies(
     tmp_path: Path, options: tuple[str, ...], least: int
 ) -> None:
-    """A noisy machine may give FAIL or INCONCLUSIVE; nothing judged, or an ERROR, is a bug.
+    """A noisy machine may give FAIL or INCONCLUSIVE, but no verdict at all, or an ERROR, is a bug.
 
-    CI runs one real ladder for 90 s at most; the whole of it takes six minutes and more.
-    Rules judge 12 of its arms on two cores (``scaleproof run plan suites --cpus 2``).
+    CI runs one real sweep for at most 90 s; the whole suite takes six minutes or more.
+    On two cores, thresholds judge 12 of its arms (``scaleproof run plan suites --cpus 2``).
     """
     arguments = [
         "suites/",

@@ -1,4 +1,4 @@
-"""A user's own training: measured unchanged, and every mistake in it named."""
+"""A user's training script is measured unchanged, and every mistake in it is named."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def measured(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meas
 
 
 class Measured:
-    """Measures one script over 1 and 2 ranks."""
+    """A callable that measures one script on 1 and 2 ranks and returns the verdict."""
 
     def __init__(self, session: Session) -> None:
         self._measurer, self.session = Measurer(session), session
@@ -66,7 +66,7 @@ class Measured:
         return verdict
 
     def once(self, *words: str, site: Site = SITE, ranks: int = 2) -> LaunchRecord:
-        """One launch on so many ranks."""
+        """Launch a script once on ``ranks`` ranks."""
         plan = script_plan(words, site, protocol=FAST)
         arm = plan.arm(f"@{ranks}")
         self.session.describe([arm.case])
@@ -76,12 +76,12 @@ class Measured:
         return launch
 
     def wrong(self) -> list[str]:
-        """What is wrong with launches of the last plan; how fast they are is the host's affair."""
+        """Return the errors of launches of the last plan; their speed depends on the host."""
         mine = [x for x in self.session.run.launches if x.plan == self.plan.hash]
         return [str(x.wrong or x.cause) for x in mine if not x.usable]
 
     def table(self) -> str:
-        """What is said of the last plan's script, as one line."""
+        """Return the table of the last plan's script as one line."""
         record = self.session.run.record(complete=False)
         plans = tuple(plan for plan in record.plans if plan.hash == self.plan.hash)
         return " ".join(" ".join(script_table(replace(record, plans=plans))).split())
@@ -92,7 +92,7 @@ class Measured:
         return [x for x in mine if len(x.ranks) == ranks]
 
 
-def test_a_plain_loop_is_measured_as_it_is(measured: Measured) -> None:
+def test_a_plain_loop_is_measured_unchanged(measured: Measured) -> None:
     verdict = measured("loop.py")
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     (two, *_) = measured.launches(2)
@@ -144,7 +144,7 @@ def test_mistakes_are_named(measured: Measured, mistake: str, message: str, tmp_
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
 
 
-def test_a_check_that_there_is_not_cannot_be_accepted() -> None:
+def test_an_unknown_check_cannot_be_accepted() -> None:
     assert accepted(" work,idle,work ") == "idle,work"
     for unknown in ("replica", "replicas,steps"):
         with pytest.raises(SpecError, match="there is no such check"):
@@ -161,7 +161,7 @@ def test_a_check_that_there_is_not_cannot_be_accepted() -> None:
         ("outside", "replicas", "ended with different parameters in 1"),
     ],
 )
-def test_what_the_user_answers_for_is_no_error_and_is_told(
+def test_accepted_checks_are_no_errors_but_are_reported(
     measured: Measured, mistake: str, check: str, message: str, tmp_path: Path
 ) -> None:
     words = "loop.py", "--mistake", mistake, "--kept", str(tmp_path / "kept.pt")
@@ -174,7 +174,7 @@ def test_what_the_user_answers_for_is_no_error_and_is_told(
 
 
 @pytest.mark.full
-def test_a_rank_that_leaves_out_steps_is_told_by_its_count(
+def test_a_rank_that_skips_steps_is_found_by_its_count(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "SCRIPTS", replace(bench.SCRIPTS, meet_s=6.0))
@@ -185,7 +185,7 @@ def test_a_rank_that_leaves_out_steps_is_told_by_its_count(
 
 
 def test_a_script_without_a_seed_is_compared_by_its_speed(measured: Measured) -> None:
-    """Most tutorials set none: each launch begins with other parameters, and that is no mistake."""
+    """Most tutorials set no seed, so launches start from different parameters without a mistake."""
     verdict = measured("loop.py", "--unseeded")
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     starts = {x.ranks[0].watched.start for x in measured.launches(2) if x.ranks[0].watched}
@@ -226,14 +226,14 @@ def test_a_launcher_that_starts_nothing_is_quoted(measured: Measured) -> None:
 
 
 @pytest.mark.full
-def test_a_process_that_is_told_no_rank_does_not_train_for_ever(measured: Measured) -> None:
+def test_a_process_without_a_rank_variable_is_ended(measured: Measured) -> None:
     launch = measured.once("bash", "untold.sh", "{ranks}")
     assert launch.cause is not None and "CalledProcess" not in launch.cause.message
     assert "its launcher has not set RANK" in launch.cause.message
 
 
-def test_a_launcher_that_starts_one_rank_of_two_keeps_nobody_waiting(measured: Measured) -> None:
-    """As accelerate's without a GPU; nor does one that starts two where there is one."""
+def test_a_launcher_that_starts_one_rank_of_two_is_an_error_at_once(measured: Measured) -> None:
+    """accelerate's launcher does this without a GPU. The launch must end instead of waiting."""
     launch = measured.once("bash", "one.sh", "{ranks}")
     assert launch.cause is not None
     assert "the launcher has started 1 of 2 ranks" in launch.cause.message
@@ -243,7 +243,7 @@ def test_a_launcher_that_starts_one_rank_of_two_keeps_nobody_waiting(measured: M
 def test_a_sitecustomize_that_imports_torch_hides_nothing(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Theirs runs, too, and before it nobody looks away."""
+    """The user's sitecustomize runs, and hooks are installed although torch is imported already."""
     (tmp_path / "sitecustomize.py").write_text("import torch\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     launch = measured.once("torchrun", "--nproc_per_node={ranks}", "loop.py")
@@ -254,12 +254,12 @@ def test_a_sitecustomize_that_imports_torch_hides_nothing(
 def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, and with the same samples."""
+    """All of them give identical bits and samples."""
     launcher = ("torchrun", "--master_port=29500", "--nproc_per_node=4", "loop.py")  # as typed
     forked, launched = measured.once("loop.py"), measured.once(*launcher)
     session = measured.session
     monkeypatch.setattr(session, "settings", replace(session.settings, fresh=True))
-    fresh = measured.once("asking.py")  # whose libraries look for torch before it is imported
+    fresh = measured.once("asking.py")  # its libraries search for torch before importing it
     every = (forked, fresh, launched)
     assert not any(x.wrong or x.cause for x in every), [x.wrong or x.cause for x in every]
     seen = [rank.watched for x in every for rank in x.ranks]
@@ -269,11 +269,12 @@ def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
 
 
 @pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_ranks_meet_also_where_a_script_names_a_place_of_its_own(
+def test_ranks_meet_although_the_script_names_another_rendezvous(
     measured: Measured, monkeypatch: pytest.MonkeyPatch, fresh: bool
 ) -> None:
-    """A file that cannot be, another machine's address. Its eleven gradients, reduced in one
-    collective of 44 bytes, are no single value that is logged.
+    """The script names an impossible file or another machine's address for the rendezvous.
+
+    Its eleven gradients, reduced in one collective of 44 bytes, must not count as a logged value.
     """
     session = measured.session
     monkeypatch.setattr(session, "settings", replace(session.settings, fresh=fresh))
@@ -287,7 +288,7 @@ def test_ranks_meet_also_where_a_script_names_a_place_of_its_own(
 def test_a_launcher_that_writes_its_script_for_each_world_is_measured(
     measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a launch writes in its copy is no change of the user's; an edit between launches is."""
+    """Files that a launch writes into its copy are no edits; changes between launches are."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text((SCRIPTS / "spawns.py").read_text())
     launcher = tmp_path / "launch.sh"
@@ -308,7 +309,7 @@ def test_a_launcher_that_writes_its_script_for_each_world_is_measured(
 def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(
     measured: Measured,
 ) -> None:
-    """Whoever trains in a world of one is its rank, group or not, and what came before is known."""
+    """A script without a process group on one rank is measured, with its seed and its loader."""
     starts = set[str]()
     for ranks in (1, 2):
         launch = measured.once("several.py", "{ranks}", ranks=ranks)
@@ -325,7 +326,7 @@ def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(
 def test_a_script_that_spawns_its_ranks_is_measured(
     measured: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told by an argument or by a file; with a fixed port, also where it spawns nothing."""
+    """The number of ranks comes from an argument or a file; a fixed port causes no conflict."""
     (tmp_path / "spawns.py").write_text((SCRIPTS / "spawns.py").read_text())
     (tmp_path / "world.json").write_text('{"world": {world}}')
     monkeypatch.chdir(tmp_path)
@@ -343,7 +344,7 @@ def test_a_script_that_spawns_its_ranks_is_measured(
     assert (tmp_path / "world.json").read_text() == '{"world": {world}}'
 
 
-def test_what_the_script_counts_is_what_is_counted(measured: Measured) -> None:
+def test_counts_agree_with_those_of_the_script(measured: Measured) -> None:
     measured("loop.py", "--width", "32")
     for ranks in (1, 2):
         launch = measured.launches(ranks)[0]
@@ -364,7 +365,7 @@ def test_what_the_script_counts_is_what_is_counted(measured: Measured) -> None:
         (["sh", "loop.py"], "the launcher is not told how many ranks to start"),
     ],
 )
-def test_commands_that_cannot_run_say_why(
+def test_commands_that_cannot_run_are_refused_with_a_reason(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(SCRIPTS)
@@ -379,7 +380,7 @@ def test_commands_are_read_as_a_shell_would() -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["forks", "floods", "catches SIGTERM", "leaks", "writes"])
-def test_odd_scripts_are_survived(measured: Measured, how: str) -> None:
+def test_scripts_with_unusual_processes_are_measured(measured: Measured, how: str) -> None:
     before = sorted(p.name for p in SCRIPTS.iterdir())
     measured("odd.py", how)
     assert measured.launches(2) and measured.wrong() == []
@@ -389,10 +390,10 @@ def test_odd_scripts_are_survived(measured: Measured, how: str) -> None:
 
 
 @pytest.mark.full
-def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
+def test_a_script_runs_in_its_folder_with_clean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it finds beside that folder is there; what it writes is removed; a user's file is not."""
+    """With --clean the script finds neighbouring files, and only its own output is removed."""
     (tmp_path / "data.txt").write_text("0.1")
     inside = tmp_path / "code"
     inside.mkdir()
@@ -435,10 +436,10 @@ def test_a_script_runs_in_its_own_folder_where_that_is_asked_for(
         assert message in capsys.readouterr().err
 
 
-def test_checkpoints_of_the_user_s_stay_as_they_are(
+def test_checkpoints_of_the_user_are_not_changed(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training that resumes from, and saves to, a large file and a folder that is linked."""
+    """The script resumes from, and saves to, a large file and a linked folder."""
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     elsewhere.mkdir()
     home.mkdir()
@@ -494,14 +495,14 @@ def _says(path: Path, word: bytes) -> bool:
         ("exits", "left with status 2: train.py: error: no such option"),
     ],
 )
-def test_scripts_that_cannot_be_measured_say_why(
+def test_scripts_that_cannot_be_measured_are_errors_with_a_reason(
     measured: Measured, how: str, message: str
 ) -> None:
     verdict = measured("odd.py", how)
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
 
 
-def test_a_script_that_refuses_one_rank_is_told_where_its_ladder_begins(measured: Measured) -> None:
+def test_the_fix_for_a_script_that_refuses_one_rank_is_first_rung(measured: Measured) -> None:
     verdict = measured("odd.py", "is parallel")
     assert "left with status 1: tensor parallelism needs two ranks" in verdict.detail
     assert (
@@ -511,10 +512,8 @@ def test_a_script_that_refuses_one_rank_is_told_where_its_ladder_begins(measured
 
 
 @pytest.mark.parametrize(("how", "even"), [("logs seldom", True), ("broadcasts seldom", False)])
-def test_what_steps_exchange_is_a_witness_of_what_a_step_is(
-    measured: Measured, how: str, even: bool
-) -> None:
-    """A loss that is gathered now and then is not, an exchange of parameters is."""
+def test_uneven_exchanges_of_steps_are_reported(measured: Measured, how: str, even: bool) -> None:
+    """Seldom gathered losses do not matter, but seldom exchanged parameters do."""
     measured("odd.py", how)
     assert {r.watched.even for r in measured.launches(2)[0].ranks if r.watched} == {even}
     text = " ".join(" ".join(script_table(measured.session.run.record(complete=False))).split())
@@ -522,10 +521,10 @@ def test_what_steps_exchange_is_a_witness_of_what_a_step_is(
 
 
 @pytest.mark.full
-def test_a_script_that_hangs_before_its_window_is_over_is_ended(
+def test_a_script_that_hangs_within_its_window_is_ended(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the line at which it hangs; after the window nothing of it is waited for."""
+    """The error names the line of the hang. After the window, the script is not waited for."""
     monkeypatch.setattr(bench, "SCRIPTS", replace(bench.SCRIPTS, step_s=3.0))
     launch = measured.once("odd.py", "hangs at its end")
     assert launch.cause is not None and launch.cause.kind == "hang", launch.cause
@@ -563,8 +562,8 @@ def test_a_script_runs_on_several_nodes(
     assert launch.steps is not None and launch.consumed == 64 * launch.steps.count
 
 
-def test_what_slows_down_without_being_wrong_is_noticed(measured: Measured) -> None:
-    """A loss that is summed over all ranks and read in every step."""
+def test_slow_but_correct_code_is_noticed(measured: Measured) -> None:
+    """The script sums the loss over all ranks and reads it in every step."""
     measured("odd.py", "logs")
     seen = measured.launches(2)[0].ranks[0].watched
     assert seen is not None and seen.small == 1 and seen.reads == 1
@@ -581,7 +580,7 @@ STYLES = [
 @pytest.mark.few(4)
 @pytest.mark.parametrize("style", STYLES)
 def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: str) -> None:
-    """Against the script's own count, step by step."""
+    """They agree with the script's count, step by step."""
     launch = measured.once("styles.py", style)
     assert not launch.wrong and launch.cause is None, launch.wrong or launch.cause
     folder = measured.session.run.folder
@@ -599,7 +598,7 @@ def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: s
 
 
 @pytest.mark.full
-def test_a_batch_that_cannot_be_read_is_counted_as_its_user_says(measured: Measured) -> None:
+def test_an_unreadable_batch_needs_a_declared_number_of_samples(measured: Measured) -> None:
     (why,) = measured.once("styles.py", "unread").wrong
     assert "cannot be read (NotImplementedError: decode it first" in why
     assert "--samples-per-step" in why
@@ -611,7 +610,7 @@ def _told(folder: Path, launch: str, rank: int) -> list[int]:
 
 
 @pytest.mark.full
-def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
+def test_a_gan_needs_a_declared_number_of_samples(measured: Measured) -> None:
     launch = measured.once("styles.py", "gan")
     (why,) = launch.wrong
     assert "several modules are called with different rows" in why
@@ -625,8 +624,8 @@ def test_a_gan_is_counted_as_its_user_says(measured: Measured) -> None:
 
 
 @pytest.mark.full
-def test_a_suite_has_a_script_in_one_line(measured: Measured, tmp_path: Path) -> None:
-    """As ``pytest test_mine.py --cpus 2`` with a rule of its own."""
+def test_a_suite_measures_a_script_in_one_line(measured: Measured, tmp_path: Path) -> None:
+    """``pytest test_mine.py --cpus 2`` judges a script by a local threshold."""
     (tmp_path / "test_mine.py").write_text((SCRIPTS / "suite.py").read_text())
     (tmp_path / "loop.py").write_text((SCRIPTS / "loop.py").read_text())
     (tmp_path / "thresholds.toml").write_text(
@@ -646,10 +645,10 @@ def test_a_suite_has_a_script_in_one_line(measured: Measured, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "where", [pytest.param("data/cache.txt", marks=pytest.mark.full), "behind.txt"]
 )
-def test_a_script_that_writes_to_what_is_shared_is_told_of_it(
+def test_a_script_that_writes_to_shared_data_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
-    """The kernel keeps it from it; a way around that is seen after the launch."""
+    """The kernel prevents the write; a write that bypasses this is detected after the launch."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/cache.txt").write_text("mine")
     (tmp_path / "behind.txt").hardlink_to(tmp_path / "data/cache.txt")
@@ -713,8 +712,8 @@ def test_other_ways_to_write_outside_are_stopped(
     "stale",
     ["ddp", "fsdp1", pytest.param("fsdp2", marks=pytest.mark.full), "ddp right", "fsdp1 right"],
 )
-def test_a_training_that_changes_no_weight_is_an_error(measured: Measured, stale: str) -> None:
-    """Its ranks agree, and so do its rungs: only what must be true of one rank alone shows it."""
+def test_training_that_changes_no_weight_is_an_error(measured: Measured, stale: str) -> None:
+    """All ranks and world sizes agree, so only a check of each single rank reveals it."""
     for ranks in (1, 2):
         launch = measured.once("shared_mistakes.py", *stale.split(), ranks=ranks)
         wrong = any("change no weight on any rank" in reason for reason in launch.wrong)

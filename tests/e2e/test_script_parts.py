@@ -1,4 +1,4 @@
-"""Parts of trainings that not every rank does alike: frozen models, sharded optimizers, workers."""
+"""Training scripts whose ranks differ: frozen models, sharded optimizers, workers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TWELVE = Protocol(steps=14, cut=4, min_blocks=1, max_blocks=1, fixed=True)
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("part", ["teacher", "sharded optimizer"])
-def test_a_share_of_the_work_is_right_where_a_batch_is_shared(
+def test_a_share_of_the_work_is_correct_if_ranks_share_a_batch(
     measured: Measured, part: str
 ) -> None:
-    """Each rank asks the teacher about its samples, and steps its share of the parameters."""
+    """Each rank runs the teacher on its samples, and updates its share of the parameters."""
     verdict = measured("parts.py", part, "--divide", mode=Mode.STRONG)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "gradient of 2cpu equal to one rank's" in measured.table()
 
 
 def test_flat_shards_are_no_replicas(measured: Measured) -> None:
-    """FSDP's first kind says of no parameter that it is a part."""
+    """The parameters of FSDP1 do not state that they are shards."""
     verdict = measured("parts.py", "flat shards")
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "replicas (parameters are sharded)" in measured.table()
@@ -33,23 +33,23 @@ def test_flat_shards_are_no_replicas(measured: Measured) -> None:
 
 
 @pytest.mark.full
-def test_layers_that_are_cut_by_hand_are_no_replicas(measured: Measured) -> None:
-    """All ranks see the same samples, and sum what each has computed of them."""
+def test_manually_split_layers_are_no_replicas(measured: Measured) -> None:
+    """All ranks train on the same samples and sum their partial results."""
     verdict = measured("parts.py", "cut layers", mode=Mode.STRONG)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "replicas (parameters are sharded)" in measured.table()
     assert "(ranks hold parts of the model)" in measured.table()
 
 
-def test_ranks_that_gather_features_are_replicas_all_the_same(measured: Measured) -> None:
-    """They train on samples of their own, and nobody exchanges gradients."""
+def test_ranks_that_gather_features_are_still_replicas(measured: Measured) -> None:
+    """The ranks train on different samples without exchanging gradients."""
     verdict = measured("parts.py", "gathers")
     assert verdict.status is Status.ERROR, verdict.detail
     assert "replicas: ranks ended with different parameters" in verdict.detail
 
 
 @pytest.mark.full
-def test_a_batch_that_passes_twice_is_one_batch(measured: Measured) -> None:
+def test_a_batch_that_is_used_twice_counts_once(measured: Measured) -> None:
     verdict = measured("parts.py", "twice")
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     for ranks in (1, 2):
@@ -58,8 +58,8 @@ def test_a_batch_that_passes_twice_is_one_batch(measured: Measured) -> None:
 
 
 @pytest.mark.full
-def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> None:
-    """The gradients of a head, in each of four passes: less than the whole model once."""
+def test_exchanges_of_a_part_are_compared_with_that_part(measured: Measured) -> None:
+    """The gradients of a head in four passes are less than those of the model in one pass."""
     verdict = measured("parts.py", "head")
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "in each of 4 backward passes: is no_sync() missing" in measured.table()
@@ -72,7 +72,9 @@ def test_exchanges_of_a_part_are_counted_by_that_part(measured: Measured) -> Non
         pytest.param("lazy everywhere", "", marks=pytest.mark.full),
     ],
 )
-def test_an_update_that_changes_nothing_is_none(measured: Measured, part: str, says: str) -> None:
+def test_an_update_that_changes_nothing_does_not_count(
+    measured: Measured, part: str, says: str
+) -> None:
     verdict = measured("parts.py", part, protocol=TWELVE)
     if says:
         assert verdict.status is Status.ERROR and says in verdict.detail, verdict.detail
@@ -92,7 +94,7 @@ def test_an_update_that_changes_nothing_is_none(measured: Measured, part: str, s
         ("augments", "", "(.item())"),
     ],
 )
-def test_what_differs_beside_the_ranks_is_noticed(
+def test_differences_between_one_and_several_ranks_are_noticed(
     measured: Measured, part: str, says: str, silent: str
 ) -> None:
     verdict = measured("parts.py", part, protocol=TWELVE)

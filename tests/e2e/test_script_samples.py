@@ -1,4 +1,4 @@
-"""Samples of trainings that are not rows of one tensor, and mistakes that their content hides."""
+"""Samples that are not rows of one tensor, and mistakes that the content of samples hides."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["measured", "session"]  # fixtures
         pytest.param("graphs", marks=pytest.mark.full),
     ],
 )
-def test_samples_are_counted_as_what_they_are(measured: Measured, shape: str) -> None:
+def test_samples_of_every_shape_are_counted(measured: Measured, shape: str) -> None:
     verdict = measured("shapes.py", shape)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     for ranks in (1, 2):
@@ -52,7 +52,7 @@ def test_samples_are_counted_as_what_they_are(measured: Measured, shape: str) ->
         ),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(
+def test_ambiguous_batches_are_refused_with_a_fix(
     measured: Measured,
     shape: str,
     says: str,
@@ -69,14 +69,14 @@ def test_what_is_not_understood_is_refused_by_name(
 
 
 @pytest.mark.full
-def test_what_is_not_understood_is_measured_as_declared(measured: Measured) -> None:
+def test_ambiguous_batches_are_measured_with_a_declared_number(measured: Measured) -> None:
     verdict = measured("shapes.py", "packed", samples=16)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 32 * two.steps.count
 
 
-def test_a_strong_ladder_run_as_a_weak_one_is_told(measured: Measured) -> None:
+def test_a_strong_scaling_script_run_as_weak_is_reported(measured: Measured) -> None:
     verdict = measured("shapes.py", "images", "--divide")
     assert verdict.status is Status.ERROR and "(--mode strong?)" in verdict.detail, verdict.detail
     assert measured.launches(2) == [], "pilots have shown it"
@@ -114,7 +114,7 @@ def test_mistakes_that_content_hides_are_named(
 @pytest.mark.parametrize(
     "right", ["peeks", "own data", "attacks", pytest.param("--fsdp", marks=pytest.mark.full)]
 )
-def test_what_only_looks_like_a_mistake_is_none(measured: Measured, right: str) -> None:
+def test_correct_code_that_resembles_a_mistake_is_accepted(measured: Measured, right: str) -> None:
     words = (right,) if right == "--fsdp" else ("--mistake", right)
     verdict = measured("shapes.py", "views", *words)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
@@ -129,7 +129,7 @@ def test_what_only_looks_like_a_mistake_is_none(measured: Measured, right: str) 
         ("made up", "a data set that stores none: correct if each rank generates others"),
     ],
 )
-def test_what_costs_time_and_is_right_is_a_remark(
+def test_slow_but_correct_code_is_a_remark(
     measured: Measured,
     mistake: str,
     says: str,
@@ -143,8 +143,8 @@ def test_what_costs_time_and_is_right_is_a_remark(
 
 
 @pytest.mark.full
-def test_a_ladder_begins_where_a_model_fits(measured: Measured) -> None:
-    """Efficiency of a device is against the smallest world; one rank is never launched."""
+def test_a_sweep_can_begin_at_two_ranks(measured: Measured) -> None:
+    """The baseline is then the smallest world, and one rank is never launched."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(4,))
     verdict = measured("shapes.py", "views", first_rung=2, site=site)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
@@ -153,7 +153,7 @@ def test_a_ladder_begins_where_a_model_fits(measured: Measured) -> None:
     assert rates[0] and rates[1] and 0 < verdict.value < 1.1
 
 
-def test_a_ladder_needs_a_rung_above_its_first() -> None:
+def test_a_sweep_needs_a_larger_world_than_its_first() -> None:
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     with pytest.raises(SpecError, match="2 ranks have nothing to be compared with") as caught:
         script_plan(["-m", "train"], site, first_rung=2)
@@ -169,7 +169,7 @@ def test_a_ladder_needs_a_rung_above_its_first() -> None:
     ]  # fmt: skip
 
 
-def test_a_training_of_few_steps_is_timed_for_as_many_as_the_user_says(measured: Measured) -> None:
+def test_a_fixed_number_of_steps_is_timed(measured: Measured) -> None:
     few = Protocol(steps=6, cut=3, min_blocks=1, max_blocks=1, fixed=True)
     verdict = measured("shapes.py", "views", "--steps", "12", protocol=few)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
@@ -177,8 +177,8 @@ def test_a_training_of_few_steps_is_timed_for_as_many_as_the_user_says(measured:
     assert {x.steps.count for x in every if x.steps} == {3}
 
 
-def test_views_are_rows_unless_the_loaders_samples_are_asked_for(measured: Measured) -> None:
-    """Of each image two views reach the model, as of a preference a chosen and a rejected answer."""
+def test_views_count_as_rows_unless_samples_are_declared(measured: Measured) -> None:
+    """Two views of each image reach the model, like two answers in preference tuning."""
     assert measured("shapes.py", "views").value is not None and measured.wrong() == []
     assert "--samples-per-step 16 counts the samples" in " ".join(measured.table().split())
     (two, *_) = measured.launches(2)

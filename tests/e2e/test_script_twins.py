@@ -1,7 +1,7 @@
-"""Each planted mistake beside what looks like it and is right: that raises nothing.
+"""Correct code that resembles each injected mistake is accepted.
 
-The mistakes themselves are in ``test_script.py`` and ``test_script_samples.py``; here are those that
-no check can call an ERROR, and what is said of them instead.
+The mistakes themselves are in ``test_script.py`` and ``test_script_samples.py``. This file also has
+mistakes that no check can call an ERROR, and tests what is reported about them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.e2e.test_script import Measured, measured, session
 
 __all__ = ["measured", "session"]  # fixtures
 
-#: A mistake, and the words of its right twin.
+#: Mistake -> the command of its correct twin.
 TWINS = {
     "same data": ("loop.py",),
     "no all-reduce": ("loop.py", "--mistake", "no all-reduce", "--right"),
@@ -62,7 +62,7 @@ TWINS = {
     "no zero_grad": ("loop.py", "--mistake", "no zero_grad", "--right"),
     "evaluates a copy": ("loop.py", "--mistake", "evaluates a copy", "--right"),
 }
-#: What a right training is never told.
+#: Remarks that a correct training run must never get.
 REMARKS = (
     "find_unused_parameters", "comes to its backward pass", "wait for it", "zero_grad()",
     "all write the file", "skipped after its forward pass", "step() called twice", "random_split", "no optimizer has",
@@ -72,7 +72,7 @@ WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
 
 @pytest.mark.full
 @pytest.mark.parametrize("twin", TWINS)
-def test_what_looks_like_a_mistake_raises_nothing(measured: Measured, twin: str) -> None:
+def test_the_twin_of_a_mistake_raises_nothing(measured: Measured, twin: str) -> None:
     verdict = measured(*TWINS[twin], protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert not [remark for remark in REMARKS if remark in measured.table()]
@@ -80,7 +80,7 @@ def test_what_looks_like_a_mistake_raises_nothing(measured: Measured, twin: str)
 
 @pytest.mark.full
 def test_a_slow_rank_is_a_remark_or_not_checked(measured: Measured) -> None:
-    """Where others use the cores, too, nobody knows whose doing it is."""
+    """It is not checked if other processes use the cores, too."""
     verdict = measured("loop.py", "--mistake", "slow", protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     remark = "2cpu: rank 1 comes to its backward pass"
@@ -89,7 +89,7 @@ def test_a_slow_rank_is_a_remark_or_not_checked(measured: Measured) -> None:
 
 @pytest.mark.full
 def test_an_evaluation_of_one_rank_is_a_remark_or_not_checked(measured: Measured) -> None:
-    """Of a copy that no hook knows: by the time that it takes, where others leave the cores alone."""
+    """The evaluated copy has no hooks. It is found by its time if the cores are otherwise idle."""
     verdict = measured("loop.py", "--mistake", "evaluates a copy", protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     remark = "2cpu: rank 0 takes"
@@ -97,7 +97,7 @@ def test_an_evaluation_of_one_rank_is_a_remark_or_not_checked(measured: Measured
 
 
 @pytest.mark.full
-def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None:
+def test_discarded_gradients_are_a_remark(measured: Measured) -> None:
     verdict = measured("loop.py", "--accumulate", "4", "--mistake", "cleared", protocol=WINDOW)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "is zero_grad() in the wrong place?" in measured.table()
@@ -115,7 +115,7 @@ def test_gradients_that_are_thrown_away_are_a_remark(measured: Measured) -> None
         ("head left out", "1cpu, 2cpu: parameters of 2 get gradients, but no optimizer has them"),
     ],
 )
-def test_what_costs_time_or_samples_is_a_remark(
+def test_mistakes_that_cost_time_or_samples_are_remarks(
     measured: Measured, mistake: str, remark: str
 ) -> None:
     verdict = measured("loop.py", "--mistake", mistake, protocol=WINDOW)
@@ -134,7 +134,7 @@ def test_what_costs_time_or_samples_is_a_remark(
         (("--mistake", "sum"), "gradient of 2cpu against one rank's (weak: other samples)"),
     ],
 )
-def test_what_cannot_be_told_is_listed(
+def test_unchecked_properties_are_listed(
     measured: Measured, words: tuple[str, ...], unchecked: str
 ) -> None:
     verdict = measured("loop.py", *words)
@@ -144,7 +144,7 @@ def test_what_cannot_be_told_is_listed(
 
 
 @pytest.mark.full
-def test_a_strong_ladder_of_a_mean_raises_nothing(measured: Measured) -> None:
-    """The twin of a loss that is summed over ranks, and of a strong ladder run as a weak one."""
+def test_strong_scaling_with_a_mean_loss_raises_nothing(measured: Measured) -> None:
+    """This is the twin of a summed loss, and of a strong-scaling script that is run as weak."""
     verdict = measured("loop.py", "--global-batch", "64", mode=Mode.STRONG)
     assert verdict.value is not None and measured.wrong() == [], verdict.detail

@@ -1,4 +1,4 @@
-"""Right trainings of unusual forms end in figures; a mistake within each is named."""
+"""Correct training scripts of unusual forms are measured, and a mistake in each is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.e2e.test_script import Measured, measured, session
 
 __all__ = ["measured", "session"]
 
-#: A form, and how its mistake is told.
+#: Form -> the words that name its mistake.
 FORMS = {
     "heads by rank": "ranks ended with different",
     "experts": "ranks ended with different parameters in Linear",
@@ -23,13 +23,13 @@ FORMS = {
     "armed": "ranks ended with different parameters",
     "wrapped eval": "eval: weights are updated after passes through a model in eval mode",
 }
-#: Samples cannot be counted there, and are said.
+#: Forms whose samples cannot be counted -> the declared number.
 STATED = {"armed": 16, "plain tensors": 16, "functional": 16, "frozen half": 16}
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_right_one_ends_in_figures(measured: Measured, form: str) -> None:
+def test_correct_training_of_an_unusual_form_is_measured(measured: Measured, form: str) -> None:
     verdict = measured("unusual.py", form, samples=STATED.get(form, 0))
     assert verdict.value is not None and measured.wrong() == [], verdict.detail
     assert "zero_grad()" not in measured.table() and "single values in" not in measured.table()
@@ -37,6 +37,6 @@ def test_a_right_one_ends_in_figures(measured: Measured, form: str) -> None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("form", FORMS)
-def test_its_mistake_is_named(measured: Measured, form: str) -> None:
+def test_the_mistake_in_an_unusual_form_is_named(measured: Measured, form: str) -> None:
     verdict = measured("unusual.py", form, "--mistake", samples=STATED.get(form, 0))
     assert verdict.status is Status.ERROR and FORMS[form] in verdict.detail, verdict.detail

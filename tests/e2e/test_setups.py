@@ -1,4 +1,4 @@
-"""Other environments in the same blocks: the pinned control, and bisection between versions."""
+"""Several environments in the same blocks: a pinned control, and bisection between versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASE = ["ddp/versioned-small/weak", "--path", str(ROOT / "tests/plants"), "--cpu
 
 
 def python(path: Path, slower: float) -> Path:
-    """An interpreter whose environment makes steps slower."""
+    """Write an interpreter whose environment makes steps slower, and return it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'#!/bin/sh\nexec env PLANTED_SLOWER={slower} {sys.executable} "$@"\n')
     path.chmod(0o755)
@@ -28,7 +28,7 @@ def python(path: Path, slower: float) -> Path:
 
 
 @pytest.mark.full
-def test_a_control_runs_in_its_own_environment_and_gives_a_ratio(tmp_path: Path) -> None:
+def test_a_control_runs_in_a_separate_environment_and_gives_a_ratio(tmp_path: Path) -> None:
     pinned = python(tmp_path / "pinned/python", 0.25)
     words = [*CASE, "--results", str(tmp_path), "--no-timeline", "--no-fabric"]
     assert main(["run", *words, "--control", str(pinned)]) in (0, 5)
@@ -49,7 +49,7 @@ def test_a_control_runs_in_its_own_environment_and_gives_a_ratio(tmp_path: Path)
     [("nowhere/python", "no such program"), ("true", "its agents do not start")],
 )
 @pytest.mark.full
-def test_a_control_that_is_no_environment_is_named(
+def test_an_invalid_control_environment_is_named(
     given: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*CASE, "--results", str(tmp_path), "--no-timeline", "--no-fabric"]
@@ -58,7 +58,7 @@ def test_a_control_that_is_no_environment_is_named(
 
 
 def install(folder: Path, first: int) -> str:
-    """A command that installs versions, slow ones from ``first`` on."""
+    """Return a command that installs versions, which are slow from ``first`` on."""
     script = folder / "install.sh"
     script.write_text(
         '#!/bin/sh\n[ "$1" = 3 ] && { echo no such version; exit 1; }\n'
@@ -99,7 +99,7 @@ def test_the_first_slow_version_is_found(
         (["--good", "1", "--bad", "2", "--versions", "1,2", "--error", "2"], "between 0 and 0.5"),
     ],
 )
-def test_what_cannot_be_bisected_is_named(
+def test_an_impossible_bisection_is_refused_with_a_reason(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--install", install(tmp_path, 9), "--results", str(tmp_path), "--repo", str(ROOT)]
@@ -107,7 +107,7 @@ def test_what_cannot_be_bisected_is_named(
     assert message in capsys.readouterr().err
 
 
-def test_commits_between_are_in_their_order(tmp_path: Path) -> None:
+def test_commits_between_two_are_in_order(tmp_path: Path) -> None:
 
     def git(*words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -128,7 +128,7 @@ def test_commits_between_are_in_their_order(tmp_path: Path) -> None:
 def test_two_environments_are_compared_in_the_same_blocks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """5 % apart: 3 % is all that two separate runs could tell."""
+    """They differ by 5 %; separate runs could detect no less than 3 %."""
     a, b = python(tmp_path / "a/bin/python", 0.0), python(tmp_path / "b/bin/python", 0.05)
     words = [str(a.parents[1]), str(b), "--interleave", CASE[0], *CASE[1:]]
     words += ["--set", "versioned.noise=0.002", "--results", str(tmp_path / "results")]

@@ -1,4 +1,4 @@
-"""Files of the user's with the names of Python's own: nobody takes them for the library."""
+"""A user's files with the names of standard modules are not imported instead of these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_agent_starts_beside_files_with_names_of_the_library(folder: Path) -> None:
+def test_an_agent_starts_in_a_folder_with_names_of_the_library(folder: Path) -> None:
     command = agent_command((sys.executable,), 0, {}, (), "--help")
     done = subprocess.run(
         command.argv, cwd=folder, env={**os.environ, **command.env}, capture_output=True, text=True,
@@ -32,7 +32,7 @@ def test_an_agent_starts_beside_files_with_names_of_the_library(folder: Path) ->
 
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ["local", "torchrun"])
-def test_a_file_with_a_name_of_the_library_is_not_taken_for_it(folder: Path, engine: str) -> None:
+def test_a_file_with_a_name_of_the_library_does_not_shadow_it(folder: Path, engine: str) -> None:
     scaleproof = Path(sys.executable).with_name("scaleproof")
     command = [scaleproof, "gate", "--case", "ddp/mlp-nano", "--cpus", "2", "--engine", engine]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A rank that is killed once, wherever that is: the run goes on, and says so."""
+"""If a rank is killed once, the run continues, and reports it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(folder: Path, *options: str, how: str = "once") -> tuple[int, dict[str, 
 
 
 @pytest.mark.full
-def test_a_rank_that_is_killed_once_in_its_gate_ends_no_run(tmp_path: Path) -> None:
+def test_a_rank_killed_once_in_its_gate_does_not_end_the_run(tmp_path: Path) -> None:
     status, record, text = run(tmp_path)
     flaked = [x for x in record["launches"] if x["purpose"] == "flaked"]
     assert [x["intended"] for x in flaked] == ["gate"], text
@@ -58,8 +58,8 @@ def test_a_rank_that_is_killed_once_in_its_gate_ends_no_run(tmp_path: Path) -> N
 
 
 @pytest.mark.full
-def test_a_rank_that_is_killed_every_time_is_an_error(tmp_path: Path) -> None:
+def test_a_rank_killed_every_time_is_an_error(tmp_path: Path) -> None:
     status, record, text = run(tmp_path, how="always")
     assert status == 11 and record["complete"], text
     purposes = [x["purpose"] for x in record["launches"] if x["status"] == "failed"]
-    assert purposes == ["flaked", "gate"], "once more, and then it is the case's"
+    assert purposes == ["flaked", "gate"], "one repeat, and then it is an error of the case"

@@ -1,4 +1,4 @@
-"""The kinds of faults that are planted, and how each is called when it is found."""
+"""The kinds of injected faults, and the kind of cause that must be reported for each."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ STRATEGIES = ("ddp", "fsdp", "pipeline")
 
 
 class On(StrEnum):
-    """What the three ranks run on."""
+    """Where the three ranks run."""
 
     LOCAL = "local"  # one agent for all
-    NODES = "nodes"  # an agent for each, quick to replace
-    EMULATED = "emulated"  # an agent for each, behind a network of its own
+    NODES = "nodes"  # one agent per rank, quick to replace
+    EMULATED = "emulated"  # one agent per rank, each in its own network namespace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """``called`` is the kind of cause that must be found; "" = any that names the rank.
+    """``called`` is the kind of cause that must be reported; "" = any that names the rank.
 
-    ``waits_s``: how long nothing but silence tells of it; 0 for what ends a rank at once.
-    ``trains_s``: how long ranks train on before it is felt.
+    ``waits_s``: how long the fault shows only as silence; 0 for faults that end a rank at once.
+    ``trains_s``: how long ranks continue training before the fault has an effect.
     """
 
     called: str
@@ -42,7 +42,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "kill": Kind(called="signal"),
     "raise": Kind(called="exception"),
-    "abort": Kind(called=""),  # by its signal, or by the collective that it did not come to
+    "abort": Kind(called=""),  # its signal, or the collective that it did not join
     "exit": Kind(called="exit"),
     "exit3": Kind(called="exit"),
     "oom": Kind(called="memory"),
@@ -60,7 +60,7 @@ KINDS: Mapping[str, Kind] = {
     "system_exit": Kind(called="exception"),
     "interrupted": Kind(called="exception"),
     "exec": Kind(called="exit"),
-    "hang_up": Kind(called=""),  # its peers notice first, or it does
+    "hang_up": Kind(called=""),  # either its peers or the rank itself notice first
     "agent": Kind(called="node", on=On.NODES),
     "agent_stops": Kind(called="node", waits_s=LOST_S, on=On.EMULATED),
     "agent_at_start": Kind(called="node", on=On.NODES),

@@ -1,13 +1,13 @@
-"""The fault matrix: whatever breaks, is the right rank blamed, and is the world gone in time?
+"""The fault matrix: is the faulty rank named after each fault, and does the launch end in time?
 
     python -m tests.faults.matrix [--repeats 50] [--hangs 10] [--jobs 4]
                                   [--kinds kill raise ...] [--strategies ddp ...]
 
 Every kind on every strategy and on the first, the middle and the last of three ranks. Prints how
-often the right rank was named, the lower 95 % bound of that rate (Clopper and Pearson), how often
-the answer was called sure, and the longest time from the fault (from the launch, where a rank or node
-never comes) until the world is empty and its end is known. Exit status 1
-if a rank was named wrongly, a world lasted too long, or anything was left.
+often the faulty rank was named, the lower 95 % bound of that rate (Clopper and Pearson), how often
+the answer was marked as sure, and the longest time from the fault (from the launch, if a rank or
+node never joins) until all processes have ended and the cause is known. Exit status 1 if a rank was
+named wrongly, a launch lasted too long, or any process was left.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ from .nodes import forked
 WORLD = 3
 NODES = {On.LOCAL: (WORLD,), On.NODES: (1,) * WORLD, On.EMULATED: (1,) * WORLD}
 FOLDER = Path(__file__).parent / "strategies"
-#: Seconds after a crash, or after the time-out that ends a hang, until the world must be gone.
+#: Seconds after a crash, or after the time-out that ends a hang, until all processes must be gone.
 GONE_S = 5.0
-#: Worlds that may be in their first step at a time, and seconds for which one may hold up others:
-#: on a busy machine a first step of FSDP would take longer than its collectives may.
+#: Launches that may be in their first step at a time, and seconds for which one may delay others:
+#: on a busy machine a first step of FSDP would exceed the time-out of its collectives.
 TURNS, FIRST_STEP_S = os.cpu_count() or 1, 4.0
 STARTING, WAITING = BoundedSemaphore(TURNS), Lock()
 
 
 class Turn:
-    """A world's turn to start: over with its first step. Called with the step it is at.
+    """A launch's turn to start, which ends with its first step. Called with the current step.
 
-    One that trains to its end takes every turn until then: others would slow its ranks down.
+    A launch that trains to its end takes every turn until then: others would slow its ranks down.
     """
 
     def __init__(self, whole: bool) -> None:
         self.whole, self.turns = whole, TURNS if whole else 1
 
     def __enter__(self) -> Turn:
-        with WAITING:  # two that want all would each keep what the other needs
+        with WAITING:  # avoids a deadlock between two launches that want all turns
             for _ in range(self.turns):
                 STARTING.acquire()
         self.began, self.over = time.monotonic(), False
@@ -80,7 +80,7 @@ class Turn:
             self.end()
 
     def end(self) -> None:
-        """Let the next world start."""
+        """Let the next launch start."""
         if not self.over:
             self.over = True
             STARTING.release(self.turns)
@@ -99,14 +99,14 @@ class Cell:
 
     @property
     def allowed_s(self) -> float:
-        """How long a world may last with this fault."""
+        """How long a launch may last with this fault."""
         kind = KINDS[self.kind]
         return GONE_S + kind.waits_s + kind.trains_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was said of one planted fault; ``rank`` is None if nothing was."""
+    """The report on one injected fault; ``rank`` is None if nothing was reported."""
 
     rank: int | None
     kind: str
@@ -116,12 +116,12 @@ class Found:
     left: int
 
     def right(self, cell: Cell) -> bool:
-        """Whether the right rank was named, and the fault by its kind."""
+        """Whether the faulty rank and the kind of the fault were named."""
         return self.rank == cell.rank and KINDS[cell.kind].called in ("", self.kind)
 
 
 def worlds_on(on: On, known: Catalogue, shared_gpu: bool = False) -> Fleet:
-    """Three ranks to break; they may share a GPU."""
+    """Open three ranks for faults; they may share a GPU."""
     device = Device.CUDA if shared_gpu else Device.CPU
     where = Where(nodes=NODES[on], device=device, shared_gpu=shared_gpu)
     return forked(where) if on is On.NODES else open_worlds(known.get("engines", on), where)
@@ -130,7 +130,7 @@ def worlds_on(on: On, known: Catalogue, shared_gpu: bool = False) -> Fleet:
 def strike(
     worlds: Fleet, known: Catalogue, cell: Cell, folder: Path, shared_gpu: bool = False
 ) -> Found:
-    """Launch a world with the fault, and see what is said of it."""
+    """Launch three ranks with the fault, and return what is reported."""
     name = f"faulty_{cell.strategy}"
     on = KINDS[cell.kind].on
     site = Site(
@@ -171,7 +171,7 @@ def strike(
 
 @contextmanager
 def outside(cell: Cell, agents: Sequence[int], out: Path) -> Iterator[None]:
-    """What has to be done to a launch from outside of its ranks."""
+    """Inject faults that act from outside of the ranks."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (out / "taken").write_text(str(taken.getsockname()[1]))
         if cell.kind == "absent":
@@ -187,7 +187,7 @@ def outside(cell: Cell, agents: Sequence[int], out: Path) -> Iterator[None]:
 
 
 def waited_for(folder: Path, out: Path) -> Found:
-    """Whom the timeline names."""
+    """Return the rank that the timeline names."""
     files = [out / f"rank{rank}.json" for rank in range(WORLD)]
     ranks = [from_doc(RankRecord, json.loads(f.read_text())) for f in files]
     blame = budget_of(folder, out.name, ranks, 6, talks=True).blame
@@ -203,7 +203,7 @@ def waited_for(folder: Path, out: Path) -> Found:
 def striking(
     on: On, known: Catalogue, jobs: int, shared_gpu: bool = False
 ) -> Iterator[Callable[[Sequence[Cell]], list[tuple[Cell, Found]]]]:
-    """Strikes cells, several worlds at a time: most of a strike is waiting."""
+    """Injects the faults of cells, several launches at a time: most of the time is waiting."""
     free: SimpleQueue[Fleet] = SimpleQueue()
 
     def one(cell: Cell) -> tuple[Cell, Found]:
@@ -214,7 +214,7 @@ def striking(
         finally:
             free.put(worlds)
 
-    # Agents end with the thread that started them: the pool lives as long as they do.
+    # Agents end with the thread that started them, so the pool must live as long as they do.
     with ThreadPoolExecutor(jobs) as pool:
         opened = [worlds_on(on, known, shared_gpu) for _ in range(jobs)]
         for worlds in opened:
@@ -232,7 +232,7 @@ def lower_bound(good: int, total: int) -> float:
 
 
 def row(cells: Sequence[tuple[Cell, Found]]) -> tuple[str, bool]:
-    """A line of the table about one kind and strategy, and whether all is well."""
+    """The table row of one kind and strategy, and whether it is as required."""
     first, total = cells[0][0], len(cells)
     good = sum(counts.right(cell) for cell, counts in cells)
     longest = max(counts.took_s for _, counts in cells)
@@ -251,13 +251,13 @@ def row(cells: Sequence[tuple[Cell, Found]]) -> tuple[str, bool]:
 
 
 def main() -> int:
-    """Strike and print."""
+    """Inject the faults and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=50, help="of kinds that crash")
-    parser.add_argument("--hangs", type=int, default=10, help="of kinds that hang")
+    parser.add_argument("--repeats", type=int, default=50, help="repeats of kinds that crash")
+    parser.add_argument("--hangs", type=int, default=10, help="repeats of kinds that hang")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
-    parser.add_argument("--jobs", type=int, default=4, help="worlds at a time")
+    parser.add_argument("--jobs", type=int, default=4, help="launches at a time")
     parser.add_argument("--shared-gpu", action="store_true", help="ranks share a GPU, over gloo")
     asked = parser.parse_args()
     known = Catalogue([FOLDER])

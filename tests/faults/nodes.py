@@ -1,6 +1,6 @@
-"""Nodes on this machine whose agents are forked from one process that has torch in memory.
+"""Nodes on this machine whose agents are forked from one process that has loaded torch.
 
-Real agents on channels of their own; but a lost one is replaced in milliseconds.
+They are real agents on separate channels, but a lost one is replaced in milliseconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from harness.training.agent import agent
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([agent.__name__])
-#: Fleets start at once in threads; two that patch the environment leave one another's behind.
+#: Fleets start concurrently in threads, and must not patch the environment at the same time.
 STARTING = threading.Lock()
 
 
 def serve(theirs: socket.socket) -> None:
-    """In the forked process: an agent."""
+    """Run an agent in the forked process."""
     agent.main([f"--fd={theirs.detach()}", "--address=127.0.0.1"])
 
 
@@ -42,26 +42,26 @@ class ForkedJob(Job):
                 STARTING,
                 theirs,
                 mock.patch.dict(os.environ, RANK_ENV),
-            ):  # as the first loads torch
+            ):  # because the first process loads torch
                 process = FORKS.Process(target=serve, args=(theirs,))
                 process.start()
             self._processes.append(process)
             self._channels[node] = Channel(ours, dialed=False)
 
     def prepare(self, spec: LaunchSpec) -> None:
-        """Nothing to do before a launch."""
+        """Do nothing: nodes need no preparation."""
 
     def channels(self) -> Mapping[int, Channel]:
-        """Our ends."""
+        """Return our ends of the channels."""
         return self._channels
 
     def poll(self) -> tuple[State, str]:
-        """Ended as soon as one agent has."""
+        """Report the job as ended as soon as one agent has ended."""
         ended = any(p.exitcode is not None for p in self._processes)
         return (State.ENDED, "an agent ended") if ended else (State.RUNNING, "")
 
     def stop(self) -> None:
-        """Whatever they are at, and also if they are stopped."""
+        """Kill all agents, stopped ones included."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -69,5 +69,5 @@ class ForkedJob(Job):
 
 
 def forked(where: Where) -> Fleet:
-    """A fleet of such nodes."""
+    """Make a fleet of such nodes."""
     return Fleet(lambda: (ForkedJob(len(where.nodes)), None), where)

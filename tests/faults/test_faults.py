@@ -1,4 +1,4 @@
-"""Planted faults on real ranks: the world is gone, and the right rank is named."""
+"""Faults injected into real ranks: all processes end, and the faulty rank is named."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def alive(pid: int) -> bool:
 
 
 class Fault:
-    """Sends a signal to one rank once it is in its steady steps."""
+    """Sends a signal to one rank once it has reached its steady steps."""
 
     def __init__(self, tmp_path: Path, rank: int, number: int) -> None:
         self.tmp_path, self.rank, self.number, self.sent_at = tmp_path, rank, number, 0.0
@@ -60,7 +60,7 @@ class Fault:
             self.sent_at = time.monotonic()
 
     def pid(self) -> int:
-        """The rank's pid: the agent's children, forked in the order of ranks."""
+        """Return the rank's pid: the agent forks its children in the order of ranks."""
         (agent,) = [
             int(p) for p in children(os.getpid()) if b"harness.training.agent.agent" in cmdline(p)
         ]
@@ -91,7 +91,7 @@ def test_a_killed_rank_is_named(launch: Any, tmp_path: Path, rank: int) -> None:
     assert gone(world)
 
 
-def test_a_stopped_rank_is_named_and_its_world_ended(launch: Any, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_and_its_launch_ends(launch: Any, tmp_path: Path) -> None:
     fault = Fault(tmp_path, 1, signal.SIGSTOP)
     world = launch(
         "ddp/paced-small", 3, Purpose.TIMED, knobs=SLOW, deadlines=QUICK, tick=fault, steps=60
@@ -104,7 +104,7 @@ def test_a_stopped_rank_is_named_and_its_world_ended(launch: Any, tmp_path: Path
     assert "step" in (world.out / "rank1.pyspy").read_text(), "and its own, by py-spy"
 
 
-#: One of each; tox -e faults runs every kind on every strategy and rank, many times over.
+#: One cell per kind; tox -e faults runs every kind on every strategy and rank, many times.
 ONE_OF_EACH = [
     Cell(kind=name, strategy=kind.strategies[i % len(kind.strategies)], rank=i % 3)
     for i, (name, kind) in enumerate(KINDS.items())
@@ -113,7 +113,7 @@ ONE_OF_EACH = [
 
 @pytest.fixture(scope="module")
 def struck(request: pytest.FixtureRequest) -> dict[Cell, Found]:
-    """What was found of each cell that is asked for."""
+    """The reports on all selected cells."""
     asked = [i.callspec.params.get("cell") for i in request.session.items if hasattr(i, "callspec")]
     out: dict[Cell, Found] = {}
     for on in On:
@@ -124,8 +124,7 @@ def struck(request: pytest.FixtureRequest) -> dict[Cell, Found]:
     return out
 
 
-#: What ends a rank at once, or keeps it silent, in ways that are told alike; and an agent's end in
-#: two more ways.
+#: Kinds that are reported like another kind, and two more ways to end an agent.
 ALIKE = (
     "reorder", "dtype", "no_data",
     "exit3", "segfault", "recursion", "io_error", "chatty", "system_exit", "interrupted", "exec",
@@ -133,7 +132,7 @@ ALIKE = (
 )  # fmt: skip
 
 
-#: Starts a thread in whatever process an agent is, as libraries do that it loads.
+#: Starts a thread in every agent process, as a library that it loads may do.
 THREADED = """
 import sys, threading
 if any("agent" in word for word in sys.orig_argv):
@@ -141,8 +140,10 @@ if any("agent" in word for word in sys.orig_argv):
 """
 
 
-def test_an_agent_that_ends_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over its channel, as any engine's agent: "its agent is gone" alone helps nobody."""
+def test_an_agent_that_ends_reports_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends the reason over its channel: "its agent is gone" alone helps nobody."""
     (tmp_path / "sitecustomize.py").write_text(THREADED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     site = Site(device=Device.CPU, backend="gloo", nodes=(1,))
@@ -164,18 +165,18 @@ def test_an_agent_that_ends_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [pytest.param(c, marks=[pytest.mark.full] * (c.kind in ALIKE)) for c in ONE_OF_EACH],
     ids=lambda c: f"{c.kind}-{c.strategy}-{c.rank}",
 )
-def test_the_rank_that_broke_is_named(struck: dict[Cell, Found], cell: Cell) -> None:
+def test_the_faulty_rank_is_named(struck: dict[Cell, Found], cell: Cell) -> None:
     if cell not in struck:
         pytest.skip(EMULATED.reason)
     hit = struck[cell]
     assert hit.right(cell), hit
-    assert hit.sure or cell.kind == "absent"  # without rank 0 nobody can say more
+    assert hit.sure or cell.kind == "absent"  # without rank 0 the cause stays unsure
     assert hit.took_s < cell.allowed_s
     assert hit.left == 0
 
 
-def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -> None:
-    """Of two ranks with unlike collectives nobody can say which is wrong."""
+def test_an_unsure_cause_is_reported_only_after_a_second_launch(tmp_path: Path) -> None:
+    """If two ranks issue different collectives, nobody can say which one is wrong."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,))
     knobs = {"faulty_ddp.kind": "shape"}
     case = KNOWN.normalise(site.case("faulty_ddp/mlp-nano", knobs=knobs))
@@ -193,7 +194,7 @@ def test_what_is_not_sure_is_launched_again_and_only_then_told(tmp_path: Path) -
     assert len(list(tmp_path.glob("launches/*"))) == 2, "it was launched twice"
 
 
-#: A program with one world, in which rank 1 hangs; the world's files lie in argv[1].
+#: A program with one launch, in which rank 1 hangs; the launch's files are below argv[1].
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -207,7 +208,7 @@ sys.stdin.read()  # what is left must be gone while the program still lives
 
 
 @pytest.mark.parametrize("who", ["program", pytest.param("agent", marks=pytest.mark.full)])
-def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
+def test_processes_started_by_ranks_end_too(tmp_path: Path, who: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -238,12 +239,12 @@ def test_what_ranks_had_started_goes_too(tmp_path: Path, who: str) -> None:
         signal.SIGHUP,
     ],
 )
-def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) -> None:
+def test_no_process_is_left_when_the_program_is_ended(tmp_path: Path, number: int) -> None:
     command = [
         *(sys.executable, "-m", "harness", "run", "ddp/paced-small/weak", "--cpus", "2"),
         *("--results", str(tmp_path)),
     ]
-    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else under nohup it is ignored
+    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup would ignore it
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, text=True
     )
@@ -251,7 +252,7 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int) 
     pids: set[int] = set()
 
     def working() -> bool:
-        with contextlib.suppress(OSError):  # whoever it was has gone
+        with contextlib.suppress(OSError):  # the process has ended
             agents = [
                 p for p in children(process.pid) if b"harness.training.agent.agent" in cmdline(p)
             ]

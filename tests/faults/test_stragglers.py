@@ -1,4 +1,4 @@
-"""Ranks that are slow on purpose: they are slow, they are named, and nothing is left."""
+"""Ranks slowed down on purpose: they are slow, are named, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_timeline_names_the_straggler(launch: Any, tmp_path: Path) -> None:
     assert blame is not None and blame.rank == 1
 
 
-def test_an_engine_that_slows_nothing_down_refuses_stragglers() -> None:
+def test_an_engine_without_support_refuses_stragglers() -> None:
     known = Catalogue()
     launcher = Bench(known, known.get("engines", "torchrun"), Where(nodes=(2,)))
     site = Site(device=Device.CPU, backend="gloo", nodes=(2,), engine="torchrun")

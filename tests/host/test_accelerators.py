@@ -1,4 +1,4 @@
-"""What torch can use must be what NVML sees: each way in which it is not, in one sentence."""
+"""Mismatches between the GPUs that torch can use and those that NVML sees are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ ENGINES = Catalogue().entries["engines"]
         ({"foreign": ("NVIDIA B200 (sm_100)",)}, {}, "no kernels for NVIDIA B200 (sm_100)"),
     ],
 )
-def test_a_misfit_is_one_sentence(seen: object, here: dict[str, object], says: str | None) -> None:
+def test_a_mismatch_is_reported_in_one_sentence(
+    seen: object, here: dict[str, object], says: str | None
+) -> None:
     asked = EIGHT if isinstance(seen, Accelerators) else dataclasses.replace(EIGHT, **seen)  # type: ignore[arg-type]
     sentence = misfit(asked, dataclasses.replace(HERE, **here), "2.13.0", 8)  # type: ignore[arg-type]
     if says is None:
@@ -63,7 +65,7 @@ def test_gpus_that_nvml_does_not_show_are_never_passed_over(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """ROCm, XPU, and a container without NVML: else they would be CPU ranks without a word."""
+    """With ROCm, XPU or no NVML in a container, runs must not silently use CPU ranks."""
     if driver:
         (tmp_path / "nvidiactl").touch()
     sentence = accelerators.hidden(build, "2.13.0", tmp_path / "nvidiactl")
@@ -78,7 +80,7 @@ def test_gpus_that_nvml_does_not_show_are_never_passed_over(
     assert resolve(cpus=2, known_engines=ENGINES).device is Device.CPU
 
 
-def test_one_rank_may_have_a_slice() -> None:
+def test_one_rank_may_use_a_mig_slice() -> None:
     assert misfit(EIGHT, dataclasses.replace(HERE, mig=True), "2.13.0", 1) is None
 
 
@@ -103,14 +105,14 @@ def test_the_build_of_torch_is_read_from_its_version_file(
 
 @pytest.fixture
 def gpus_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver and eight GPUs beside a torch for CPUs."""
+    """Simulate a driver and eight GPUs with a torch that is built for CPUs."""
     gpu = vendor.Gpu(index=0, name="NVIDIA H100 80GB HBM3", uuid="GPU-1", memory_bytes=1, mig=False)
     monkeypatch.setattr(nvml, "gpus", lambda: (gpu,) * 8)
     monkeypatch.setattr(accelerators, "torch_build", lambda: "cpu")
 
 
 @pytest.mark.usefixtures("gpus_without_cuda")
-def test_a_torch_for_cpus_leaves_gpus_alone_and_says_so() -> None:
+def test_a_torch_for_cpus_does_not_use_gpus_and_reports_it() -> None:
     assert resolve(known_engines=ENGINES).device is Device.CPU
     finding = next(f for f in doctor.examine() if f.check == "gpus")
     assert finding.level is Level.WARN and "not used: torch" in finding.text

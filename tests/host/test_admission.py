@@ -1,4 +1,4 @@
-"""Admission: what makes a host unfit to be measured on."""
+"""Admission: conditions that make a host unfit for measurements."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ GPU = vendor.Gpu(
 
 
 def test_a_process_that_keeps_the_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real load: one busy process for every CPU that we may use."""
+    """The load is one busy process for every available CPU."""
     monkeypatch.setattr(admission, "LOOKS", 2)
-    monkeypatch.setattr(admission.Workers, "computing", lambda self: [])  # another run's, say
+    monkeypatch.setattr(admission.Workers, "computing", lambda self: [])  # ignore other runs
     burn = "import os\nprint(flush=True)\nwhile True: pass"
     busy = [
         subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE)
@@ -42,7 +42,7 @@ def test_a_process_that_keeps_the_cpu_is_noticed(monkeypatch: pytest.MonkeyPatch
     assert findings.level is Level.BAD and "top -d 1" in findings.advice
 
 
-def test_a_busy_host_is_given_time_to_calm_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_host_gets_time_to_become_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     cpus = len(machine.os.sched_getaffinity(0))
     readings = iter([0.0, 0.9 * admission.LOOK_S * cpus, 5.0, 5.0])
     monkeypatch.setattr(machine, "busy_s", lambda cpus: next(readings))
@@ -50,7 +50,7 @@ def test_a_busy_host_is_given_time_to_calm_down(monkeypatch: pytest.MonkeyPatch)
     assert admission.load().level is Level.OK
 
 
-def test_ranks_of_another_run_that_compute_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_ranks_of_another_run_make_a_host_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "busy_s", lambda cpus: 0.0)
     monkeypatch.setattr(admission.Workers, "computing", lambda self: [4711])
     monkeypatch.setattr(admission.Workers, "runs", lambda self: [4700])
@@ -62,8 +62,8 @@ def test_ranks_of_another_run_that_compute_are_a_reason(monkeypatch: pytest.Monk
     )
 
 
-def test_only_ranks_whose_run_is_gone_are_left_over() -> None:
-    """Nobody is told to kill what a neighbour is measuring."""
+def test_only_ranks_without_a_run_are_leftovers() -> None:
+    """The advice must never be to kill the ranks of another active run."""
     script = "import time; print(flush=True); time.sleep(60)"
 
     def agent(owner: int) -> subprocess.Popen[bytes]:
@@ -84,7 +84,7 @@ def test_only_ranks_whose_run_is_gone_are_left_over() -> None:
 
 @pytest.fixture
 def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as GPUs want, wherever this runs."""
+    """Simulate enough CPUs for the GPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
 
 
@@ -104,18 +104,18 @@ def test_devices(changes: dict[str, object], level: Level, says: str) -> None:
 
 
 @pytest.mark.usefixtures("many_cpus")
-def test_services_that_hold_a_device_are_told_by_name() -> None:
-    """To kill an MPS server's pid is no cure: there is a command for it."""
+def test_services_that_use_a_device_are_named() -> None:
+    """The advice for an MPS server is its quit command instead of a kill."""
     with subprocess.Popen(["nvidia-cuda-mps-server", "60"], executable="/bin/sleep") as server:
-        until(lambda: Path(f"/proc/{server.pid}/cmdline").read_bytes())  # it has become sleep
+        until(lambda: Path(f"/proc/{server.pid}/cmdline").read_bytes())  # it has executed sleep
         (findings,) = admission.gpus([dataclasses.replace(GPU, pids=(server.pid,))])
         server.kill()
     assert f"used by pid {server.pid} (nvidia-cuda-mps-server)" in findings.text
     assert "quit | nvidia-cuda-mps-control" in findings.advice
 
 
-def test_too_few_cpus_for_the_gpus_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under a Slurm task that got one CPU for eight GPUs."""
+def test_too_few_cpus_for_the_gpus_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm task may get one CPU for eight GPUs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     findings = admission.gpus([GPU] * 8)
     assert any("1 CPUs for 8 GPUs" in f.text and f.level is Level.WARN for f in findings)
@@ -128,14 +128,14 @@ def test_equal_devices_have_equal_clocks() -> None:
     assert findings.level is Level.BAD and "1500 to 1980" in findings.text
 
 
-def test_little_memory_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_makes_a_host_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "MemTotal: 1000000 kB\nMemAvailable: {} kB\n"
     for free, level in ((900_000, Level.OK), (20_000, Level.BAD)):
         monkeypatch.setattr(admission.Path, "read_text", lambda self, f=free, **_: text.format(f))
         assert admission.memory().level is level
 
 
-#: A process that looks like an agent, sees who computes, and then computes until it is told.
+#: A process that looks like an agent, records who computes, and then computes itself.
 AGENT = """
 import sys, time
 from harness.host.admission import Workers
@@ -150,8 +150,8 @@ print(workers.computing(), flush=True)
 """
 
 
-def test_agents_of_one_run_do_not_take_each_other_for_another_run() -> None:
-    """Nor themselves: to look at a node with many processes takes an agent time of its own."""
+def test_agents_of_one_run_are_not_mistaken_for_another_run() -> None:
+    """An agent ignores itself and agents of its run, although they use CPU time."""
     command = [sys.executable, "-c", AGENT, "harness.training.agent.agent", "--join"]
     agents: list[subprocess.Popen[str]] = []
 
@@ -165,7 +165,7 @@ def test_agents_of_one_run_do_not_take_each_other_for_another_run() -> None:
         agent.stdin.flush()
 
     try:
-        for where in ("10.0.0.2:7", "10.0.0.1:1", "10.0.0.1:1"):  # the last one sees the others
+        for where in ("10.0.0.2:7", "10.0.0.1:1", "10.0.0.1:1"):  # the last one checks the others
             agents.append(
                 subprocess.Popen(
                     [*command, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -177,7 +177,7 @@ def test_agents_of_one_run_do_not_take_each_other_for_another_run() -> None:
         for agent in agents:
             assert says(agent) == "done\n"
         goes_on(agents[-1])
-        computing = json.loads(says(agents[-1]))  # those of other tests, too
+        computing = json.loads(says(agents[-1]))  # may include agents of other tests
         assert [agent.pid in computing for agent in agents] == [True, False, False]
     finally:
         for agent in agents:

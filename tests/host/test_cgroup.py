@@ -1,4 +1,4 @@
-"""Limits of control groups, in planted trees of both layouts."""
+"""Limits of control groups, read from simulated trees of cgroup v1 and v2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.host import cores
 
 
 def planted(root: Path, files: dict[str, str], message: str) -> tuple[Path, Path]:
-    """A tree of groups, and what /proc says of the groups that this process is in."""
+    """Write a tree of groups and a /proc/self/cgroup file, and return both paths."""
     for name, text in files.items():
         path = root / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ V1 = "12:cpu,cpuacct:/kubepods/pod1\n3:memory:/kubepods/pod1\n"
     ],
     ids=["message", "above", "tightest", "none", "another's", "v1", "v1 above", "damaged"],
 )
-def test_the_tightest_quota_on_the_way_up_counts(
+def test_the_tightest_quota_of_all_ancestors_counts(
     tmp_path: Path, files: dict[str, str], message: str, cpus: float | None
 ) -> None:
     assert cores.quota_cpus(*planted(tmp_path, files, message)) == cpus
@@ -70,7 +70,7 @@ def test_the_tightest_quota_on_the_way_up_counts(
         ({"a/cpu.stat": "usage_usec 9"}, "0::/a\n", None),
     ],
 )
-def test_how_long_a_quota_held_back(
+def test_the_throttled_time_is_read(
     tmp_path: Path, files: dict[str, str], message: str, seconds: float | None
 ) -> None:
     assert cores.throttled_s(*planted(tmp_path, files, message)) == seconds

@@ -1,4 +1,4 @@
-"""A script works in a copy: whatever it does there, the user's own files stay as they were."""
+"""A script works in a copy of its folder, so it cannot change the user's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = os.urandom(3 << 20)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder with a large checkpoint, a folder elsewhere that is linked, and many files."""
+    """Return a folder with a large checkpoint, a linked folder, and many files."""
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "home"
     elsewhere.mkdir()
     (elsewhere / "last.pt").write_bytes(LARGE)
@@ -60,7 +60,7 @@ def renamed(path: Path) -> None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("write", [saved, appended, mapped, renamed, Path.unlink])
-def test_nothing_that_is_written_in_a_copy_reaches_the_original(
+def test_writes_to_a_copy_do_not_reach_the_original(
     home: Path, tmp_path: Path, write: Callable[[Path], object]
 ) -> None:
     elsewhere, copy = tmp_path / "elsewhere", tmp_path / "run" / "work0"
@@ -75,13 +75,13 @@ def test_nothing_that_is_written_in_a_copy_reaches_the_original(
     assert contents(home, elsewhere) == before
 
 
-def test_a_link_inside_the_folder_is_one_inside_the_copy(home: Path, tmp_path: Path) -> None:
+def test_a_link_within_the_folder_is_a_link_within_the_copy(home: Path, tmp_path: Path) -> None:
     copies.copy(home, tmp_path / "work0", tmp_path)
     (tmp_path / "work0" / "latest.pt").write_bytes(b"new")
     assert (tmp_path / "work0" / "model.pt").read_bytes() == b"new"
 
 
-def test_links_without_an_end_are_left_out(tmp_path: Path) -> None:
+def test_circular_and_broken_links_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "up" / "home"
     folder.mkdir(parents=True)
     (folder / "train.py").touch()
@@ -94,7 +94,7 @@ def test_links_without_an_end_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_linked_folder_that_links_to_itself_is_copied_once(tmp_path: Path) -> None:
-    """Two such links in it are as many ways to go round as there are numbers of 40 bits."""
+    """Following several such links would visit an exponential number of paths."""
     data, folder = tmp_path / "data", tmp_path / "home"
     (data / "deep").mkdir(parents=True)
     (data / "train.bin").write_text("numbers")
@@ -112,14 +112,14 @@ def test_a_linked_folder_that_links_to_itself_is_copied_once(tmp_path: Path) -> 
     assert (data / "train.bin").read_text() == "numbers"
 
 
-def test_what_is_only_read_is_shared(home: Path, tmp_path: Path) -> None:
+def test_read_only_data_is_shared(home: Path, tmp_path: Path) -> None:
     copies.copy(home, tmp_path / "work0", tmp_path, ("many", "checkpoints"))
     assert (tmp_path / "work0" / "many").resolve() == home / "many"
     assert (tmp_path / "work0" / "checkpoints").resolve() == tmp_path / "elsewhere"
     assert not (tmp_path / "work0" / "model.pt").is_symlink()
 
 
-def test_results_and_histories_are_left_out(tmp_path: Path) -> None:
+def test_results_and_version_histories_are_left_out(tmp_path: Path) -> None:
     for name in ("results/runs/a/b", ".git", "src/__pycache__"):
         (tmp_path / "home" / name).mkdir(parents=True)
     results = tmp_path / "home" / "results"
@@ -129,7 +129,7 @@ def test_results_and_histories_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "value"), [("MOST_BYTES", 4 << 20), ("MOST_FILES", 5_000)])
-def test_too_much_to_copy_is_refused_with_what_to_name(
+def test_a_folder_too_large_to_copy_is_refused_with_a_fix(
     home: Path, tmp_path: Path, most: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies.refuse_large.cache_clear()

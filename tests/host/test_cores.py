@@ -1,4 +1,4 @@
-"""Cores of a rank: next to its device, its own, and the same ones at every world size."""
+"""The cores of a rank are near its device, exclusive, and the same at every world size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.host import cores, nvml, vendor
 
 
 def lay_out(sys: Path, sockets: list[tuple[range, range]], gpus: dict[str, int]) -> None:
-    """A /sys of sockets with two threads a core, and of GPUs that are next to one of them."""
+    """Write a /sys tree of sockets with two threads per core, and of GPUs near a socket."""
     for first, second in sockets:
         for a, b in zip(first, second, strict=True):
             for cpu in (a, b):
@@ -29,7 +29,7 @@ def lay_out(sys: Path, sockets: list[tuple[range, range]], gpus: dict[str, int])
 
 @pytest.fixture
 def dgx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int]]:
-    """2 sockets of 56 cores with 2 threads each, 4 GPUs next to either."""
+    """Simulate 2 sockets of 56 cores with 2 threads each, and 4 GPUs near each socket."""
     buses = [
         f"0000:{number:02x}:00.0" for number in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)
     ]
@@ -39,7 +39,7 @@ def dgx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[frozenset[int]]
     return [cores.near(f"0000{bus.upper()}") for bus in buses]
 
 
-def test_each_gpu_of_a_dgx_has_whole_cores_of_its_own_socket(dgx: list[frozenset[int]]) -> None:
+def test_each_gpu_of_a_dgx_has_whole_cores_of_its_socket(dgx: list[frozenset[int]]) -> None:
     parts = cores.slices(dgx, range(224))
     assert parts[0] == (*range(14), *range(112, 126)), "14 cores with both their threads"
     assert parts[4] == (*range(56, 70), *range(168, 182)), "and of the other socket"
@@ -57,7 +57,7 @@ def test_one_socket_is_shared_by_its_gpus(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_mask_of_one_rank_is_not_divided_again(
     dgx: list[frozenset[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm with a task for each rank binds each to 14 CPUs: they are all its own."""
+    """With one task per rank, Slurm binds each rank to its CPUs already."""
     monkeypatch.setattr(os, "cpu_count", lambda: 224)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(14, 28)))
     assert cores.beside(1, 1, dgx, tasks=8) == tuple(range(14, 28))
@@ -67,12 +67,12 @@ def test_a_mask_of_one_rank_is_not_divided_again(
     assert cores.beside(1, 1, dgx, tasks=8) == cores.beside(1, 1, dgx), "bound to nothing"
 
 
-def test_too_few_cores_are_no_slice(dgx: list[frozenset[int]]) -> None:
+def test_too_few_cores_are_shared_by_all(dgx: list[frozenset[int]]) -> None:
     assert cores.slices(dgx, [0]) == [(0,)] * 8, "what is there, shared by all"
     assert cores.slices(dgx[:4], [0, 112, 1, 113]) == [(0, 1, 112, 113)] * 4, "a core for four"
 
 
-def test_a_host_that_does_not_say_shares_evenly(
+def test_without_locality_cores_are_shared_evenly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores, "SYS", tmp_path)
@@ -89,7 +89,9 @@ CPUS = st.frozensets(st.integers(0, 40), max_size=24)
     near=st.lists(CPUS, min_size=1, max_size=9),
     allowed=st.frozensets(st.integers(0, 40), min_size=1),
 )
-def test_slices_are_allowed_and_apart(near: list[frozenset[int]], allowed: frozenset[int]) -> None:
+def test_slices_are_allowed_and_disjoint(
+    near: list[frozenset[int]], allowed: frozenset[int]
+) -> None:
     parts = cores.slices(near, allowed)
     assert len(parts) == len(near) and all(part and allowed.issuperset(part) for part in parts)
     for i, a in enumerate(parts):
@@ -102,7 +104,7 @@ def test_cpu_ranks_take_cores_in_turn() -> None:
     assert cores.in_turn(3, 2, range(4)) == (0, 3), "around"
 
 
-def test_where_a_gpu_is_plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_a_bus_id_have_no_near_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = vendor.Gpu(index=0, name="a", uuid="b", memory_bytes=1, mig=False, bus_id=None)
     monkeypatch.setattr(nvml, "gpus", lambda: (gpu, gpu))
     assert cores.near_gpus() == (frozenset(), frozenset())

@@ -1,4 +1,4 @@
-"""Which environment variables change speed: one owner, and all who ask agree."""
+"""One function decides which environment variables change speed, and all users of it agree."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_secret_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_library_is_known_to_read_is_kept_as_a_digest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By exclusion: a variable of a plugin that nobody here has heard of tells two runs apart."""
+    """Two runs can be distinguished by variables of plugins that this package does not know."""
     monkeypatch.setenv("FASTLANE_MODE", "turbo")
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 22")
     first = environment.recorded()

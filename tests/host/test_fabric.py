@@ -1,4 +1,4 @@
-"""The fabric of a machine, and that machines which differ in it alone are not compared."""
+"""The fabric of a machine is detected, and machines with different fabrics are not compared."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def pairs(joined: str, *, switched: bool = False, peer: bool | None = True) -> l
         ([], LinkClass.UNKNOWN, 63.0),
     ],
 )
-def test_what_joins_all_devices_names_the_link(
+def test_the_link_that_connects_all_devices_is_named(
     found: list[Pair], link: LinkClass, gb_s: float, tmp_path: Path
 ) -> None:
-    """Bridges that join two of four cards leave the others on PCIe; in a cube of NVLinks each card
-    reaches every other one over a third.
+    """Bridges between two of four GPUs leave the others on PCIe. In a cube mesh of NVLinks, each
+    GPU reaches every other one over a third.
     """
     seen = fabric.detect(GPUS, found, tmp_path)
     assert (seen.link, seen.link_gb_s, seen.network) == (link, gb_s, Network.UNKNOWN)
     assert fabric.detect(GPUS[:1], [], tmp_path).link is LinkClass.NONE
 
 
-def test_nccl_goes_through_an_amd_cpu_for_two_devices(tmp_path: Path) -> None:
-    """And not for more, nor through an Intel CPU (NCCL, ncclTopoCheckP2p)."""
+def test_nccl_uses_peer_access_through_an_amd_cpu_for_two_devices(tmp_path: Path) -> None:
+    """NCCL does not do this for more devices or for Intel CPUs (NCCL, ncclTopoCheckP2p)."""
     (two,) = pairs("PHB")[:1]
     epyc, xeon = "AMD EPYC 9654", "Intel(R) Xeon(R) Platinum 8480+"
     assert fabric.detect(GPUS[:2], [two], tmp_path, epyc).link is LinkClass.PCIE_PEER
@@ -71,7 +71,7 @@ def test_nccl_goes_through_an_amd_cpu_for_two_devices(tmp_path: Path) -> None:
     assert fabric.detect(GPUS, pairs("PHB"), tmp_path, epyc).link is LinkClass.PCIE_HOST
 
 
-def test_slices_of_a_device_have_no_known_link(tmp_path: Path) -> None:
+def test_mig_slices_have_no_known_link(tmp_path: Path) -> None:
     slices = [replace(gpu, mig=True) for gpu in GPUS]
     assert fabric.detect(slices, pairs("NVLink"), tmp_path).link is LinkClass.UNKNOWN
 
@@ -87,7 +87,7 @@ def port(
         (at / name).write_text(f"{text}\n")
 
 
-def test_the_network_is_that_of_the_active_cards(tmp_path: Path) -> None:
+def test_the_network_is_that_of_the_active_adapters(tmp_path: Path) -> None:
     ethernet = tmp_path / "class/net/eth0"
     (ethernet / "device").mkdir(parents=True)
     (ethernet / "operstate").write_text("up\n")
@@ -115,8 +115,8 @@ def seen_on(sys: Path) -> tuple[Network, float]:
     return found.network, found.network_gbit_s
 
 
-def test_cards_that_carry_no_gradients_are_not_counted(tmp_path: Path) -> None:
-    """Software RDMA, iWARP, IP over InfiniBand, virtual functions and slower cards beside others."""
+def test_adapters_that_nccl_does_not_use_are_not_counted(tmp_path: Path) -> None:
+    """Software RDMA, iWARP, IP over InfiniBand, virtual functions and slower adapters: ignored."""
     netdev(tmp_path, "ib0", 400_000, kind="32")
     port(tmp_path, "rxe0", "Ethernet", "100 Gb/sec (4X EDR)", hardware=False)
     port(tmp_path, "iwarp0", "Ethernet", "100 Gb/sec (4X EDR)")
@@ -152,7 +152,7 @@ Twin = Callable[[MachineFabric | None], RunRecord]
 
 @pytest.fixture
 def twin(sample_run: RunRecord) -> Twin:
-    """The sample's run, as if it had been measured on two GPUs with this fabric."""
+    """Return a function that changes the sample's run to two GPUs with a given fabric."""
 
     def made(joined: MachineFabric | None) -> RunRecord:
         gpus = replace(sample_run.machine, gpu="NVIDIA H100", num_gpus=2, fabric=joined)
@@ -168,7 +168,7 @@ FAST = MachineFabric(
 SLOW = replace(FAST, network=Network.ETHERNET, network_gbit_s=100)
 
 
-def test_machines_that_differ_in_the_fabric_alone_do_not_compare(twin: Twin) -> None:
+def test_machines_that_differ_only_in_the_fabric_are_not_compared(twin: Twin) -> None:
     fast, slow, old = twin(FAST), twin(SLOW), twin(None)
     assert fast.machine.hardware_class != slow.machine.hardware_class
     with pytest.raises(SpecError, match="hardware: "):
@@ -180,8 +180,8 @@ def test_machines_that_differ_in_the_fabric_alone_do_not_compare(twin: Twin) -> 
         compare(fast, old, "throughput")
 
 
-def test_only_what_joins_the_ranks_is_compared(twin: Twin) -> None:
-    """The network counts from two nodes on; the rates of links count, too."""
+def test_only_links_that_connect_the_ranks_are_compared(twin: Twin) -> None:
+    """The network only counts for several nodes; the rates of links count, too."""
     half, other = replace(FAST, network_gbit_s=1600), replace(FAST, link_gb_s=200.0)
     assert between(fingerprint(twin(FAST)), fingerprint(twin(half))) == []
     assert between(fingerprint(twin(FAST)), fingerprint(twin(other))) == [
@@ -198,18 +198,18 @@ def test_only_what_joins_the_ranks_is_compared(twin: Twin) -> None:
     assert between(unknown, unknown), "an unknown network is comparable with nothing"
 
 
-def test_bounds_and_history_keep_them_apart(twin: Twin) -> None:
+def test_bounds_and_history_distinguish_fabrics(twin: Twin) -> None:
     fast, slow, old = twin(FAST), twin(SLOW), twin(None)
     wanted = as_items(fingerprint(fast))
     assert differing(wanted, fast) == []
     assert any("hardware" in field for field in differing(wanted, slow))
     assert any("fabric" in field for field in differing(as_items(fingerprint(old)), old))
-    nights = [fingerprint(run) for run in (fast, slow)]  # a night's is that of its run
+    nights = [fingerprint(run) for run in (fast, slow)]  # a nightly run has its run's fingerprint
     assert [line.partition(":")[0] for line in between(*nights)] == ["hardware"]
 
 
-def test_what_nccl_used_is_in_the_fingerprint(twin: Twin) -> None:
-    """The same cards and links: a transport that falls back is no regression of the software."""
+def test_the_transport_of_nccl_is_in_the_fingerprint(twin: Twin) -> None:
+    """A transport that falls back on the same hardware is no regression of the software."""
 
     def swept(transport: str) -> RunRecord:
         row = Row(nodes=(2,), operation="all_reduce", payload_bytes=8, transport=transport)
@@ -223,7 +223,7 @@ def test_what_nccl_used_is_in_the_fingerprint(twin: Twin) -> None:
     assert between(fingerprint(direct), unmeasured) == [], "one of them was not swept"
 
 
-def test_a_rule_names_its_fabric(twin: Twin) -> None:
+def test_a_threshold_applies_to_its_fabric_only(twin: Twin) -> None:
     rule = Threshold(
         name="r", case="*", metric="efficiency", source=BoundSource.REQUIREMENT, at_least=0.9,
         fabric=("nvswitch",),
@@ -253,7 +253,7 @@ def kfd(root: Path, place: int, properties: str, links: dict[int, int]) -> None:
 def test_amd_devices_are_read_from_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Node 0 is the CPU; the layout is that of amdkfd. No AMD device was asked."""
+    """The simulated tree has the layout of amdkfd, with the CPU as node 0."""
     for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
     kfd(tmp_path, 0, "simd_count 0\ncpu_cores_count 64\n", {1: 2, 2: 2})

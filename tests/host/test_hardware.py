@@ -1,4 +1,4 @@
-"""Hardware that is planned for: short names, files, runs, and what is wrong with them."""
+"""Hardware for plans is given by short names, files or runs; mistakes in them are reported."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_short_names() -> None:
 
 
 @pytest.mark.parametrize("sheet", devices.sheets().values(), ids=list(devices.sheets()))
-def test_every_sheet_has_a_peak(sheet: devices.Sheet) -> None:
-    """Else its steps would be estimated by a rate of another device."""
+def test_every_data_sheet_has_a_peak(sheet: devices.Sheet) -> None:
+    """Without a peak, steps would be estimated with the rate of another device."""
     assert devices.named(sheet.gpu) is sheet
     assert devices.peaks(sheet.gpu)["float16"] > devices.peaks(sheet.gpu).get("float32", 0.0)
 
@@ -39,25 +39,25 @@ def test_every_sheet_has_a_peak(sheet: devices.Sheet) -> None:
         "Tesla V100-SXM2-32GB": "v100", "P100": "p100", "L40S": "l40s", "L4": "l4",
     }.items(),
 )  # fmt: skip
-def test_a_device_is_known_by_the_words_of_tables(words: str, short: str) -> None:
+def test_a_device_is_recognised_by_usual_names(words: str, short: str) -> None:
     assert devices.described(words) is devices.sheets()[short]
 
 
 @pytest.mark.parametrize("words", ["", "MI400", "TPU v4", "a 100 machines", "L4000"])
-def test_what_nobody_knows_is_no_device(words: str) -> None:
+def test_unknown_names_are_no_device(words: str) -> None:
     assert devices.described(words) is None
 
 
 @pytest.mark.parametrize(
     "text", ["h100", "8xh101", "0x8xh100", "8 x h100", "-1xh100", "nofile.toml"]
 )
-def test_what_is_neither_known_nor_a_file_is_one_clear_error(text: str) -> None:
+def test_unknown_hardware_is_one_clear_error(text: str) -> None:
     with pytest.raises(SpecError, match=f"--on {text}") as caught:
         devices.parse(text)
     assert caught.value.fix == "--on 8xh100"
 
 
-def test_a_file_states_what_nobody_knows(tmp_path: Path) -> None:
+def test_a_file_describes_unknown_hardware(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[hardware]]\ngpu = "NVIDIA X1"\ngpus = 4\nmemory_gib = 64\nlink_gb_s = 100\n')
     parsed = devices.parse(str(path))
@@ -76,14 +76,14 @@ def test_a_file_states_what_nobody_knows(tmp_path: Path) -> None:
         ('gpu = "h100"\ngpus = "8"\n', "expected a int"),
     ],
 )
-def test_a_file_with_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_mistake_in_a_hardware_file_is_reported(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f"[[hardware]]\n{text}")
     with pytest.raises(ConfigError, match=says):
         devices.parse(str(path))
 
 
-def test_a_run_was_measured_on_something_known() -> None:
+def test_the_hardware_of_a_run_must_have_known_links() -> None:
     here = dataclasses.replace(machine.detect(), gpu="NVIDIA H200", num_gpus=8)
     assert devices.of_machine("run", here, (8, 8)).nodes == (8, 8)
     with pytest.raises(SpecError, match="the links of .* are unknown"):

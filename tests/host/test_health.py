@@ -1,4 +1,4 @@
-"""The state of the GPUs in use: one call of NVML each, and a sentence with what to do."""
+"""Faults of the GPUs in use are reported by NVML, each in one sentence with advice."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_each_fault_is_one_sentence_about_its_device(
     assert says in found[0].text and found[0].advice
 
 
-def test_a_link_at_rest_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its generation rises with work; its lanes do not."""
+def test_an_idle_link_may_have_a_lower_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The PCIe generation of an idle link may be lower, but not its number of lanes."""
     monkeypatch.setattr(nvml, "poll", lambda: [])
     monkeypatch.setattr(admission, "kernel_log", lambda: "")
     resting = dataclasses.replace(WELL.health, pcie_generation=(1, 5))
@@ -62,8 +62,8 @@ def test_xids_are_those_of_the_devices_slot(monkeypatch: pytest.MonkeyPatch) -> 
     assert "Xid 79" in found.text and "13" not in found.text
 
 
-def test_others_on_other_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--gpus 4`` on a host of eight, of which four train for somebody else."""
+def test_processes_on_unused_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--gpus 4`` on a host of eight, processes on the other four do not matter."""
     devices = tuple(
         dataclasses.replace(WELL, index=i, uuid=f"GPU-{i}", pids=(4242,) if i >= 4 else ())
         for i in range(8)
@@ -84,10 +84,10 @@ def test_others_on_other_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> N
         ("AMD Instinct MI300X OAM", "PCIe", True),
     ],
 )
-def test_devices_whose_fast_links_are_not_there_are_unfit(
+def test_devices_without_their_fast_links_are_unfit(
     name: str, joined: str, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would be held to the floor of PCIe, and pass."""
+    """Otherwise they would be judged by the low thresholds of PCIe, and pass."""
     pair = Pair(a=0, b=1, joined=joined, switched=True, peer=True)
     monkeypatch.setattr(nvml, "poll", lambda: [])
     monkeypatch.setattr(admission, "kernel_log", lambda: "")

@@ -1,4 +1,4 @@
-"""What killed ranks of NCCL leave in shared memory."""
+"""Shared-memory files that killed NCCL ranks leave behind are removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from harness.host import doctor
 
 
-def test_only_old_files_of_nccl_that_nobody_maps_are_removed(
+def test_only_old_unmapped_files_of_nccl_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "SHM", tmp_path)

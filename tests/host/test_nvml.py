@@ -1,4 +1,4 @@
-"""NVML against a recorded fake: clocks, throttling, missing calls, a lost device, MIG."""
+"""Reading NVML, tested with a fake library: clocks, throttling, missing calls, lost device, MIG."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness.host import devices, machine, nvml
 
 
 class FakeError(Exception):
-    """What the library raises."""
+    """The error that the fake library raises."""
 
 
 class Fake:
-    """Answers recorded on an 8-GPU node, reduced to two devices."""
+    """A fake NVML with answers that were recorded on an 8-GPU node, reduced to two devices."""
 
     NVMLError = FakeError
     NVML_CLOCK_SM = 1
@@ -121,7 +121,7 @@ def test_devices(fake: Fake) -> None:
     assert devices.peaks("NVIDIA H200 MIG 1g.18gb").get("bfloat16") is None, "a slice of one"
 
 
-def test_a_cap_is_held_and_taken_back_whatever_happens(fake: Fake) -> None:
+def test_a_power_limit_is_restored_after_an_interrupt(fake: Fake) -> None:
     def limits() -> list[int]:
         return [device["limit"] // 1000 for device in fake.devices]
 
@@ -133,7 +133,7 @@ def test_a_cap_is_held_and_taken_back_whatever_happens(fake: Fake) -> None:
         assert limits() == [700, 700]
 
 
-def test_why_no_cap_can_be_set_is_said(fake: Fake) -> None:
+def test_the_reason_is_reported_if_no_power_limit_can_be_set(fake: Fake) -> None:
     assert nvml.refused_power_cap(400) == ""
     assert "accepts 200 to 700 W, not 900" in nvml.refused_power_cap(900)
     fake.root = False
@@ -153,7 +153,7 @@ def test_window_keeps_extremes_and_names_throttling(fake: Fake) -> None:
     assert b.throttle == ("hw_thermal", "sw_power_cap")
 
 
-def test_a_reading_has_the_counters_of_the_links_and_the_ranks_clock(fake: Fake) -> None:
+def test_a_reading_has_link_counters_and_a_time_stamp(fake: Fake) -> None:
     before = time.time_ns()
     first = nvml.poll()[0]
     assert before <= first["time_ns"] <= time.time_ns()
@@ -168,14 +168,14 @@ def test_missing_calls_are_none_not_zero(fake: Fake) -> None:
     assert window.sm_clock_mhz is None and window.throttle == () and window.power_w is not None
 
 
-def test_lost_device_is_told(fake: Fake) -> None:
+def test_a_lost_device_is_reported(fake: Fake) -> None:
     first = nvml.poll()
     fake.lost = {1}
     a, b = nvml.summarise([first, nvml.poll()])
     assert (a.lost, b.lost) == (False, True)
 
 
-def test_mig_is_told(fake: Fake) -> None:
+def test_mig_is_reported(fake: Fake) -> None:
     fake.devices[0]["mig"] = [1, 1]
     assert machine.detect().mig
 
@@ -205,7 +205,7 @@ def reading(at_s: float, clock: int, energy_mj: int | None, index: int = 0) -> d
 
 
 def test_clocks_and_energy_are_those_of_the_window() -> None:
-    """Set-up idles at 345 MHz and 100 W: neither is the training's."""
+    """Clocks and energy of the idle GPU before the window (345 MHz, 100 W) do not count."""
     polls = [
         [reading(0, 345, 0)], [reading(10, 345, 1_000_000)], [reading(11, 1980, 1_700_000)],
         [reading(12, 1950, 2_400_000)], [reading(13, 345, 2_450_000)],
@@ -224,7 +224,7 @@ def test_energy_is_not_guessed() -> None:
 
 
 def after(readings: int) -> Callable[[float], bool]:
-    """It is over after so many readings."""
+    """Return a callback that ends after ``readings`` readings."""
     waits = iter([False] * (readings - 1))
     return lambda seconds: next(waits, True)
 
@@ -243,7 +243,7 @@ def test_devices_are_followed_in_one_session_and_links_are_read_on_request(
     assert len(begun) == 2, "one each time, however often it reads"
 
 
-def test_what_a_kill_cut_off_is_no_reading(fake: Fake, tmp_path: Path) -> None:
+def test_a_truncated_reading_is_ignored(fake: Fake, tmp_path: Path) -> None:
     nvml.follow(tmp_path / "a", {0, 1}, 0.0, after(2), links=False)
     text = (tmp_path / "a").read_text()
     (tmp_path / "a").write_text(text[:-20])

@@ -1,4 +1,4 @@
-"""The kernel's count of waiting for a core, against a process that really has to share one."""
+"""The kernel's count of time spent waiting for a core, tested with processes that share one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _worked(seconds: float) -> float | None:
     return run_queue.waited(before, run_queue.read(), time.process_time() - began)
 
 
-def test_two_on_one_core_wait_for_each_other() -> None:
-    """As long as both compute, each waits for as long as the other runs."""
+def test_two_processes_on_one_core_wait_for_each_other() -> None:
+    """While both compute, each waits for as long as the other runs."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
         with subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
-            other.stdout.readline()  # it has begun, on the same core: that is inherited
+            other.stdout.readline()  # it has started on the same core, which it inherited
             waited_s = _worked(0.5)
             other.kill()
     finally:
@@ -37,23 +37,23 @@ def test_two_on_one_core_wait_for_each_other() -> None:
     assert waited_s is not None and waited_s > 0.25
 
 
-def test_what_threads_waited_that_are_gone_is_not_known() -> None:
+def test_the_waiting_time_of_ended_threads_is_unknown() -> None:
     before, began = run_queue.read(), time.process_time()
     busy = threading.Thread(target=sum, args=(range(10_000_000),))
     busy.start()
     busy.join()
     while Path(f"/proc/self/task/{busy.native_id}").exists():
-        pass  # the kernel takes a moment to end it
+        pass  # until the kernel has removed the thread
     cpu_s = time.process_time() - began
     assert run_queue.waited(before, run_queue.read(), cpu_s) is None
 
 
-def test_where_the_kernel_does_not_count_nothing_is_known() -> None:
+def test_without_the_kernels_count_waiting_is_unknown() -> None:
     assert run_queue.waited(None, run_queue.read(), 1.0) is None
 
 
-def test_a_window_knows_what_its_threads_waited() -> None:
-    """Of a rank, by the meter that every launch reads."""
+def test_a_window_has_the_waiting_time_of_its_threads() -> None:
+    """The meter of every launch records the waiting time of a rank."""
     meter = Meter(time.perf_counter)
     meter.start()
     _worked(0.2)

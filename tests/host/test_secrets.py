@@ -1,4 +1,4 @@
-"""Secrets are told by their names and by how they look; a training's own words are none."""
+"""Secrets are recognised by names and formats; usual arguments of training scripts are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORD = "h4Xx81kkQz93"
         ("GLOO_RENDEZVOUS", "https://me:hunter2@host/x"), ("TORCH_HOME", "hf_" + 10 * "aB3"),
     ],
 )  # fmt: skip
-def test_secret_variables(name: str, value: str) -> None:
+def test_secret_variables_are_not_recorded(name: str, value: str) -> None:
     assert secrets.kept({name: value}) == {}
 
 
@@ -34,7 +34,7 @@ def test_secret_variables(name: str, value: str) -> None:
         ("GLOO_SOCKET_IFNAME", "eth0"), ("OMP_PLACES", "pinned"), ("TORCH_URL", "http://h:80/a@b"),
     ],
 )  # fmt: skip
-def test_other_variables(name: str, value: str) -> None:
+def test_other_variables_are_recorded(name: str, value: str) -> None:
     assert secrets.kept({name: value}) == {name: value}
 
 
@@ -62,10 +62,10 @@ def test_a_command_with_a_secret_is_refused_and_masked(words: list[str], secret:
     assert secret not in " ".join(secrets.masked_words(["train.py", *words]))
 
 
-def test_what_an_error_advises_is_accepted_and_gives_the_command_back(
+def test_the_advised_command_is_accepted_and_equivalent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every secret of the command, wherever in a word it stands."""
+    """The advised command replaces every secret, also within an argument."""
     words = ["train.py", "--api-key", WORD, "--repo=https://u:p1@h/x", "--password", "hunter2"]
     with pytest.raises(SpecError) as refused:
         parse(words)
@@ -92,12 +92,12 @@ def test_what_an_error_advises_is_accepted_and_gives_the_command_back(
         ["--commit", "0123456789abcdef0123456789abcdef01234567"], ["--token-dataset", "fineweb10B"],
     ],
 )  # fmt: skip
-def test_a_training_s_own_words_are_none(words: list[str]) -> None:
+def test_usual_arguments_are_no_secrets(words: list[str]) -> None:
     assert parse(["train.py", *words]).args == tuple(words)
     assert secrets.masked_words(words) == tuple(words)
 
 
-def test_what_is_named_and_not_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_variable_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("API_KEY", raising=False)
     with pytest.raises(SpecError, match="no such variable") as missing:
         secrets.filled(["--api-key", "{env:API_KEY}"])

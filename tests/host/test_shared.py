@@ -1,4 +1,4 @@
-"""What launches share is read-only to them, or a change of it is seen."""
+"""Shared data is read-only for launches, or changes to it are detected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(os.getuid() == int(sys.argv[3]))
 """
 
 
-def test_a_process_sees_it_read_only_and_nobody_else_does(tmp_path: Path) -> None:
+def test_shared_data_is_read_only_for_one_process_only(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "a").write_text("mine")
@@ -67,7 +67,9 @@ def replaced(path: Path) -> None:
         (lambda path: path.with_name("b").write_text(""), "data/b was written"),
     ],
 )
-def test_a_change_is_named(tmp_path: Path, write: Callable[[Path], None], message: str) -> None:
+def test_a_change_of_shared_data_is_named(
+    tmp_path: Path, write: Callable[[Path], None], message: str
+) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "a").write_text("mine")

@@ -1,4 +1,4 @@
-"""The map of a machine, from a planted /sys and planted links of eight GPUs."""
+"""The topology of a machine, read from a simulated /sys and simulated links of GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def two_sockets(tmp_path: Path) -> Path:
-    """Two sockets of two cores of two threads, a cache for each socket, a card on the second."""
+    """Write two sockets of two cores of two threads, a cache each, an adapter on the second."""
     files = {}
     for cpu in range(8):
         at = f"devices/system/cpu/cpu{cpu}"
@@ -73,11 +73,11 @@ def test_the_matrix_of_gpus(two_sockets: Path, monkeypatch: pytest.MonkeyPatch) 
     assert max(map(len, shown)) <= 80
 
 
-def test_without_a_driver_the_reason_stands_there(two_sockets: Path) -> None:
+def test_without_a_driver_the_reason_is_recorded(two_sockets: Path) -> None:
     if vendor.gpus():
         pytest.skip("there are GPUs here")
     assert dict(topology.facts(two_sockets))["topology: gpus"].startswith("none: no NVIDIA driver")
 
 
-def test_this_machine_has_a_map() -> None:
+def test_this_machine_has_a_topology() -> None:
     assert "core" in dict(topology.facts())["topology: cpus"]

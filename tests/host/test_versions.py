@@ -1,4 +1,4 @@
-"""Least versions: below is told, unknown is skipped, and nothing unknown ever passes."""
+"""Minimum versions: older ones are reported, unknown ones are skipped and never pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of(**fields: object) -> Component:
         (of(trains=("570.211.01", "580.159.03")), "575.57.08", Standing.SKIP),
     ],
 )
-def test_a_version_stands_where_it_does(
+def test_versions_are_compared_with_their_minimum(
     component: Component, here: str, standing: Standing
 ) -> None:
     assert doctor.compare_version(component, here).standing is standing
@@ -41,7 +41,7 @@ def test_every_line_of_the_table_has_a_source_and_a_bound() -> None:
     assert all(row.source and row.why and bool(row.least) != bool(row.trains) for row in rows)
 
 
-def test_doctor_names_what_is_below_and_what_it_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_old_and_skipped_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = doctor._versions()
     assert finding.level is Level.OK and "torch" in finding.text
     monkeypatch.setattr(doctor, "_here", lambda name: "1.0" if name == "torch" else "")
@@ -50,7 +50,7 @@ def test_doctor_names_what_is_below_and_what_it_skips(monkeypatch: pytest.Monkey
     assert "torch 1.0 is below 2.11" in finding.text and "SKIP: nccl" in finding.text
 
 
-def test_a_topology_file_that_is_not_there_is_told(
+def test_a_missing_topology_file_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "topo.xml"

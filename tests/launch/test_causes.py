@@ -1,4 +1,4 @@
-"""Who is to blame: the culprit, not the ranks that only noticed."""
+"""The cause of a failed launch is the rank that failed first, not those that only noticed it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KILLED: dict[str, Any] = dict(exit_code=None, signal=9, killed=True, finished=Fa
 
 
 def flight(*sizes: int, at_s: float = 0.0) -> tuple[Collective, ...]:
-    """Collectives of these sizes, the last of them issued at this time."""
+    """Return collectives of these sizes, the last of which was issued at ``at_s``."""
     return tuple(
         Collective(
             group="0", number=i, operation="all_reduce", sizes=f"[[{size}]] Float",
@@ -53,12 +53,12 @@ def timed_out(rank: int, **kw: Any) -> RankEnd:
 @pytest.mark.parametrize(
     ("others", "rank", "kind", "sure"),
     [
-        (dict(stack=WAITS, state="S"), 0, "collective", True),  # it called one too many
-        (dict(stack=WAITS, state="R"), 1, "hang", False),  # they were only slow
+        (dict(stack=WAITS, state="S"), 0, "collective", True),  # rank 0 called one too many
+        (dict(stack=WAITS, state="R"), 1, "hang", False),  # the other ranks were only slow
         (dict(stack=WORKS, state="S"), 1, "hang", False),
     ],
 )
-def test_ahead_of_others_is_wrong_only_if_these_wait(
+def test_a_rank_ahead_of_others_is_the_cause_only_if_they_wait(
     others: dict[str, Any], rank: int, kind: str, sure: bool
 ) -> None:
     ahead = timed_out(0, flight=flight(16, 7), order=0)
@@ -68,14 +68,16 @@ def test_ahead_of_others_is_wrong_only_if_these_wait(
 
 
 @pytest.mark.parametrize(("state", "sure"), [("S", True), ("R", False)])
-def test_behind_the_others_is_sure_unless_it_still_ran(state: str, sure: bool) -> None:
+def test_a_rank_behind_the_others_is_the_sure_cause_unless_it_still_ran(
+    state: str, sure: bool
+) -> None:
     there = [timed_out(r, flight=flight(16, 32), order=r) for r in (0, 1)]
     behind = end(2, flight=flight(16), stack=WAITS, state=state, order=2, **KILLED)
     cause = attribute([*there, behind])
     assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "collective", sure)
 
 
-def test_fewer_updates_than_those_that_are_through_are_told_by_their_count() -> None:
+def test_a_rank_with_fewer_updates_than_finished_ranks_is_named() -> None:
     through = end(0, phase="finish", step=30, stack=WORKS, order=0, **KILLED)
     short = end(1, phase="steady", step=27, stack=WAITS, order=1, **KILLED)
     cause = attribute([through, short])
@@ -84,32 +86,32 @@ def test_fewer_updates_than_those_that_are_through_are_told_by_their_count() -> 
 
 
 @pytest.mark.parametrize("short", [dict(stack=WORKS), dict(stack=WAITS, step=30)])
-def test_who_works_or_has_made_as_many_updates_leaves_out_none(short: dict[str, Any]) -> None:
+def test_a_working_rank_or_one_with_as_many_updates_skips_none(short: dict[str, Any]) -> None:
     through = end(0, phase="finish", step=30, stack=WORKS, order=0, **KILLED)
     other = end(1, **{**dict(phase="steady", step=27, order=1), **KILLED, **short})
     cause = attribute([through, other])
     assert cause is not None and "updates" not in cause.message
 
 
-def test_who_came_last_is_suspected_where_all_did_the_same() -> None:
-    """The one that timed out had waited for it."""
+def test_the_latest_rank_is_suspected_if_all_did_the_same() -> None:
+    """The rank that timed out had waited for the late one."""
     at = {0: 10.0, 1: 10.1, 2: 13.2}
     cause = attribute([timed_out(r, flight=flight(16, at_s=s), order=r) for r, s in at.items()])
     assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "late", False)
     assert cause.message == "entered collective 1, all_reduce, 3.2 s after the first rank"
 
 
-def test_nobody_is_late_by_less_than_a_second() -> None:
+def test_less_than_a_second_does_not_count_as_late() -> None:
     at = {0: 10.0, 1: 10.1, 2: 10.9}
     cause = attribute([timed_out(r, flight=flight(16, at_s=s), order=r) for r, s in at.items()])
     assert cause is not None and cause.kind == "peer"
 
 
-def test_all_well() -> None:
+def test_there_is_no_cause_if_all_ranks_finished() -> None:
     assert attribute([end(0), end(1)]) is None
 
 
-def test_own_exception_beats_peers_that_ended_first() -> None:
+def test_an_original_exception_beats_peer_errors_that_came_first() -> None:
     cause = attribute([peer(0, 0), peer(1, 1), own(2, 2), peer(3, 3)])
     assert cause is not None
     assert (cause.rank, cause.kind, cause.sure) == (2, "exception", True)
@@ -117,14 +119,14 @@ def test_own_exception_beats_peers_that_ended_first() -> None:
     assert cause.victims == (0, 1, 3)
 
 
-def test_foreign_signal_beats_peers() -> None:
+def test_an_external_signal_beats_peer_errors() -> None:
     cause = attribute([peer(0, 0), end(1, exit_code=None, signal=9, finished=False, order=1)])
     assert cause is not None and (cause.rank, cause.kind) == (1, "signal")
     assert "SIGKILL" in cause.message
 
 
-def test_a_rank_that_aborts_by_itself_beats_one_that_was_just_elsewhere() -> None:
-    """As a device assertion does; the others had no time to come to their next collective."""
+def test_a_rank_that_aborts_beats_one_that_was_outside_a_collective() -> None:
+    """A device assertion does this before other ranks come to their next collective."""
     aborted = end(1, exit_code=None, signal=6, finished=False, order=0)
     cause = attribute(
         [end(0, stack=WAITS, order=1, **KILLED), aborted, end(2, stack=WORKS, order=2, **KILLED)]
@@ -133,7 +135,7 @@ def test_a_rank_that_aborts_by_itself_beats_one_that_was_just_elsewhere() -> Non
     assert (cause.rank, cause.kind, cause.sure) == (1, "signal", True)
 
 
-def test_our_own_kill_is_no_cause() -> None:
+def test_a_kill_by_the_agent_is_no_cause() -> None:
     killed = end(0, exit_code=None, signal=9, killed=True, finished=False, order=1)
     early = end(1, exit_code=0, finished=False, order=0)
     cause = attribute([killed, early])
@@ -152,7 +154,7 @@ def test_in_a_hang_the_stopped_rank_is_sure_and_the_silent_one_suspected() -> No
     assert silent is not None and (silent.rank, silent.sure) == (1, False)
 
 
-def test_when_all_only_complain_the_silent_one_is_the_suspect() -> None:
+def test_if_all_others_report_peer_errors_the_silent_rank_is_suspected() -> None:
     hung = end(
         2, exit_code=None, signal=9, killed=True, finished=False, state="T", silent_s=12.0, order=2
     )
@@ -175,27 +177,27 @@ def on_device(rank: int, order: int, message: str) -> RankEnd:
 
 @pytest.mark.parametrize("message", NCCL_TEXTS)
 def test_a_dead_peers_memory_makes_victims_not_culprits(message: str) -> None:
-    """Over NVLink the others read the memory of a rank that was killed: they raise first."""
+    """Over NVLink, other ranks read the memory of a killed rank, and raise errors first."""
     dead = end(2, exit_code=None, signal=9, finished=False, order=3)
     cause = attribute([on_device(0, 0, message), on_device(1, 1, message), dead])
     assert cause is not None and (cause.rank, cause.kind, cause.sure) == (2, "signal", True)
 
 
 @pytest.mark.parametrize("message", NCCL_TEXTS)
-def test_who_raised_by_itself_goes_before_devices_that_failed(message: str) -> None:
+def test_an_original_exception_beats_device_errors(message: str) -> None:
     cause = attribute([on_device(0, 0, message), own(1, 1)])
     assert cause is not None and (cause.rank, cause.sure) == (1, True)
 
 
 @pytest.mark.parametrize("message", NCCL_TEXTS)
-def test_where_all_say_so_nobody_is_surely_to_blame(message: str) -> None:
+def test_if_all_ranks_have_device_errors_the_cause_is_unsure(message: str) -> None:
     cause = attribute([on_device(rank, rank, message) for rank in range(3)])
     assert cause is not None and not cause.sure
     alone = attribute([on_device(0, 0, message), end(1)])
     assert alone is not None and (alone.rank, alone.sure) == (0, True)
 
 
-def test_of_two_ranks_whose_collectives_differ_neither_is_named_wrong() -> None:
+def test_of_two_ranks_with_different_collectives_neither_is_surely_wrong() -> None:
     cause = attribute(
         [end(0, **KILLED, flight=flight(4, 8)), end(1, **KILLED, flight=flight(4, 9))]
     )

@@ -1,4 +1,4 @@
-"""Where ranks are started: cluster files, shapes of nodes, and the commands that engines plan."""
+"""Cluster files, numbers of ranks per node, and the commands that engines plan."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_nodes_are_a_number_or_the_ranks_on_each(text: str, nodes: tuple[int, An
 
 
 @pytest.mark.parametrize("text", ["", "x", "2x", "a", "0", "4+0", "-1", "2x0", "1.5"])
-def test_other_nodes_are_a_clear_error(text: str) -> None:
+def test_invalid_nodes_are_a_clear_error(text: str) -> None:
     with pytest.raises(SpecError, match="--nodes"):
         parse_nodes(text)
 
 
-def test_engines_that_reach_other_machines_must_be_told_what_is_wanted() -> None:
+def test_engines_for_other_machines_need_a_number_of_devices() -> None:
     with pytest.raises(SpecError, match="--gpus N or --cpus N"):
         resolve(engine="slurm", nodes="2", known_engines=ENGINES)
     site = resolve(engine="slurm", nodes="4+8+16", gpus="28", known_engines=ENGINES)
@@ -44,7 +44,7 @@ def test_engines_that_reach_other_machines_must_be_told_what_is_wanted() -> None
     assert site.shape(12) == (4, 8) and site.worlds == (1, 2, 4, 8, 16, 28)
 
 
-def test_one_machine_in_a_cluster_file_is_a_labelled_stand_in() -> None:
+def test_one_machine_in_a_cluster_file_is_labelled_as_emulated() -> None:
     site = resolve(engine="slurm", nodes="2", cpus=2, one_machine=True, known_engines=ENGINES)
     assert site.emulated
     assert resolve(engine="emulated", nodes="1", cpus=1, known_engines=ENGINES).emulated
@@ -66,14 +66,14 @@ def test_a_cluster_file_replaces_defaults(tmp_path: Path) -> None:
     )
 
 
-def test_how_long_a_collective_may_take_can_be_set_for_every_engine(tmp_path: Path) -> None:
+def test_the_timeout_of_collectives_can_be_set_for_every_engine(tmp_path: Path) -> None:
     path = write(tmp_path, "[local]\ncollective_s = 300\n")
     assert cluster.cluster_settings(path, "local", ENGINES)["collective_s"] == 300
     with pytest.raises(ConfigError, match="seconds above 0"):
         cluster.cluster_settings(write(tmp_path, "[local]\ncollective_s = -1\n"), "local", ENGINES)
 
 
-def test_every_mistake_of_a_cluster_file_is_told_with_its_line(tmp_path: Path) -> None:
+def test_all_mistakes_of_a_cluster_file_are_reported_with_lines(tmp_path: Path) -> None:
     path = write(tmp_path, "[slurm]\npartitoin = 'gpu'\nmodules = 'cuda'\n[slurmm]\na = 1\n")
     with pytest.raises(ConfigError) as error:
         cluster.cluster_settings(path, "slurm", ENGINES)
@@ -84,7 +84,7 @@ def test_every_mistake_of_a_cluster_file_is_told_with_its_line(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["[slurm", "slurm = 3"])
-def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_cluster_file_without_tables_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         cluster.cluster_settings(write(tmp_path, text), "slurm", ENGINES)
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -92,7 +92,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_command_as_python_is_a_list(tmp_path: Path) -> None:
-    """A text with blanks would be the name of one program."""
+    """A string with spaces would be the name of one program."""
     file = write(tmp_path, '[slurm]\npython = "apptainer exec image.sif python"')
     with pytest.raises(ConfigError, match=r'\["apptainer", "exec", "image.sif", "python"\]'):
         cluster.cluster_settings(file, "slurm", ENGINES)
@@ -143,7 +143,7 @@ def test_a_batch_script_has_a_component_for_each_size_of_node(
     assert "--token-file /run/token" in first and "--token-file /run/token" in second
 
 
-def test_inside_an_allocation_it_is_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_an_allocation_srun_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     (command,) = slurm.build().plan(deployment("slurm", (8, 8)))
     assert command.argv[:2] == ("srun", "--overlap")
@@ -166,7 +166,7 @@ def test_over_ssh_the_token_is_on_no_command_line() -> None:
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "-l root"])
-def test_no_host_is_an_option_of_ssh(host: str) -> None:
+def test_a_host_that_would_be_an_option_of_ssh_is_refused(host: str) -> None:
     with pytest.raises(SpecError, match="is not a host|would be an option"):
         hosts.build().plan(deployment("hosts", (1,), nodes=[host]))
 
@@ -174,7 +174,7 @@ def test_no_host_is_an_option_of_ssh(host: str) -> None:
 @pytest.mark.parametrize(
     ("name", "more"), [("hyperqueue", {}), ("monarch", {"workers": ["tcp://a:1", "tcp://b:1"]})]
 )
-def test_what_tasks_and_actors_run_has_its_number_and_no_token(name: str, more: Any) -> None:
+def test_commands_of_tasks_have_a_number_and_no_token(name: str, more: Any) -> None:
     commands = (
         importlib.import_module(f"harness.launch.engines.{name}")
         .build()
@@ -191,7 +191,7 @@ def test_a_node_without_a_worker_is_one_clear_error() -> None:
         monarch.build().plan(deployment("monarch", (8, 8), workers=["tcp://a:1"]))
 
 
-def test_by_hand_it_is_one_line_for_each_node() -> None:
+def test_without_ssh_there_is_one_line_for_each_node() -> None:
     (command,) = hosts.build().plan(deployment("hosts", (8,), nodes=["a"], ssh=False))
     assert command.by_hand
     assert command.argv == (
@@ -213,7 +213,7 @@ def test_too_few_hosts_are_a_clear_error() -> None:
             hosts.parse(wrong)
 
 
-def test_tasks_are_of_nodes_or_of_ranks() -> None:
+def test_tasks_are_per_node_or_per_rank() -> None:
     with pytest.raises(SpecError, match="tasks = 'ranks'"):
         slurm.build().plan(deployment("slurm", (8,), tasks="ranks"))
 
@@ -221,8 +221,8 @@ def test_tasks_are_of_nodes_or_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("share", "visible", "device"),
     [
-        (dict(first=8, count=8, node_first=8, node_count=8), 8, 3),  # an agent for the node
-        # a task of it that sees all, or only its own
+        (dict(first=8, count=8, node_first=8, node_count=8), 8, 3),  # one agent per node
+        # one agent per rank, which sees all devices or only its own
         (dict(first=11, count=1, node_first=8, node_count=8, agents=8), 8, 3),
         (dict(first=11, count=1, node_first=8, node_count=8, agents=8), 1, 0),
     ],
@@ -233,7 +233,7 @@ def test_a_rank_gets_its_own_device(share: dict[str, int], visible: int, device:
     assert device_of(11, Share(node=1, **share), visible) == device
 
 
-def test_a_controller_that_does_not_answer_ends_no_job(
+def test_a_job_survives_a_controller_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = tmp_path / "squeue"
@@ -253,7 +253,7 @@ def test_a_controller_that_does_not_answer_ends_no_job(
         assert batch.poll()[0] is state
 
 
-def test_links_have_rates_of_their_own_and_between_nodes() -> None:
+def test_links_have_rates_per_node_and_per_pair() -> None:
     from harness.cases import Site
 
     site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1, 1), emulated=True)

@@ -1,4 +1,4 @@
-"""The fleet and who joins it, without torch: agents that only say hello."""
+"""The fleet of agents, tested without torch by stub agents that only introduce themselves."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from harness.launch.wire.messages import Address, LaunchSpec, Node, Sweep
 
 
 class Stub:
-    """A job of which nothing but its state is known."""
+    """A job that only has a state."""
 
     def __init__(self, state: State = State.RUNNING) -> None:
         self.state, self.stopped = state, False
 
     def prepare(self, spec: LaunchSpec) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def channels(self) -> Mapping[int, Channel]:
         return {}
@@ -55,7 +55,7 @@ def node(order: int, host: str = "10.0.0.1", **gpus: Any) -> Node:
 
 
 def joining(listener: Listener, token: Path, nodes: list[Node]) -> list[threading.Thread]:
-    """Agents that dial in all at once and stay."""
+    """Start agents that all connect at once and stay."""
 
     def join(one: Node) -> None:
         channel = dial(f"127.0.0.1:{listener.port}", read_token(token), 30)
@@ -76,8 +76,8 @@ def token(tmp_path: Path) -> Path:
     return tmp_path / "token"
 
 
-def test_a_hundred_nodes_join_at_once_and_lie_as_they_were_started(token: Path) -> None:
-    """At a few a second the last would give up, and by address they would lie in another order."""
+def test_a_hundred_nodes_join_at_once_in_their_order(token: Path) -> None:
+    """Slow accepting would make agents give up, and their order must not follow addresses."""
     many = 100
     listener, job = Listener(token), Stub()
     where = Where(nodes=(1,) * many, settings={"one_machine": True})
@@ -92,10 +92,10 @@ def test_a_hundred_nodes_join_at_once_and_lie_as_they_were_started(token: Path) 
     assert job.stopped and not any(t.is_alive() for t in threads)
 
 
-def test_each_agent_is_listened_to_anew_but_twice_while_all_join(
+def test_each_agent_is_registered_at_most_twice_while_all_join(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them once more in every round grew faster than with their number: 46 times of 2,048."""
+    """Registering all agents again in every round would make the cost quadratic."""
     many = 30
     listened: list[object] = []
 
@@ -136,8 +136,8 @@ def test_a_node_that_never_comes_is_named(token: Path) -> None:
         thread.join(5)
 
 
-def test_a_fleet_that_is_closed_while_a_world_runs_ends_it(token: Path) -> None:
-    """Else whoever waits for that world would wait for ever."""
+def test_closing_a_fleet_ends_its_running_world(token: Path) -> None:
+    """Otherwise the caller of that launch would wait forever."""
     listener, job = Listener(token), Stub()
     fleet = Fleet(lambda: (job, listener), Where(settings={"one_machine": True}))
     threads = joining(listener, token, [node(0)])
@@ -148,10 +148,10 @@ def test_a_fleet_that_is_closed_while_a_world_runs_ends_it(token: Path) -> None:
         thread.join(5)
 
 
-def test_an_answer_that_is_there_when_time_is_up_counts(
+def test_an_answer_that_has_arrived_at_the_deadline_counts(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a silent agent is late; a wait of no time at all gets whatever is there."""
+    """An agent is late only if no answer has arrived, even if the wait has no time left."""
     listener, job = Listener(token), Stub()
     fleet = Fleet(lambda: (job, listener), Where(settings={"one_machine": True}))
     threads = joining(listener, token, [node(0)])
@@ -179,7 +179,7 @@ def test_ctrl_c_in_a_queue_leaves_no_job(token: Path) -> None:
     assert job.stopped
 
 
-def test_nodes_that_can_only_be_met_at_their_own_loopback_are_refused(token: Path) -> None:
+def test_nodes_with_a_loopback_address_are_refused(token: Path) -> None:
     listener, job = Listener(token), Stub()
     fleet = Fleet(lambda: (job, listener), Where(nodes=(1, 1)))
     other = replace(node(1), machine=replace(machine.detect(), host="another"))
@@ -197,9 +197,7 @@ def test_nodes_that_can_only_be_met_at_their_own_loopback_are_refused(token: Pat
         ({"build": "cuda 13.0", "names": ("NVIDIA H100",)}, "torch 1, but 2 are needed"),
     ],
 )
-def test_a_node_whose_ranks_cannot_have_their_gpus_is_refused(
-    token: Path, gpus: dict[str, Any], says: str
-) -> None:
+def test_a_node_with_too_few_gpus_is_refused(token: Path, gpus: dict[str, Any], says: str) -> None:
     listener, where = Listener(token), Where(nodes=(2, 2), device=Device.CUDA)
     fleet = Fleet(lambda: (Stub(), listener), where)
     fine = {"build": "cuda 13.0", "names": ("NVIDIA H100",) * 2}
@@ -212,7 +210,7 @@ def test_a_node_whose_ranks_cannot_have_their_gpus_is_refused(
 
 
 def test_a_node_with_fewer_cores_than_gpu_ranks_is_refused() -> None:
-    """As a scheduler gives one that was asked for tasks alone."""
+    """A scheduler gives such nodes if only tasks are requested."""
     about = node(0, build="cuda 13.0", names=("NVIDIA H100",) * 8)
     poor = replace(about, machine=replace(about.machine, num_cores=1))
     where = Where(nodes=(8,), device=Device.CUDA)
@@ -235,8 +233,8 @@ def _world(*hosts: int, nodes: int = 1) -> LaunchSpec:
     )
 
 
-def test_others_stand_in_for_a_node_that_is_left_out() -> None:
-    """Worlds at once still have nodes of their own."""
+def test_other_nodes_replace_a_node_that_is_left_out() -> None:
+    """Concurrent worlds still use different nodes."""
     specs = [_world(0, 2), _world(1)]
     assert seats(specs, _links(4)) == [(0, 2), (1,)]
     assert seats(specs, _links(4, 2)) == [(0, 3), (1,)]
@@ -251,7 +249,7 @@ def test_a_world_that_needs_a_lost_node_is_refused_and_smaller_ones_go_on() -> N
 
 
 @given(st.data())
-def test_stand_ins_are_well_and_distinct(data: st.DataObject) -> None:
+def test_replacement_nodes_are_available_and_distinct(data: st.DataObject) -> None:
     num = data.draw(st.integers(2, 12))
     out = data.draw(st.sets(st.integers(0, num - 1), max_size=num - 1))
     order = data.draw(st.permutations(range(num)))

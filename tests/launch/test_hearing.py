@@ -1,4 +1,4 @@
-"""Silence of agents counts only while somebody listens, and is told apart for each of them."""
+"""Silence of agents is counted separately for each of them, and only while the program listens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.launch.wire.channel import Channel
 
 
 class Clock:
-    """A clock that stands still until it is set on."""
+    """A clock that only advances if it is set."""
 
     now = 100.0
 
@@ -21,8 +21,8 @@ class Clock:
         return self.now
 
 
-def test_a_stall_of_ours_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one node's file went to a slow disk, all others were given up as lost."""
+def test_a_stall_of_the_program_is_no_silence_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stall of the program, such as a write to a slow disk, must not count as agents' silence."""
     clock = Clock()
     monkeypatch.setattr(agents, "time", clock)
     ours, theirs = socket.socketpair()
@@ -31,7 +31,7 @@ def test_a_stall_of_ours_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) ->
         Channel(theirs, dialed=True),
     )
     ear = AgentMonitor()
-    clock.now += 60.0  # a filer that does not answer
+    clock.now += 60.0  # the program waits for a file server
     ear.receive([link], 0)
     assert link.silent_s == agents.ROUND_S
     for _ in range(30):
@@ -45,7 +45,7 @@ def test_a_stall_of_ours_is_nobody_s_silence(monkeypatch: pytest.MonkeyPatch) ->
     other.close()
 
 
-def test_numbers_of_nodes_fit_a_line_at_any_size() -> None:
+def test_lists_of_nodes_fit_in_a_line_at_any_size() -> None:
     assert ranges([3, 0, 1, 2, 7]) == "0-3, 7"
     assert ranges(range(0, 4096, 2)).endswith("and 2040 more")
     sentence = str(absent([], 4096, "job 7"))

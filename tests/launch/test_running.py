@@ -1,4 +1,4 @@
-"""One launch over agents, without any: what they say is checked before it counts."""
+"""Messages of agents about a launch are checked before they count. The test has no real agents."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def share(node: int, count: int) -> Share:
     return Share(node=node, first=node, count=count, node_first=node, node_count=count)
 
 
-def test_nodes_that_were_never_asked_to_start_ranks_are_not_waited_for(tmp_path: Path) -> None:
-    """Rank 0's agent dies before anybody knows where its store is."""
+def test_nodes_that_were_not_asked_to_start_ranks_are_not_awaited(tmp_path: Path) -> None:
+    """Rank 0's agent dies before the address of its store is known."""
     pairs = [socket.socketpair() for _ in range(3)]
     links = [
         AgentLink(node=i, channel=Channel(ours, dialed=False)) for i, (ours, _) in enumerate(pairs)
@@ -68,7 +68,7 @@ def test_an_agent_that_leaves_out_a_rank_is_not_believed(tmp_path: Path) -> None
     assert "reported 1 ranks, expected 2" in cause.message
 
 
-def test_a_file_that_comes_in_pieces_is_whole_and_replaces_an_older_one(tmp_path: Path) -> None:
+def test_a_file_in_several_pieces_replaces_an_older_one(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     link = AgentLink(node=0, channel=Channel(ours, dialed=False))
     running = Running(spec(tmp_path, 1), [(link, share(node=0, count=1))])

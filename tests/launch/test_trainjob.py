@@ -1,4 +1,4 @@
-"""What a TrainJob's controller is told, by a server with a certificate of its own, over real TLS."""
+"""The status that is sent to a TrainJob's controller, tested by a server with real TLS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WITHIN_S = 30.0
 
 @dataclass
 class Controller:
-    """Takes a status as Kubeflow's does: the path of the TrainJob, a bearer's token, JSON."""
+    """A server that accepts a status as Kubeflow's controller does."""
 
     port: int = 0
     certificate: Path = Path()
@@ -41,7 +41,7 @@ class Controller:
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """(certificate, key) of ``localhost``, by openssl."""
+    """Create (certificate, key) of ``localhost`` by openssl."""
     paths = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
@@ -89,7 +89,7 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]
 
 @pytest.fixture
 def reporters() -> Iterator[Callable[[], trainjob.Reporter]]:
-    """Makes them; what they have started is over afterwards."""
+    """Yield a maker of reporters, whose processes have ended afterwards."""
     made: list[trainjob.Reporter] = []
 
     def make() -> trainjob.Reporter:
@@ -106,7 +106,7 @@ Reporters = Callable[[], trainjob.Reporter]
 
 @pytest.fixture
 def pod(controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The variables that Kubeflow gives a pod; the file of its token."""
+    """Set the variables that Kubeflow gives a pod; return the file of its token."""
     token = tmp_path / "token"
     token.write_text("first\n")
     monkeypatch.setenv(trainjob.URL, controller.url)
@@ -115,10 +115,10 @@ def pod(controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return token
 
 
-def test_a_status_arrives_with_the_token_as_it_is_by_then(
+def test_a_status_arrives_with_the_current_token(
     controller: Controller, pod: Path, reporters: Reporters
 ) -> None:
-    for token in ("first", "second"):  # Kubernetes exchanges it
+    for token in ("first", "second"):  # Kubernetes rotates it
         pod.write_text(f"{token}\n")
         reporters().tell(30.0, 90.0, LAUNCH)
         path, authorization, document = controller.taken.get(timeout=WITHIN_S)
@@ -128,7 +128,7 @@ def test_a_status_arrives_with_the_token_as_it_is_by_then(
         assert {"name": "purpose", "value": "timed"} in status["metrics"]
 
 
-def test_an_answer_by_somebody_else_gets_no_token(
+def test_a_server_with_another_certificate_gets_no_token(
     controller: Controller,
     pod: Path,
     tmp_path: Path,
@@ -142,13 +142,13 @@ def test_an_answer_by_somebody_else_gets_no_token(
     assert controller.taken.empty()
 
 
-def test_a_token_goes_over_https_alone(monkeypatch: pytest.MonkeyPatch, pod: Path) -> None:
+def test_a_token_is_sent_over_https_only(monkeypatch: pytest.MonkeyPatch, pod: Path) -> None:
     monkeypatch.setenv(trainjob.URL, f"http://localhost{PATH}")
     with pytest.raises(ValueError, match="https address"):
         trainjob.send(b"{}")
 
 
-def test_elsewhere_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_kubeflow_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
@@ -157,7 +157,7 @@ def test_elsewhere_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     trainjob.Reporter().tell(1.0, 1.0, LAUNCH)
 
 
-def test_a_second_one_waits_its_time(
+def test_statuses_are_rate_limited(
     pod: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch, reporters: Reporters
 ) -> None:
     started: list[object] = []
@@ -179,7 +179,7 @@ def test_a_second_one_waits_its_time(
         (0.0, 9e12, 0, 2**31 - 1),
     ],
 )
-def test_what_an_int32_cannot_hold_and_nobody_knows(
+def test_unknown_and_too_large_values_of_a_status(
     elapsed_s: float, left_s: float | None, percent: int | None, seconds: int | None
 ) -> None:
     status = trainjob.status(elapsed_s, left_s, {"case": "x" * 99, "none": ""}, 0.0)[
@@ -192,7 +192,9 @@ def test_what_an_int32_cannot_hold_and_nobody_knows(
 
 
 @pytest.mark.full  # an agent imports torch
-def test_a_program_tells_it_through_the_first_agent(controller: Controller, pod: Path) -> None:
+def test_a_program_sends_its_status_through_the_first_agent(
+    controller: Controller, pod: Path
+) -> None:
     worlds = open_worlds(Catalogue().get("engines", "local"), Where())
     try:
         worlds.ready()
@@ -204,7 +206,7 @@ def test_a_program_tells_it_through_the_first_agent(controller: Controller, pod:
 
 
 @pytest.mark.full  # importing Kubeflow's models takes seconds
-def test_it_is_what_the_published_model_knows() -> None:
+def test_a_status_is_valid_for_the_published_model() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api")
     published = models.TrainerV1alpha1UpdateTrainJobStatusRequest
     document = trainjob.status(30.0, 90.0, LAUNCH, 1.0)

@@ -1,4 +1,4 @@
-"""Ranks of real gloo worlds, forked from the test, for methods whose papers speak of workers."""
+"""Ranks of real gloo process groups, forked from the test, for methods with several workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ World = Callable[[int, Callable[[int], Any]], list[Any]]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """``world(ranks, work)`` -> what ``work(rank)`` returned on every rank."""
+    """``world(ranks, work)`` -> the return values of ``work(rank)`` on all ranks."""
     fork = multiprocessing.get_context("fork")
 
     def run(ranks: int, work: Callable[[int], Any]) -> list[Any]:

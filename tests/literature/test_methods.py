@@ -1,4 +1,4 @@
-"""Methods as their papers write them down, in loops over numbers: nothing here is the product's."""
+"""Methods as their papers define them, in loops over numbers, without code of the harness."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def majority(votes: list[list[float]]) -> list[float]:
     )
 )  # fmt: skip
 def test_signsgd_trains_on_the_majority_of_signs(votes: list[list[float]]) -> None:
-    """Both phases as the transport runs them: votes are sent, counted, and the outcome is sent."""
+    """Run both phases as the transport does: send and count votes, then send the outcome."""
     codec = signsgd.Codec({"magnitude": 0.5}, torch.Generator())
     received = codec.decode(codec.encode(torch.tensor(votes)), 8)
     outcome = codec.decode(codec.encode(transports.mean(received)[None]), 8)[0]

@@ -1,4 +1,4 @@
-"""Exchanges as their papers write them down, all workers in one process, against real ranks."""
+"""Exchanges as their papers define them, in one process, compared with real ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gradient(step: int, rank: int) -> np.ndarray:
 
 
 def place(rank: int, ranks: int = RANKS) -> Any:
-    """What a hook asks of its context."""
+    """The attributes of a context that a hook reads."""
     case = SimpleNamespace(seed=0)
     return SimpleNamespace(rank=rank, world_size=ranks, device=torch.device("cpu"), case=case)
 
@@ -41,11 +41,10 @@ def stepped(hook: Any, optimizer: Any, weight: nn.Parameter, rank: int) -> np.nd
 
 
 def onebit_adam_by_hand(dense: int, lr: float, block: int) -> np.ndarray:
-    """Tang et al., "1-bit Adam" (ICML 2021), Algorithm 1: every worker and server in turn.
+    """Tang et al., "1-bit Adam" (ICML 2021), Algorithm 1: each worker and server in turn.
 
-    Workers compress their own new momentum and keep what is lost (delta); the server of each part
-    adds, compresses once more and keeps what that loses (delta bar). A block's scale is its mean
-    magnitude.
+    Workers compress their own new momentum and keep the error (delta); the server of each part
+    adds, compresses again and keeps that error (delta bar). A block's scale is its mean magnitude.
     """
 
     def compressed(x: np.ndarray) -> np.ndarray:
@@ -88,10 +87,10 @@ def test_onebit_adam(trained: list[dict[str, np.ndarray]], dense: int) -> None:
 def zero_one_adam_by_hand(lr: float, block: int, until: int, period: int) -> np.ndarray:
     """Lu et al., "0/1 Adam" (ICLR 2023), Algorithm 1 with the policies of its section 6.1.
 
-    T_v: the variance is fresh at k_0 = 0 and k_(j+1) = k_j + 2^floor(j / kappa), kappa = 2 here,
+    T_v: the variance is updated at k_0 = 0 and k_(j+1) = k_j + 2^floor(j / kappa), kappa = 2 here,
     before ``until``. T_u: all steps before it, then the last of each period. As in the authors'
-    code the whole mean gradient enters the momentum, too, where it is there, and the variance is
-    fresh before the step. Weights of rank 0 at the end, where all agree.
+    code, the full mean gradient also enters the momentum at the steps of T_v, and the variance is
+    updated before the step. Returns the weights of rank 0 at the end, when all ranks agree.
     """
 
     def compressed(x: np.ndarray) -> np.ndarray:
@@ -152,7 +151,7 @@ def dgc_by_hand(rho: float, warm_up: int, clip: float, lr: float) -> np.ndarray:
     """Lin et al., "Deep gradient compression" (ICLR 2018), Algorithm 4 with sections 3.2 and 3.3.
 
     Local clipping to clip / sqrt(N), momentum correction, factor masking, and a sparsity that
-    grows from 75 % through 93.75, 98.4375 and 99.6 %, exponentially, while it warms up.
+    grows exponentially during warm-up: 75, 93.75, 98.4375 and 99.6 %.
     """
     velocity, owed, weight = np.zeros((RANKS, SIZE)), np.zeros((RANKS, SIZE)), np.zeros(SIZE)
     for t in range(STEPS):
@@ -173,7 +172,7 @@ def dgc_by_hand(rho: float, warm_up: int, clip: float, lr: float) -> np.ndarray:
 
 
 def dgc_of(rank: int, warm_up: int, clip: float) -> np.ndarray:
-    """Plain SGD steps with it: its momentum is in place of the optimizer's."""
+    """Train with plain SGD: the method has its own momentum."""
     weight = nn.Parameter(torch.zeros(SIZE))
     knobs = dict(dgc.KNOBS, rho=0.05, sampled=1.0, warm_up=warm_up, clip=clip)
     hook = dgc.build(place(rank), knobs)
@@ -190,7 +189,7 @@ def test_dgc(trained: list[dict[str, np.ndarray]], warm_up: int, clip: float) ->
 
 @pytest.fixture(scope="module")
 def trained(world: World) -> list[dict[str, np.ndarray]]:
-    """What every rank of one world has after the steps of each method."""
+    """The weights of every rank after the steps of each method."""
 
     def rank_of(rank: int) -> dict[str, np.ndarray]:
         return {
@@ -203,8 +202,8 @@ def trained(world: World) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("clip", [0.0, 2.5])
-def test_terngrad_is_unbiased_where_it_says_so(clip: float) -> None:
-    """Wen et al. (NeurIPS 2017): E[s b sign(g)] = g (Theorem 1), but not where g is clipped."""
+def test_terngrad_is_unbiased_exactly_without_clipping(clip: float) -> None:
+    """Wen et al. (NeurIPS 2017): E[s b sign(g)] = g (Theorem 1), unless g is clipped."""
     x = torch.distributions.StudentT(3.0).sample((1, 256)) * 2
     codec = terngrad.Codec({"block": 256, "clip": clip}, torch.Generator().manual_seed(3))
     draws = 2000
@@ -221,7 +220,7 @@ def test_terngrad_is_unbiased_where_it_says_so(clip: float) -> None:
 def test_easgd_at_any_number_of_ranks(ranks: int) -> None:
     """Zhang, Choromanska and LeCun (NeurIPS 2015), Algorithm 1, with alpha = beta / p, beta = 0.9.
 
-    Every worker is drawn to the centre before anybody's pull on it is added.
+    Every worker moves towards the centre before the centre moves towards the workers.
     """
     start = np.random.default_rng(0).normal(size=(ranks, 5))
     models = [nn.Linear(5, 1, bias=False).double() for _ in range(ranks)]

@@ -1,4 +1,4 @@
-"""Optimizers as their papers write them down, in numpy and float64: nothing is the product's.
+"""Optimizers as their papers define them, in numpy and float64, without code of the harness.
 
 Each reference steps the same weights on the same gradients. LARS and LAMB are in
 tests/training/test_optimizers.py.
@@ -19,7 +19,7 @@ from harness.training import optimizers
 from harness.training.optimizers import FrozenAdam, Muon, Shampoo
 
 STEPS = 5
-#: Tall, wide, square, and longer than a block (which the test makes small).
+#: Tall, wide, square, and larger than a block (which the test makes small).
 SHAPES = [(6, 3), (3, 6), (4, 4), (7, 5)]
 
 
@@ -32,7 +32,7 @@ def trained(
     make: Callable[[list[nn.Parameter]], Any], start: np.ndarray, grads: Sequence[np.ndarray],
     *, outer: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """The weights after a step on each gradient."""
+    """Return the weights after a step on each gradient."""
     weight = nn.Parameter(torch.tensor(start))
     setattr(weight, optimizers.OUTER, outer)
     optimizer = make([weight])
@@ -49,10 +49,10 @@ def started(shape: Sequence[int]) -> np.ndarray:
 def muon(
     weight: np.ndarray, grads: Sequence[np.ndarray], lr: float, beta: float, decay: float
 ) -> np.ndarray:
-    """Jordan et al., "Muon: an optimizer for hidden layers" (2024), its Algorithm and its code.
+    """Jordan et al., "Muon: an optimizer for hidden layers" (2024), algorithm and code.
 
-    Newton-Schulz is a polynomial of the singular values, so here they are taken out (SVD), and
-    the polynomial is applied to each of them five times.
+    Newton-Schulz is a polynomial of the singular values, so they are computed here by SVD, and the
+    polynomial is applied to each of them five times.
     """
     momentum = np.zeros_like(weight)
     for gradient in grads:
@@ -78,8 +78,8 @@ def test_muon(shape: tuple[int, int]) -> None:
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon yet")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_muon_is_torchs(shape: tuple[int, int]) -> None:
-    """torch.optim.Muon computes in bf16, as published; so does ours by default: alike to 8 bits."""
+def test_muon_matches_torch(shape: tuple[int, int]) -> None:
+    """Both compute in bf16 by default, as published, and agree to about 8 bits."""
     grads, start = gradients(shape), started(shape)
     seen = trained(lambda p: Muon(p, 0.02, weight_decay=0.1), start, grads)
     wanted = trained(lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=0.1), start, grads)
@@ -87,7 +87,7 @@ def test_muon_is_torchs(shape: tuple[int, int]) -> None:
     assert np.linalg.norm(seen - wanted) < 0.05 * moved
 
 
-def test_muon_steps_each_of_a_stack_and_a_convolution_as_one() -> None:
+def test_muon_steps_each_matrix_of_a_stack_and_a_convolution_as_one() -> None:
     grads = [g.reshape(3, 4, 2) for g in gradients((12, 2))]
     start = started((3, 4, 2))
     make = lambda p: Muon(p, 0.1, momentum=0.9, weight_decay=0.0, dtype=torch.float64)  # noqa: E731
@@ -114,7 +114,7 @@ def adam_direction(
     return out
 
 
-def test_muon_leaves_embeddings_and_heads_to_adamw() -> None:
+def test_muon_uses_adamw_for_embeddings_and_heads() -> None:
     start, grads = started((4, 3)), gradients((4, 3))
     seen = trained(lambda p: Muon(p, 0.02, weight_decay=0.1), start, grads, outer=True)
     wanted = start
@@ -123,7 +123,7 @@ def test_muon_leaves_embeddings_and_heads_to_adamw() -> None:
     np.testing.assert_allclose(seen, wanted, rtol=1e-9)
 
 
-def test_which_layers_are_outer() -> None:
+def test_embeddings_and_heads_are_outer_layers() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     optimizers.note_outer(model)
     hidden = [name for name, p in model.named_parameters() if optimizers.is_hidden(p)]
@@ -136,8 +136,8 @@ def shampoo(weight: np.ndarray, grads: Sequence[np.ndarray], lr: float, decay: f
     """Gupta, Koren and Singer (ICML 2018), Algorithm 1, as Shi et al. (2023) train with it.
 
     Their Algorithm 2: running means with bias correction, a filtered gradient, grafting of Adam's
-    length, decoupled weight decay; the ridge is Anil et al.'s (2020), relative to the largest
-    eigenvalue. Roots are scipy's.
+    step length, decoupled weight decay. The ridge follows Anil et al. (2020), relative to the
+    largest eigenvalue. scipy computes the roots.
     """
     rows, columns = weight.shape
     left, right = np.zeros((rows, rows)), np.zeros((columns, columns))
@@ -165,7 +165,7 @@ def test_shampoo(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(seen, shampoo(start, grads, 0.01, 0.1), rtol=1e-6)
 
 
-def test_shampoo_preconditions_blocks_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shampoo_preconditions_blocks_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "BLOCK", 4)
     grads, start = gradients((7, 5)), started((7, 5))
     seen = trained(lambda p: Shampoo(p, 0.01, weight_decay=0.1), start, grads)
@@ -179,8 +179,8 @@ def test_shampoo_preconditions_blocks_by_themselves(monkeypatch: pytest.MonkeyPa
 def adafactor(weight: np.ndarray, grads: Sequence[np.ndarray], lr: float) -> np.ndarray:
     """Shazeer and Stern (ICML 2018), Algorithm 4 with the parameters of Algorithm 6's proposal.
 
-    Matrices keep a sum of squares for each row and each column. The least squares are those of
-    torch, which adds eps inside the roots in its own way: gradients here are far above it.
+    Matrices keep a mean of squares per row and per column. torch adds eps inside the roots in its
+    own way, which has no effect here, as gradients are far above it.
     """
     rows, columns = np.zeros(weight.shape[0]), np.zeros(weight.shape[1])
     for t, gradient in enumerate(grads, 1):
@@ -201,7 +201,7 @@ def test_adafactor_of_torch(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(seen, adafactor(start, grads, 0.01), rtol=1e-6)
 
 
-def test_the_variance_is_frozen() -> None:
+def test_frozen_adam_freezes_the_variance() -> None:
     """Tang et al. (ICML 2021), Algorithm 1, on one worker that compresses nothing."""
     lr, frozen_after, start, grads = 0.01, 2, started((4, 3)), gradients((4, 3))
     weight, mean, square = start, np.zeros((4, 3)), np.zeros((4, 3))

@@ -1,4 +1,4 @@
-"""Blocks: there and back, in an order that is drawn, and what an interrupted one lacks."""
+"""Blocks measure arms forwards and backwards in a random order; interrupted ones are completed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from harness.record import RunRecord
 
 
 @given(number=st.integers(0, 5), attempt=st.integers(0, 1), seed=st.integers(0, 99))
-def test_every_arm_goes_there_and_back(
+def test_every_arm_is_measured_forwards_and_backwards(
     main_job: RunRecord, number: int, attempt: int, seed: int
 ) -> None:
-    """So a drift that is a straight line takes as much of each arm."""
+    """Therefore a linear drift affects all arms equally."""
     plan = max(main_job.plans, key=lambda p: len(p.arms))
     plan = replace(plan, protocol=replace(plan.protocol, seed=seed))
     block = blocks.drawn(plan, attempt, number, [[arm] for arm in plan.arms])
@@ -31,7 +31,7 @@ def test_every_arm_goes_there_and_back(
     assert {turn for turn, _ in block.passes} == {2 * number, 2 * number + 1}
 
 
-def test_the_order_is_drawn_anew_for_each_block(main_job: RunRecord) -> None:
+def test_each_block_has_a_new_random_order(main_job: RunRecord) -> None:
     plan = max(main_job.plans, key=lambda p: len(p.arms))
     slots = [[arm] for arm in plan.arms]
     orders = {blocks.drawn(plan, 0, number, slots).arms for number in range(20)}
@@ -40,7 +40,9 @@ def test_the_order_is_drawn_anew_for_each_block(main_job: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
-def test_an_interrupted_block_lacks_what_was_not_launched(main_job: RunRecord, lost: int) -> None:
+def test_the_missing_launches_of_an_interrupted_block_are_found(
+    main_job: RunRecord, lost: int
+) -> None:
     plan = main_job.plans[0]
     block = next(b for b in main_job.blocks if b.plan == plan.hash and not b.attempt)
     launches = [x for x in main_job.by_plan[plan.hash] if x.block == block.number and not x.attempt]

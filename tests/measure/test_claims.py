@@ -1,4 +1,4 @@
-"""What a user's files claim is derived where none of them was imported."""
+"""Claims of a user's files are derived in a process that has not imported them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = 'SUPPORTS = dict(worlds="any", oracle="{}", initial="broadcast", replicas
 
 
 def test_a_head_that_was_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
-    """Whoever changed it: its own file may, in the process that describes it."""
+    """The file itself could change its head in the process that describes it."""
     path = tmp_path / "turncoat.py"
     path.write_text(HEAD.format("shard_ordered"))
     known = Catalogue([tmp_path])
@@ -27,7 +27,7 @@ def test_a_head_that_was_changed_since_the_plan_is_refused(tmp_path: Path) -> No
     assert "another one than when the case was planned" in answer.error
 
 
-def test_a_witness_has_the_files_of_the_model_alone(tmp_path: Path) -> None:
+def test_a_witness_uses_only_the_files_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD.format("shard_ordered"))
     (tmp_path / "read.py").write_text("INPUT = dict()\nKNOBS = dict(workers=1)")
     known = Catalogue([tmp_path])
@@ -40,8 +40,8 @@ def test_a_witness_has_the_files_of_the_model_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [dict(micro_batch=4), dict(seed=1), dict(model="moe")])
-def test_a_key_that_a_file_forges_is_not_another_trainings(other: dict[str, object]) -> None:
-    """A case with half of the samples would be compared with a reference that had as few."""
+def test_a_forged_reference_key_is_not_shared(other: dict[str, object]) -> None:
+    """Otherwise a case with half of the samples could have a reference with equally few."""
     known = Catalogue()
     reference = Reference(key="forged", shards=2, limit=0.0, memory_bytes=1)
 
@@ -53,4 +53,4 @@ def test_a_key_that_a_file_forges_is_not_another_trainings(other: dict[str, obje
     case = known.normalise(SITE.case("ddp/mlp-nano"))
     assert key(case) != key(replace(case, **other))  # type: ignore[arg-type]
     assert key(case) == key(known.normalise(SITE.case("fsdp/mlp-nano")))
-    assert key(case) == key(replace(case, micro_batch=8)), "its own batch, said aloud"
+    assert key(case) == key(replace(case, micro_batch=8)), "the default batch, stated explicitly"

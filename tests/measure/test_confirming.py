@@ -1,4 +1,4 @@
-"""A FAIL is confirmed by a fresh set, whichever verb measured it: planted, it is reported."""
+"""Every command confirms a FAIL by a second set of measurements before it is reported."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ source = "requirement"
 
 @pytest.fixture(autouse=True)
 def quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy host nothing fails: there all is inconclusive."""
+    """Skip the checks of the host, because a busy host makes all verdicts inconclusive."""
     monkeypatch.setattr(admission, "examine", lambda on_gpus: ())
 
 
 def slow_rows(case: CaseSpec) -> list[Row]:
-    """An all-reduce of 4 MiB that takes a second."""
+    """Return the row of an all-reduce of 4 MiB that takes a second."""
     return [
         Row(
             nodes=case.nodes, operation="all_reduce", payload_bytes=4 << 20, transport="tcp",
@@ -46,7 +46,7 @@ def slow_rows(case: CaseSpec) -> list[Row]:
 
 
 @pytest.mark.parametrize("fresh", ["slow", "quick"])
-def test_a_planted_fail_of_the_fabric_is_a_fail(
+def test_a_slow_network_is_a_fail_if_a_second_set_confirms_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: str
 ) -> None:
     launched: list[str] = []
@@ -77,9 +77,7 @@ def test_a_planted_fail_of_the_fabric_is_a_fail(
         assert len(launched) == 8, "as many sweeps again, and no more"
 
 
-def test_a_planted_fail_of_a_recovery_is_a_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_recovery_is_a_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def trial(self: Recoverer, course: FaultScenario, rank: int) -> Trial:
         size = (course.into or course.case).world_size
         return Trial(
@@ -98,7 +96,7 @@ def test_a_planted_fail_of_a_recovery_is_a_fail(
     assert statuses["kill"] is Status.FAIL and statuses["hang"] is Status.FAIL
 
 
-def test_nothing_is_measured_again_where_nothing_failed() -> None:
+def test_nothing_is_measured_again_if_nothing_failed() -> None:
     def again(_: Sequence[Verdict]) -> bool:
         raise AssertionError("nothing waits for a fresh set")
 

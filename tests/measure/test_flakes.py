@@ -1,4 +1,4 @@
-"""One flake does not end a plan of a night: what passes is launched once more, said, and kept."""
+"""A transient failure does not end a plan: the launch is repeated once, reported, and recorded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_passes_is_launched_once_more_and_only_once(
     assert first.purpose is Purpose.FLAKED and first.discarded
     assert session.run.notes[-1] == f"x-1: rank 1: {kind}; launched once more"
     (second,) = session.run.enter([broken(timed, kind, "x-2")])
-    if kind == "node":  # however often that comes, it is no case's fault
+    if kind == "node":  # a lost node is never the fault of the case
         assert second.purpose is Purpose.FLAKED and second.intended is Purpose.TIMED
         assert session.run.notes[-1] == "x-2: rank 1: node; its plan ends, --resume continues it"
     else:
@@ -58,16 +58,14 @@ def test_what_passes_is_launched_once_more_and_only_once(
 
 
 @pytest.mark.parametrize("kind", ["exception", "exit", "memory", "collective"])
-def test_what_comes_again_is_an_error_at_once(
+def test_a_reproducible_failure_is_an_error_at_once(
     session: Session, timed: LaunchRecord, kind: str
 ) -> None:
     (launch,) = session.run.enter([broken(timed, kind, "x-1")])
     assert launch.purpose is Purpose.TIMED
 
 
-def test_a_flake_that_was_launched_once_more_changes_no_verdict(
-    sample_run: RunRecord, timed: LaunchRecord
-) -> None:
+def test_a_repeated_flake_changes_no_verdict(sample_run: RunRecord, timed: LaunchRecord) -> None:
     flake = replace(broken(timed, "node", "993540-x-0999"), purpose=Purpose.FLAKED)
     both = replace(sample_run, launches=(flake, *sample_run.launches))
     assert verdicts.verdicts(both) == verdicts.verdicts(sample_run)
@@ -75,10 +73,10 @@ def test_a_flake_that_was_launched_once_more_changes_no_verdict(
     assert verdicts.verdicts(twice) != verdicts.verdicts(sample_run), "a second one counts"
 
 
-def test_a_sweep_that_broke_is_made_once_more_and_its_number_is_not_missing(
+def test_a_failed_sweep_is_repeated_and_its_number_is_not_missing(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that was killed in it; a second time it is the fabric's."""
+    """A killed rank breaks the sweep; a second failure would be attributed to the network."""
     rows: list[Row] = []
 
     def sweep(case: CaseSpec, folder: Path, only: str = "") -> list[Row]:
@@ -102,7 +100,7 @@ def test_a_sweep_that_broke_is_made_once_more_and_its_number_is_not_missing(
 
 
 class Broken:
-    """A bench whose launches end so, one after the other."""
+    """A bench whose successive launches end with the given causes."""
 
     def __init__(self, launch: LaunchRecord, *kinds: str) -> None:
         self._launch, self._kinds = launch, list(kinds)
@@ -126,7 +124,7 @@ class Broken:
         (["exception"], ["{}"]),
     ],
 )
-def test_a_launch_that_others_wait_for_is_made_once_more(
+def test_a_launch_that_others_depend_on_is_repeated(
     session: Session,
     timed: LaunchRecord,
     monkeypatch: pytest.MonkeyPatch,
@@ -151,7 +149,7 @@ def test_a_launch_that_others_wait_for_is_made_once_more(
 def test_an_interrupt_that_python_drops_ends_the_run_before_its_next_launch(
     session: Session, timed: LaunchRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a handler raises while an object is cleared up reaches nobody."""
+    """Python drops exceptions that a signal handler raises within ``__del__``."""
 
     class Cleared:
         def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""Interleaved differences: how often equal environments are told apart, and what 2 % takes."""
+"""Interleaved comparisons rarely distinguish equal environments, and detect a difference of 2 %."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.record import Purpose, RankRecord, RunRecord
 
 
 def decided(longer: float, sd: float, draw: np.random.Generator) -> tuple[Reading, int]:
-    """What blocks of two pairs end with, as ``compared`` looks at them."""
+    """Return the reading after blocks of two pairs, judged as ``compared`` does, and the pairs."""
     pairs: list[float] = []
     while True:
         pairs += list(draw.normal(longer, sd, 2))
@@ -29,7 +29,7 @@ def decided(longer: float, sd: float, draw: np.random.Generator) -> tuple[Readin
             return reading, len(pairs)
 
 
-def test_equal_environments_are_told_apart_once_in_twenty_at_most() -> None:
+def test_equal_environments_differ_at_most_once_in_twenty() -> None:
     draw = np.random.default_rng(1)
     readings = [decided(0.0, 0.01, draw)[0] for _ in range(400)]
     wrong = sum(r in (Reading.FASTER, Reading.SLOWER) for r in readings)
@@ -38,7 +38,7 @@ def test_equal_environments_are_told_apart_once_in_twenty_at_most() -> None:
 
 
 @pytest.mark.parametrize(("longer", "reading"), [(0.02, Reading.SLOWER), (-0.02, Reading.FASTER)])
-def test_two_percent_are_found(longer: float, reading: Reading) -> None:
+def test_a_difference_of_two_percent_is_found(longer: float, reading: Reading) -> None:
     draw = np.random.default_rng(2)
     readings = [decided(longer, 0.01, draw) for _ in range(200)]
     assert sum(r is reading for r, _ in readings) >= 198
@@ -59,7 +59,7 @@ def test_a_busy_host_is_no_broken_environment(
     error: type[ScaleproofError],
     status: Exit,
 ) -> None:
-    """Nothing is wrong with a version whose slots were too short: it can be asked again."""
+    """A version whose slots were too short is not broken, and can be measured again."""
     launch = replace(next(x for x in sample_run.launches if x.steps), wrong=(wrong,))
     run = SimpleNamespace(launches=[launch], bare=lambda: sample_run)
     interleaver = Interleaver.__new__(Interleaver)
@@ -76,7 +76,7 @@ def test_a_busy_host_is_no_broken_environment(
 
 
 def blocked(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """A block that comes to what is in ``run``: all contrasts of a plan."""
+    """Return the log ratios of a block with the launches in ``run``, for all contrasts."""
     plan = next(p for p in run.plans if p.contrasts)
     monkeypatch.setattr(interleaving, "_plan", lambda *_: plan)
     monkeypatch.setattr(interleaving, "replace", lambda item, **_: item)  # its name is its hash
@@ -89,10 +89,10 @@ def blocked(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> list[list[float]
     return interleaver.beside("A", [contrast.name for contrast in plan.contrasts])
 
 
-def test_what_is_wrong_gets_no_ratio(
+def test_incorrect_training_gets_no_ratio(
     sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pairs were measured, but what keeps a contrast from a verdict keeps it from a ratio, too."""
+    """A contrast that cannot get a verdict gets no ratio, although its pairs were measured."""
     assert all(blocked(sample_run, monkeypatch))
     launches = tuple(
         replace(x, ranks=tuple(map(incorrect, x.ranks))) if x.purpose is Purpose.GATE else x
@@ -103,7 +103,7 @@ def test_what_is_wrong_gets_no_ratio(
     assert raised.value.exit is Exit.ERROR
 
 
-def test_a_block_that_the_time_budget_cut_is_no_error(
+def test_a_block_cut_by_the_time_budget_is_no_error(
     sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interleaving, "pairs", lambda *of: SimpleNamespace(values=()))
@@ -117,8 +117,8 @@ def incorrect(rank: RankRecord) -> RankRecord:
     return replace(rank, checks=tuple(replace(check, ok=False) for check in rank.checks))
 
 
-def test_an_a_b_shows_its_a_a() -> None:
-    """Launches of A that differ among themselves: what B seems to bring is theirs."""
+def test_an_a_b_comparison_shows_its_a_a_ratio() -> None:
+    """If launches of A differ from each other, the difference of B may have the same cause."""
     read = difference("case", [-0.05, -0.05, -0.05, -0.05, -0.05, -0.06])
     assert read.reading is Reading.FASTER and read.alike is None
     quiet = interleaving.beside_itself(read, [0.002, -0.001, -0.001, 0.001])
@@ -132,8 +132,8 @@ def test_an_a_b_shows_its_a_a() -> None:
     assert "A/A case: 1.05" in screens[1] and "B/A is not reliable" in screens[1]
 
 
-def test_the_a_a_is_of_launches_of_one_block(sample_run: RunRecord) -> None:
-    """By the throughputs in the record themselves, two and two."""
+def test_the_a_a_ratio_compares_launches_of_one_block(sample_run: RunRecord) -> None:
+    """The A/A ratios are those of successive throughputs of one arm in the record."""
     plan = next(p for p in sample_run.plans if p.contrasts)
     interleaver = Interleaver.__new__(Interleaver)
     interleaver._session = SimpleNamespace(run=SimpleNamespace(bare=lambda: sample_run))  # type: ignore[assignment]

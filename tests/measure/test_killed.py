@@ -1,4 +1,4 @@
-"""A run whose program is killed anywhere is readable, and can be gone on with."""
+"""A run is readable and resumable if its program is killed at any point."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from harness.measure import progress
 from harness.measure.run import Run
 from harness.record import RunRecord, chain
 
-#: What changes a disk, as CPython tells it to an audit hook before it is done.
+#: CPython's audit events of changes to the disk, which are raised before the change.
 CHANGES = ("os.mkdir", "os.rename", "os.truncate", "os.remove")
-#: More changes than the story below makes.
+#: More changes than the simulated run below makes.
 MANY = 45
 
 
@@ -35,7 +35,7 @@ def begun(results: Path) -> Run:
 
 
 def story(run: Run, of: RunRecord, tell: Callable[[int], None]) -> None:
-    """A run in the making: what another one measured is entered again."""
+    """Simulate a run by entering the launches of another one."""
     run.announce(of.plans)
     run.described.update(of.described)
     run.seal()
@@ -49,8 +49,8 @@ def story(run: Run, of: RunRecord, tell: Callable[[int], None]) -> None:
 
 
 def killed(at: int, torn: bool, results: Path, of: RunRecord) -> tuple[int, bool]:
-    """The story in a process that ends before its change number ``at``, or in the middle of a
-    write: how many launches it had entered, and whether it lived to its end.
+    """Simulate a run in a process that is killed before its change number ``at``, or in the middle
+    of a write. Return how many launches it had entered, and whether it completed.
     """
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
@@ -81,7 +81,7 @@ def killed(at: int, torn: bool, results: Path, of: RunRecord) -> tuple[int, bool
         sys.addaudithook(change)
         try:
             story(begun(results), of, lambda n: os.write(writer, bytes([n])) and None)
-        except BaseException as error:  # a child never goes on with pytest
+        except BaseException as error:  # the child must not continue pytest
             os.write(2, repr(error).encode())
             os._exit(3)
         os._exit(0)
@@ -99,7 +99,7 @@ def killed(at: int, torn: bool, results: Path, of: RunRecord) -> tuple[int, bool
 def test_killed_before_any_change_to_the_disk_nothing_is_lost(
     sample_run: RunRecord, tmp_path: Path, torn: bool
 ) -> None:
-    """Readable as soon as something was launched, and resumable to the same end, at every place."""
+    """At every point, the run is readable after its first launch, and resumes to the same end."""
     whole = 0
     for at in range(1, MANY):
         results = tmp_path / str(at)
@@ -109,7 +109,7 @@ def test_killed_before_any_change_to_the_disk_nothing_is_lost(
             assert not entered, f"change {at}"
             continue
         folder = folders[0]
-        if not chain.read(folder):  # nothing of it is whole yet
+        if not chain.read(folder):  # the chain has no complete line yet
             assert not entered, f"change {at}"
             continue
         run = load(folder)
@@ -167,7 +167,7 @@ def test_a_dead_program_holds_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
-def test_a_file_system_without_locks_keeps_nobody_out(
+def test_a_file_system_without_locks_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*_: object) -> None:
@@ -197,7 +197,7 @@ def test_a_renamed_copy_goes_on_where_it_is(sample_run: RunRecord, tmp_path: Pat
     assert not (tmp_path / "third").exists()
 
 
-def test_results_are_their_owners_alone(sample_run: RunRecord, tmp_path: Path) -> None:
+def test_results_are_readable_by_their_owner_only(sample_run: RunRecord, tmp_path: Path) -> None:
     run = begun(tmp_path)
     run.announce(sample_run.plans)
     run.seal()
@@ -228,17 +228,17 @@ def test_names_and_times_of_a_hostile_record_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["sealed", "plan", "sweep", "state"])
-def test_a_line_without_what_its_readers_look_up_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_chain_line_without_required_fields_is_refused(tmp_path: Path, kind: str) -> None:
     chain.Chain(tmp_path).add(chain.Kind(kind), 7)
     with pytest.raises(RecordError, match=f"a line {kind} without"):
         chain.read(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_launch_is_entered_waits_until_it_is(
+def test_a_signal_is_deferred_until_a_launch_is_entered(
     sample_run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Else the chain has a line that the program does not know of, and the next one breaks it."""
+    """Otherwise the chain would have a line unknown to the program, and the next would break it."""
     usual = {n: signal.signal(n, signal.default_int_handler) for n in (number, signal.SIGHUP)}
     progress.end_on_signals()
     run = begun(tmp_path)

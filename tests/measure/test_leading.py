@@ -1,4 +1,4 @@
-"""Which plan of a long run goes first."""
+"""The order of the plans of a long run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rules(tmp_path: Path) -> tuple[Threshold, ...]:
     return tuple(load_thresholds(file, KNOWN))
 
 
-def test_dense_training_comes_first_and_stand_ins_last() -> None:
+def test_dense_training_comes_first_and_simulated_compute_last() -> None:
     plans = [plan(n) for n in ("compressed:topk/mlp-nano", "ddp/paced-small", "ddp/mlp-nano")]
     codec, stand_in, dense = plans
     assert orders.ordered(plans) == [dense, codec, stand_in]

@@ -1,4 +1,4 @@
-"""Orders: their labels, and that each launch draws noise of its own."""
+"""Orders of launches: their labels and their random draws."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def order(sample_run: RunRecord) -> Order:
         (Purpose.PILOT, 0, "pilot"),
     ],
 )
-def test_a_label_says_what_for_and_which_turn(
+def test_a_label_states_purpose_and_turn(
     order: Order, purpose: Purpose, attempt: int, label: str
 ) -> None:
     changed = replace(order, purpose=purpose, attempt=attempt)
@@ -39,7 +39,7 @@ def test_a_label_says_what_for_and_which_turn(
     assert changed.block == (1 if purpose in (Purpose.TIMED, Purpose.PROFILE) else -1)
 
 
-def test_every_launch_draws_its_own_and_the_same_again(order: Order) -> None:
+def test_draws_are_unique_and_reproducible(order: Order) -> None:
     arms = order.plan.arms
     others = [
         replace(order, arm=arm, turn=turn, attempt=attempt, purpose=purpose)
@@ -53,8 +53,8 @@ def test_every_launch_draws_its_own_and_the_same_again(order: Order) -> None:
     assert [replace(x).draw for x in others] == draws
 
 
-def test_a_probe_at_another_place_draws_another_one(order: Order) -> None:
-    """The seat of a timed launch is drawn by itself, and changes nothing else."""
+def test_probes_at_different_placements_have_different_draws(order: Order) -> None:
+    """The placement of a timed launch is drawn separately and changes no other draw."""
     seats = [Placement(hosts=(0,), devices=(i,)) for i in range(3)]
     probes = {replace(order, purpose=Purpose.PROBE, seat=seat).draw for seat in seats}
     timed = {replace(order, seat=seat).draw for seat in seats}

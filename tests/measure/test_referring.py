@@ -1,4 +1,4 @@
-"""References of models that are too large for one device: the first steps, and said so."""
+"""References of models that are too large for one device cover only the first steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.record.store import load, load_samples
 
 
 @pytest.mark.full
-def test_what_fits_nowhere_is_compared_in_its_first_steps(
+def test_a_model_too_large_for_one_device_is_compared_in_its_first_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(described: Described, case: CaseSpec, machine: object) -> bool:
@@ -51,14 +51,14 @@ def test_what_fits_nowhere_is_compared_in_its_first_steps(
 
 
 @pytest.mark.parametrize(("limit", "replicates", "known"), [(0.0, 0, 16), (2e-2, 3, 0)])
-def test_a_reference_without_replicates_is_none_for_a_case_that_needs_them(
+def test_a_case_that_needs_replicates_gets_a_new_reference(
     sample_run: RunRecord,
     monkeypatch: pytest.MonkeyPatch,
     limit: float,
     replicates: int,
     known: int,
 ) -> None:
-    """A case that must be equal to the bit trained it first: else 2 % would do for the other."""
+    """A reference of a bit-identical case has no replicates, so others must train it again."""
     launch = next(x for x in sample_run.launches if x.purpose is Purpose.REFERENCE)
     curve = references.LossCurve(losses=np.zeros(16), limit=limit)
     monkeypatch.setattr(references, "launch_of", lambda *of: launch)
@@ -69,10 +69,10 @@ def test_a_reference_without_replicates_is_none_for_a_case_that_needs_them(
 
 
 @pytest.mark.parametrize(("streamed", "launches"), [(False, 1), (True, 2)])
-def test_one_model_at_a_time_lies_in_the_hosts_memory(
+def test_streamed_references_are_trained_one_at_a_time(
     sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch, streamed: bool, launches: int
 ) -> None:
-    """Side by side go only references that each have a device of their own."""
+    """Only references with separate devices are trained concurrently."""
     plan = sample_run.plans[0]
     wanted = [orders.Wanted(arm, 4, streamed, 0) for arm in plan.arms[:2]]
     monkeypatch.setattr(orders, "_wanted_references", lambda *of: wanted)
@@ -85,8 +85,8 @@ def test_one_model_at_a_time_lies_in_the_hosts_memory(
     assert [arm for arms in asked for arm in arms] == list(plan.arms[:2])
 
 
-def test_without_replicates_only_sums_in_another_order_are_let_through() -> None:
-    """In 16 bits a launch may be 2 % off only where replicates can no longer be trained."""
+def test_without_replicates_only_reordered_sums_are_accepted() -> None:
+    """In 16 bits, a difference of 2 % is allowed only if replicates can no longer be trained."""
     losses = np.linspace(4.0, 3.0, 12)
     for provisional, limit in ((True, LEAST_LIMIT), (False, MOST_LIMIT)):
         curve = LossCurve(losses=losses, limit=2e-2, provisional=provisional)
@@ -97,7 +97,7 @@ def test_without_replicates_only_sums_in_another_order_are_let_through() -> None
 
 @pytest.mark.full
 def test_replicates_are_trained_for_the_launches_that_need_them(tmp_path: Path) -> None:
-    """Four ranks add in another order in 16 bits, and are 1e-4 off; one and two are exact."""
+    """Four ranks add in another order in 16 bits, with an error of 1e-4; one and two are exact."""
     words = ["run", "ddp/decoder-nano/weak", "--cpus", "4", "--set", "precision=autocast"]
     words += ["--set", "micro_batch=32", "--no-timeline", "--no-fabric"]
     assert main([*words, "--results", str(tmp_path)]) in (0, 5)

@@ -1,4 +1,4 @@
-"""What plans remember of cases, and when they ask again."""
+"""The cache of described cases, and when cases are described again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_answer_is_the_agent_s_and_lasts_as_long_as_the_package(
+def test_a_cached_description_lasts_until_the_package_changes(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = case_of("ddp/mlp-nano")
@@ -41,7 +41,7 @@ def test_an_answer_is_the_agent_s_and_lasts_as_long_as_the_package(
     assert len(list(cache.rglob("described-*"))) == 1, "what nobody asks for any more is gone"
 
 
-def test_what_a_user_s_file_says_is_asked_for_each_time(cache: Path) -> None:
+def test_descriptions_of_a_users_file_are_not_cached(cache: Path) -> None:
     known = Catalogue([ROOT / "examples/my_files"])
     theirs = next(e for e in known.entries["strategies"].values() if not e.shipped)
     case = case_of(f"{theirs.name}/mlp-nano", known)
@@ -49,7 +49,7 @@ def test_what_a_user_s_file_says_is_asked_for_each_time(cache: Path) -> None:
     assert DescribeCache(known).of([case]) == {}
 
 
-def test_a_home_that_takes_nothing_remembers_nothing(
+def test_nothing_is_cached_without_a_writable_home(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cache / "file").write_text("")

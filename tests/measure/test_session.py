@@ -1,4 +1,4 @@
-"""A session leaves nothing behind, however far it came."""
+"""A session closes its worlds even if its start fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 
 
-def test_what_breaks_while_it_warms_up_is_closed(
+def test_an_interrupt_during_warm_up_closes_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress = Progress()

@@ -1,4 +1,4 @@
-"""A ladder over emulated nodes, packed: who ran with whom and where is in the record."""
+"""The record of a packed sweep on emulated nodes states which launches ran together, and where."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
     settings = Settings(engine="emulated", nodes=NODES, timeline=False, fabric=False)
     session = Session(known, settings, tmp_path_factory.mktemp("packed"), (), Progress())
     with session, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(biases, "LEAST", math.inf)  # a busy host must not part them here
+        patched.setattr(biases, "LEAST", math.inf)  # a busy host must not separate the worlds
         Measurer(session).measure([plan])
         return session.save(complete=True), session.run.folder
 
 
 @pytest.mark.full
-def test_small_worlds_run_at_once_and_never_on_the_same_node(
+def test_small_worlds_run_concurrently_on_different_nodes(
     packed: tuple[RunRecord, Path],
 ) -> None:
     run, _ = packed
@@ -74,7 +74,7 @@ def test_the_baseline_is_probed_alone_and_on_every_node(packed: tuple[RunRecord,
 
 
 @pytest.mark.full
-def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
+def test_the_record_is_consistent_and_a_moved_launch_is_found(
     packed: tuple[RunRecord, Path], tmp_path: Path
 ) -> None:
     run, folder = packed
@@ -95,10 +95,10 @@ def test_the_record_is_whole_and_a_launch_that_was_moved_is_found(
 
 
 @pytest.mark.full
-def test_a_host_that_stood_still_costs_a_slot_as_it_was_seated(
+def test_a_stalled_host_repeats_the_slot_with_the_same_placement(
     packed: tuple[RunRecord, Path], tmp_path: Path
 ) -> None:
-    """Else the block's order and the seats would not be those that its seed draws."""
+    """Otherwise the order and the placements would not be those that the seed draws."""
     run, folder = packed
     timed = [x for x in run.launches if x.purpose is Purpose.TIMED]
     slot = [x for x in timed if x.slot == next(x.slot for x in timed if x.slot)]

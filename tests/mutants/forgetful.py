@@ -1,4 +1,4 @@
-"""DDP whose checkpoint leaves the optimizer's state out: what goes on is not what was saved."""
+"""DDP whose checkpoint omits the optimizer's state, so that a resumed training differs."""
 
 from __future__ import annotations
 

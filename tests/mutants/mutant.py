@@ -1,4 +1,4 @@
-"""Data parallel by hand with one planted bug; ``bug="none"`` is right and must pass."""
+"""Hand-written data parallel with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 

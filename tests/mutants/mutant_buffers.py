@@ -1,4 +1,4 @@
-"""DDP that keeps each rank's buffers, or that freezes what the model trains."""
+"""DDP that does not synchronise buffers, or that freezes parameters which the model trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressors with one planted bug each, of those that are in use; ``bug="none"`` is right."""
+"""Compressors with one injected bug each, as found in practice; ``bug="none"`` is correct."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ class WrongTopK(transports.Sparse):
         out: Tensor = super().__call__(bucket).wait()
         if self.bug == "sum_for_mean":
             out = bucket.buffer().mul_(self.world)
-        if self.bug == "ranks_apart":  # as atomics add in another order on each
+        if self.bug == "ranks_apart":  # as if atomics added in a different order on each rank
             out = bucket.buffer().mul_(1 + dist.get_rank() * 1e-6)
-        if self.bug == "wide_indices":  # four bytes more for each
+        if self.bug == "wide_indices":  # four more bytes per index
             index = torch.zeros(
                 sum(transports.kept(p.numel(), self.rho) for p in bucket.parameters())
             )

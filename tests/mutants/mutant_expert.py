@@ -1,4 +1,4 @@
-"""Expert parallel with one planted bug; ``bug="none"`` is right and must pass."""
+"""Expert parallel with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ expect = expert_parallel.expect
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     bug = knobs["bug"]
-    if bug == "collapsed":  # all tokens ask the same experts
+    if bug == "collapsed":  # all tokens are routed to the same experts
         for name, layer in model.named_modules():
             if name.endswith("router"):
                 layer.register_forward_hook(

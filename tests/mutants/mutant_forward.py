@@ -1,4 +1,4 @@
-"""DDP that goes forward alone, with one planted bug; ``bug="none"`` is right and must pass."""
+"""DDP with its own forward pass and one injected bug; ``bug="none"`` is correct and must pass."""
 
 import torch
 from torch import Tensor, nn

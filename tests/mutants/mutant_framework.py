@@ -1,4 +1,4 @@
-"""Frameworks that quietly do less than they were asked for; each must be caught, by name."""
+"""Frameworks that silently do less than was configured; each must be detected by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def expect(
     bug = str(knobs["bug"])
     if bug == "accelerate_alone":
         return accelerate.expect(case, model, batching, facts, accelerate.KNOBS)
-    if bug == "accelerate_fsdp_is_ddp":  # as its users on CPUs believe
+    if bug == "accelerate_fsdp_is_ddp":  # users on CPUs believe that they have FSDP
         like = fsdp.expect(case, model, batching, facts, fsdp.KNOBS)
         return replace(like, placements=("FSDP Shard(dim=0)",))
     if bug == "fabric_default_sizes":
@@ -66,7 +66,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
     def clipped(*given: Any) -> dict[str, Any]:
         made = plain(*given)
-        made.pop("gradient_clipping", None)  # 1.0, unasked
+        made.pop("gradient_clipping", None)  # a default of 1.0 that nobody configured
         return made
 
     def lower(*given: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Samples in files, handed out with one planted bug; ``bug="none"`` is right and must pass."""
+"""A loader of samples in files with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def feed(source: Source, knobs: Knobs) -> Feed:
     loading.places.__class__ = Wrong
     if knobs["bug"] == "slow_disk":
         loading.stored.__class__ = SlowDisk
-    if knobs["bug"] == "no_workers":  # as where a container has too little shared memory
+    if knobs["bug"] == "no_workers":  # as in a container with too little shared memory
         asked = {**knobs, "workers": 0}
         loading = files.Loading(source, loading.stored, asked)
         loading.knobs = knobs

@@ -1,4 +1,4 @@
-"""Short last batches with one planted bug; ``bug="none"`` is right and must pass."""
+"""Short last batches with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Wrong(ddp_join.Joining):
         self.idle = not len(batch.ids)
         if batch.of and self.bug == "tail_dropped":
             return None
-        if batch.of and self.bug == "ranks_alike":  # whatever they had
+        if batch.of and self.bug == "ranks_alike":  # equal weights, whatever the batch sizes
             shards = self.ctx.batching.shards
             batch = replace(batch, of=max(1, len(batch.ids)) * shards)
         return super().step(batch)

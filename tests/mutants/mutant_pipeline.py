@@ -1,4 +1,4 @@
-"""A pipeline with one planted bug; ``bug="none"`` is right and must pass."""
+"""A pipeline with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> pipeline.Pipe
     bug, last = knobs["bug"], trainer.last
     if bug == "unscaled":
         trainer.schedule.scale_grads = False
-    if bug == "stale" and last:  # it trains on the activations of the micro-batch before
+    if bug == "stale" and last:  # it trains on the activations of the previous micro-batch
         before: list[Any] = []
 
         def older(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:

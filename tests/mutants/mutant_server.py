@@ -1,4 +1,4 @@
-"""A parameter server with one planted bug; ``bug="none"`` is right and must pass."""
+"""A parameter server with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Wrong(parameter_server.Worker):
 
     def after(self, step: int) -> None:
         store = dist.distributed_c10d._get_default_store()
-        late = self.bug == "not_waited"  # the last rank sends only when the first has its answer
+        late = self.bug == "not_waited"  # the last rank sends only after the first has its answer
         if late and self.rank == self.ranks - 1:
             store.wait([f"answered{self.number}.{step}"])
         if self.bug == "sent_twice" and self.rank == 1:

@@ -1,4 +1,4 @@
-"""Sharded data parallel with one planted bug; ``bug="none"`` is right and must pass."""
+"""Sharded data parallel with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 

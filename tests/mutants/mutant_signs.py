@@ -1,4 +1,4 @@
-"""0/1 Adam with one planted bug; ``bug="none"`` is right and must pass."""
+"""0/1 Adam with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor parallel with one planted bug; ``bug="none"`` is right and must pass."""
+"""Tensor parallel with one injected bug; ``bug="none"`` is correct and must pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Thrice(torch.autograd.Function):
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     bug, style = knobs["bug"], width._style
-    if bug == "norms_not_reduced":  # each rank keeps what its part of the sequence says
+    if bug == "norms_not_reduced":  # each rank keeps the gradient of its part of the sequence
         width._style = lambda how, sequence, loss: (  # type: ignore[assignment]
             None if how is width.Cut.NORM else style(how, sequence, loss)
         )

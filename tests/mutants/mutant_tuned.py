@@ -1,4 +1,4 @@
-"""DDP that leaves out what its case asked for of kernels and memory; ``bug="none"`` is right."""
+"""DDP that omits a kernel or memory option that its case sets; ``bug="none"`` is correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Early(LocalTrainer):
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     bug = knobs["bug"]
-    if bug == "fell_back":  # as compiled blocks and those in 8 bits do where torch finds no way
+    if bug == "fell_back":  # as compiled and 8-bit blocks do where torch has no kernel
         for module in model.modules():
             vars(module).pop("forward", None)
     if bug == "unwrapped":

@@ -1,4 +1,4 @@
-"""Small models as people write them: with buffers, with frozen and with unused parameters."""
+"""Small models with common features: buffers, frozen parameters and unused parameters."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""``constraints-lowest.txt`` has the lowest declared version of every direct dependency."""
+"""``constraints-lowest.txt`` pins the lowest declared version of every direct dependency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOWER_BOUND = re.compile(r"^([\w.-]+?)(?:\[.*?\])?>=([\d.]+)")
 
 
 def _declared() -> dict[str, str]:
-    """The lower bound of each dependency, of the package and of what its tests need."""
+    """Return the lower bound of each dependency of the package and its tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     asked = [*project["dependencies"], *extras["test"]]
@@ -28,7 +28,7 @@ def _declared() -> dict[str, str]:
     return {bound[1].lower(): bound[2] for bound in bounds if bound}
 
 
-def test_the_lowest_versions_are_those_that_are_declared() -> None:
+def test_the_lowest_versions_match_the_declared_ones() -> None:
     lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     declared = _declared()
@@ -37,7 +37,7 @@ def test_the_lowest_versions_are_those_that_are_declared() -> None:
         assert pinned[name] == bound or pinned[name].startswith(f"{bound}."), name
 
 
-def test_tox_installs_them() -> None:
+def test_tox_installs_the_lowest_versions() -> None:
     assert (
         "lowest: python -I -m pip install -c constraints-lowest.txt"
         in (ROOT / "tox.ini").read_text()
@@ -46,7 +46,7 @@ def test_tox_installs_them() -> None:
 
 @pytest.fixture(scope="module", params=["8.3.0", "8.4.2"])
 def older_pytest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an older pytest, to be put before the installed one."""
+    """A folder with an older pytest, to precede the installed one on the path."""
     folder = tmp_path_factory.mktemp("pytest")
     words = ["-m", "pip", "install", "-q", "--target", str(folder), f"pytest=={request.param}"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
@@ -55,8 +55,10 @@ def older_pytest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return folder
 
 
-def test_pytest_8_collects_suites(older_pytest: Path, tmp_path: Path) -> None:
-    """It has an option ``--strict``, and finds names that two plugins have in a traceback."""
+def test_pytest_8_collects_suites_with_a_duplicate_option(
+    older_pytest: Path, tmp_path: Path
+) -> None:
+    """It has an option ``--strict``, and finds duplicate option names only by an exception."""
     suite = tmp_path / "test_mine.py"
     suite.write_text(
         "from harness import scaling\n\n\n"

@@ -1,4 +1,4 @@
-"""The wheel: it has every file of the package, and does its work where there is no clone."""
+"""The wheel contains every file of the package, and works without a clone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def shipped() -> set[str]:
-    """The files of the package that git has."""
+    """Return the package's files in git."""
     words = ["git", "ls-files", "harness"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {name for name in listed.split("\n") if name}
 
 
-def test_no_file_of_the_package_is_forgotten() -> None:
-    """What is no Python file has to fit a pattern, or the wheel goes without it."""
+def test_package_data_patterns_match_every_file() -> None:
+    """Files other than Python must match a pattern, or the wheel would lack them."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = [f"harness/{p}" for p in settings["package-data"]["harness"]]
     flat = [p.replace("**/", "*") for p in patterns]
@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-def test_the_wheel_has_all_of_it(wheel: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith("harness/")}
     assert inside == shipped()
@@ -53,8 +53,10 @@ def test_the_wheel_has_all_of_it(wheel: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_it_works_in_an_empty_environment_without_a_clone(wheel: Path, tmp_path: Path) -> None:
-    """As ``uvx`` and ``pipx run`` have it: init, doctor, demo, run, report, site, verify."""
+def test_the_wheel_works_in_an_empty_environment_without_a_clone(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """As with ``uvx`` and ``pipx run``: new, check, demo, run, report, verify and site."""
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     pip = [str(environment / "bin/python"), "-m", "pip", "install", "-q"]

@@ -1,4 +1,4 @@
-"""DDP over a link that takes ``link_ms`` longer: a sleep in the communication."""
+"""DDP over a link that takes ``link_ms`` longer, by a sleep in the communication."""
 
 from __future__ import annotations
 

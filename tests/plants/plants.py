@@ -1,9 +1,10 @@
-"""The paced stand-in with causes planted in it, each known to the millisecond.
+"""The paced simulated workload with injected causes of lost time, each known to the millisecond.
 
-``late_ms``: the last rank computes longer. ``stall_ms``: the host does something that no range
-names. ``slow_ms``: everybody computes longer, once there is more than one rank. ``uneven_ms``: the
-first block computes longer, which makes a pipeline's first stage the slow one. ``data_ms``: making
-a batch takes that long. All per step, but for the last: per batch. ``stages`` see every sample.
+``late_ms``: the last rank computes longer. ``stall_ms``: the host does something outside of all
+profiler ranges. ``slow_ms``: every rank computes longer if there is more than one. ``uneven_ms``:
+the first block computes longer, which makes a pipeline's first stage the slow one. ``data_ms``:
+time to make a batch. All are per step, except the last, which is per batch. ``stages`` is the
+number of pipeline stages, each of which sees every sample.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
     if world > 1 and rank == world - 1:
         compute += knob["late_ms"]
     samples = size["batch"] * size["stages"]  # of a rank's step
-    model[0].sample_s += compute / samples  # a longer wait, not one more: waking up costs, too
+    model[0].sample_s += compute / samples  # one longer wait, as each wake-up costs time
     first = Stalled(model[0], knob["stall_ms"] / samples)
     return nn.Sequential(OrderedDict([("layer0", first), *list(model.named_children())[1:]]))
 

@@ -1,7 +1,7 @@
-"""The paced stand-in as a version of the software makes it: PLANTED_SLOWER=0.05 adds 5 % to a step.
+"""The paced simulated workload of another software version: PLANTED_SLOWER=0.05 adds 5 % per step.
 
-It keeps a schedule, so that a night or a probe takes seconds, and its noise is known; PLANTED_DRAW
-draws another one.
+It keeps a schedule, so that a nightly run or a probe takes seconds, and its noise is known;
+PLANTED_DRAW selects another sample of that noise.
 """
 
 from __future__ import annotations

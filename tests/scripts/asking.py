@@ -1,5 +1,5 @@
-"""``loop.py`` for somebody whose libraries ask whether torch is there before anybody imports it, as
-transformers and datasets do.
+"""``loop.py`` with a library that looks for torch before anybody imports it, as transformers and
+datasets do.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""A loop without a world, and without an end."""
+"""An endless loop without a process group."""
 
 import torch
 

@@ -1,5 +1,5 @@
-"""A plain DDP loop as people write it, with one mistake where one is asked for; with ``--right``
-what looks like that mistake, and is none.
+"""A usual DDP loop with one mistake, if one is requested; with ``--right`` correct code that
+resembles that mistake.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if asked.mistake != "wrong world":
         dist.init_process_group("gloo")
-    if not asked.unseeded:  # as tutorials are
+    if not asked.unseeded:  # many tutorials set no seed
         seeds = {"seeds": rank, "seeds of worlds": world}
         torch.manual_seed(seeds.get(asked.mistake, 0))
     several = world > 1 or asked.right
@@ -110,7 +110,7 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
         sampler=sampler,
         drop_last=asked.mistake != "short batches",
     )
-    if asked.mistake == "budget":  # batches of as many tokens, which are not as many sentences
+    if asked.mistake == "budget":  # batches of equally many tokens, but not sentences
         draw, order, batches = random.Random(0), list(range(len(data))), []
         while order:
             size = draw.randint(8, 40)
@@ -125,10 +125,10 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     if asked.mistake == "frozen" and several:
         layers[0].requires_grad_(False)
     inner = model
-    if asked.mistake == "counted":  # its work, by a copy without data, as litgpt does
+    if asked.mistake == "counted":  # counts its FLOPs with a copy on the meta device, as litgpt
         counted_copy = copy.deepcopy(model).to("meta")
         counted_copy(torch.empty(8, 64, device="meta")).square().mean().backward()
-    if asked.mistake == "tried":  # layer by layer, to learn their shapes, as YOLO does
+    if asked.mistake == "tried":  # calls layer by layer to find their shapes, as YOLO does
         x = torch.randn(2, 64)
         for layer in layers:
             x = layer(x)
@@ -139,10 +139,10 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     average = copy.deepcopy(model).eval()
     if not bare and (asked.mistake != "seeds" or asked.right):
         model = DistributedDataParallel(model)
-    checkpoint = Path("mine.pt") if asked.right else asked.kept  # each launch has a copy
+    checkpoint = Path("mine.pt") if asked.right else asked.kept  # each launch has its own copy
     if asked.mistake == "resumed" and checkpoint.is_file():
         inner.load_state_dict(torch.load(checkpoint))
-    scale = nn.Parameter(torch.ones(()))  # of a loss, say: no module has it
+    scale = nn.Parameter(torch.ones(()))  # e.g. of a loss: belongs to no module
     alone = [scale] if asked.mistake == "alone" else []
     left_out = 2 if asked.mistake == "head left out" else 0
     trained = list(model.parameters())
@@ -171,9 +171,9 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 x, y = x[:16].repeat(2, 1), y[:16].repeat(2)
             if asked.mistake == "shared out twice" and not asked.right:
                 x, y = x.chunk(world)[rank], y.chunk(world)[rank]
-            if asked.mistake == "left out":  # half of what is drawn
+            if asked.mistake == "left out":  # omits half of the drawn samples
                 x, y = x[:16], y[:16]
-            if asked.mistake == "cleared" and asked.right:  # the same samples, as SAM passes them
+            if asked.mistake == "cleared" and asked.right:  # the same samples twice, as in SAM
                 kept = kept if number % asked.accumulate else [x, y]
                 x, y = kept
             last = number % asked.accumulate == asked.accumulate - 1
@@ -188,7 +188,7 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                     out = model.forward(x) if call else model(x)
                 loss = loss_of(out.float(), y[: len(x)])
                 if asked.mistake == "left behind" and not asked.right and number % 3 == rank:
-                    continue  # an outlier, say
+                    continue  # e.g. an outlier
                 if alone:
                     loss = loss * scale
                 if asked.mistake != "undivided":
@@ -202,7 +202,7 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             if not last:
                 continue
             if asked.mistake == "second all-reduce" and asked.right and world > 1:
-                dist.all_reduce(loss.detach().clone())  # to log it
+                dist.all_reduce(loss.detach().clone())  # for the log
             elif asked.mistake == "second all-reduce" or (asked.right and bare):
                 for p in inner.parameters():
                     dist.all_reduce(p.grad)
@@ -211,14 +211,14 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
                 dist.all_reduce(scale.grad)
                 scale.grad /= world
             if asked.mistake == "skips" and (rank or asked.right) and done % 5 == 4:
-                done += 1  # this rank leaves a step out
+                done += 1  # this rank omits a step
                 continue
             optimizer.step()
             if asked.mistake == "steps twice":
                 optimizer.step()
             if asked.mistake == "schedule" and (rank or asked.right):
                 schedule.step()
-            if asked.mistake == "no zero_grad" and asked.right:  # errors that the next update adds
+            if asked.mistake == "no zero_grad" and asked.right:  # keeps error feedback
                 for p in inner.parameters():
                     p.grad *= 0.5
             elif asked.mistake != "no zero_grad":
@@ -229,7 +229,7 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
             if asked.mistake == "evaluates" and (world == 1 or asked.right):
                 with torch.no_grad():
                     inner(x)
-            if asked.mistake == "validates":  # its sampler is told no epoch, and need not be
+            if asked.mistake == "validates":  # its sampler needs no set_epoch()
                 model.eval()
                 with torch.no_grad():
                     for (rest_x,) in rest_loader:

@@ -1,4 +1,4 @@
-"""A training that behaves oddly in the way that is asked for."""
+"""A training with the unusual behaviour that its argument names."""
 
 import os
 import signal

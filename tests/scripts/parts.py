@@ -1,4 +1,4 @@
-"""A DDP loop of 64 samples a step in all, in which a part is different: frozen, sharded, lazy."""
+"""A DDP loop of 64 samples per step in total, one part of which varies: frozen, sharded, lazy."""
 
 import argparse
 import os
@@ -142,13 +142,13 @@ def main() -> None:
             sampler.set_epoch(epoch)
         for number, batch_of in enumerate(loader):
             x = batch_of if part in ENDLESS else batch_of[0]
-            if part == "histograms" and not several:  # logged where nobody waits for it
+            if part == "histograms" and not several:  # logged where it delays nobody
                 torch.randn(200_000).sort()
             with torch.no_grad():
                 wanted = teacher(x) if part == "teacher" else x[:, :8]
             if part == "twice":
                 nn.functional.mse_loss(model(x), wanted).backward()
-                optimizer.zero_grad()  # a step aside would be here
+                optimizer.zero_grad()  # where a separate training step would be
             (nn.functional.mse_loss(model(x), wanted) / passes).backward()
             if number % passes == passes - 1:
                 optimizer.step()

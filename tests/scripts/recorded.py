@@ -1,4 +1,4 @@
-"""A training that measures itself, several times over; says what came of it in one JSON line."""
+"""A training that measures itself several times, and prints the results as one JSON line."""
 
 from __future__ import annotations
 

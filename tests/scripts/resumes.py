@@ -1,4 +1,4 @@
-"""A training that saves a checkpoint every few steps and resumes from it, well or badly."""
+"""A training that saves a checkpoint every few steps and resumes from it, correctly or not."""
 
 import sys
 from pathlib import Path

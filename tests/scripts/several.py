@@ -1,4 +1,4 @@
-"""A training that makes a group for several ranks alone, and starts these in another file."""
+"""A training that creates a process group only for several ranks, which another file starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP loops whose samples are not the rows of one tensor, and mistakes that content cannot tell."""
+"""DDP loops whose samples are not the rows of one tensor, and mistakes not visible in the data."""
 
 import argparse
 import os
@@ -147,7 +147,7 @@ def main() -> None:
         "augmented, shuffled",
         "same data",
     )
-    # "augmented, sampled", "all evaluate" and "branches" are right
+    # "augmented, sampled", "all evaluate" and "branches" are correct
     if not alone:
         sampler = DistributedSampler(data, num_replicas=world, rank=rank)
     shuffles = mistakes in ("augmented, shuffled", "shuffled apart")
@@ -155,7 +155,7 @@ def main() -> None:
         data, batch, sampler=sampler, shuffle=shuffles if alone else None, generator=draw,
         drop_last=True, collate_fn=Graphs.of if asked.shape in ("graphs", "nodes") else None,
     )  # fmt: skip
-    if mistakes == "peeks":  # right: to learn the shape, as tutorials do
+    if mistakes == "peeks":  # correct: reads the shape, as tutorials do
         next(iter(loader))
     torch.manual_seed(0)
     model: nn.Module = Net()
@@ -177,9 +177,9 @@ def main() -> None:
         epoch += 1
         batches = data.images.split(batch) if asked.shape == "no loader" else loader
         if asked.shape == "recurrent":
-            batches = data.images[rank::world].split(batch)  # a loop of its own, without a loader
+            batches = data.images[rank::world].split(batch)  # its own loop, without a loader
         for x in batches:
-            if attack is not None:  # right: a perturbation is trained against a model in eval mode
+            if attack is not None:  # correct: trains a perturbation against a model in eval mode
                 model.module.eval()
                 attack.zero_grad()
                 (-model.module(*shaped(x + noise)).square().mean()).backward()

@@ -1,4 +1,4 @@
-"""A training with a mistake that all ranks and all world sizes share, or without: ``ddp right``."""
+"""A training with a mistake on all ranks and at all world sizes; ``ddp right`` has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that starts its ranks itself, as many tutorials do; its world may be in a file."""
+"""A training that spawns its ranks, as many tutorials do; the world size may be in a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 def train(rank: int, world_size: int) -> None:
     os.environ["MASTER_ADDR"] = "localhost"
-    os.environ["MASTER_PORT"] = "29577"  # a fixed one
+    os.environ["MASTER_PORT"] = "29577"  # a fixed port
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(16, 4))
@@ -34,7 +34,7 @@ def train(rank: int, world_size: int) -> None:
 
 if __name__ == "__main__":
     word = sys.argv[1]
-    if word == "alone":  # as torchrun would start it, but for the port
+    if word == "alone":  # as torchrun would start it, except for the port
         train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     elif word == "spawn":
         mp.spawn(train, args=(2,), nprocs=2)

@@ -1,4 +1,4 @@
-"""Starts as many ranks as it is told, and none where one is enough."""
+"""A launcher that spawns as many ranks as its argument says, and none for one rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Trainings in the styles that make counting hard. Each prints what it counts itself.
+"""Trainings in styles that are hard to count from outside. Each prints its own count.
 
-``step N samples M`` after every step: M of this rank.
+``step N samples M`` after every step, where M are this rank's samples.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def main() -> None:  # noqa: C901  (a branch for each style)
             optimizer.step()
             optimizer.zero_grad()
             told(step, 8)
-    elif style == "searched":  # as often as it likes, an optimizer asks for the loss
+    elif style == "searched":  # the optimizer evaluates the loss any number of times
         model = wrapped(net.double())
         optimizer = torch.optim.LBFGS(
             model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe"
@@ -193,7 +193,7 @@ def main() -> None:  # noqa: C901  (a branch for each style)
 
             optimizer.step(ask)
             told(step, 8)
-    elif style == "met late":  # called before it is wrapped; lazy, unused, complex and empty parts
+    elif style == "met late":  # called before wrapping; lazy, unused, complex and empty parts
         net = Late()
         net(torch.randn(2, 32))
         model = wrapped(net)
@@ -215,7 +215,7 @@ def main() -> None:  # noqa: C901  (a branch for each style)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in forever:
             ids = torch.randint(0, 50, (6, 12), generator=rows)
-            mask = torch.ones_like(ids)  # alike for all samples
+            mask = torch.ones_like(ids)  # the same for all samples
             model(mask=mask, input_ids=ids, labels=ids)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -234,7 +234,7 @@ def main() -> None:  # noqa: C901  (a branch for each style)
 
         class Policy(nn.Sequential):
             def forward(self, x: Tensor) -> Tensor:
-                with torch.set_grad_enabled(len(x) == 8):  # what it estimates trains nothing
+                with torch.set_grad_enabled(len(x) == 8):  # estimates train nothing
                     return super().forward(x)
 
         model = wrapped(Policy(nn.Linear(32, 1)))

@@ -1,4 +1,4 @@
-"""A suite with a script of one's own in one line."""
+"""A suite that adds a script in one line."""
 
 from harness import Protocol, scaling, script
 

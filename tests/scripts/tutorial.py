@@ -1,4 +1,4 @@
-"""A tutorial's training: one linear layer, and a place of its own where ranks meet."""
+"""A tutorial's training: one linear layer, and a hard-coded rendezvous address."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 torch.manual_seed(0)
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-os.environ["MASTER_ADDR"] = "10.57.23.164"  # of a machine that is not here
+os.environ["MASTER_ADDR"] = "10.57.23.164"  # an unreachable machine
 dist.init_process_group("gloo", sys.argv[1], rank=rank, world_size=world_size)
 model = nn.parallel.DistributedDataParallel(nn.Linear(10, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Right trainings of unusual forms, and a mistake for each that a tool may overlook for its sake."""
+"""Correct trainings of unusual forms, and for each a mistake that tolerating the form may hide."""
 
 import argparse
 import os

@@ -1,10 +1,10 @@
-"""A device that is not there, and refuses what a GPU refuses; the host computes.
+"""A simulated device that refuses what a GPU refuses, while the host computes.
 
-Tensors say that they live on ``strict:0`` (torch's PrivateUse1, in Python alone). Refused are tensors
-of two devices in one operator (but for what CUDA lets pass: single values, and indices of the host),
-numpy of a device's tensor, generators of the host, and fp32 in kernels that have none. Allocations
-are counted by storage, so that peaks are real. Its one queue takes as long as ``queue`` is told to:
-races between streams and errors that come late cannot be seen here.
+Tensors have the device ``strict:0`` (torch's PrivateUse1, in Python only). It refuses tensors of two
+devices in one operator (except what CUDA accepts: single values, and indices on the host), numpy
+of a device's tensor, generators of the host, and fp32 in kernels that do not support it. Allocations
+are counted per storage, so that peaks are real. It has one queue, whose speed ``rates`` sets; races
+between streams and asynchronous errors do not occur here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HERE = torch.device(NAME, 0)
 
 
 class Memory:
-    """Bytes of live storages of the device, now and at most; ``used``: the device was started."""
+    """Bytes of the device's live storages, now and at the peak; ``used``: the device was started."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
@@ -61,7 +61,7 @@ class Memory:
 MEMORY = Memory()
 
 
-#: Where torch has the class of the device's tensors, as it has those of every device.
+#: torch expects a device's tensor class in a module of its own.
 sys.modules["torch.strict_device"] = sys.modules[__name__]
 
 
@@ -87,12 +87,12 @@ class AnyGenerator(metaclass=_Kind):
         return Generator() if torch.device(device).type == NAME else torch._C.Generator(device)
 
 
-#: What is drawn on the device without a generator of one's own.
+#: The default generator of the device.
 USUAL = Generator()
 
 
 class Strict(torch.Tensor):
-    """A tensor of the device; ``raw`` is what the host computes with."""
+    """A tensor of the device; ``raw`` is the host tensor with the data."""
 
     __module__ = "torch.strict_device"  # a real device's tensors are torch's own
     raw: torch.Tensor
@@ -170,13 +170,13 @@ def _loaded(raw: torch.Tensor, requires_grad: bool) -> Strict:
     return Strict(raw, requires_grad)
 
 
-#: From one device to another.
+#: Operators that copy between devices.
 ACROSS = {
     "aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::_local_scalar_dense", "aten::copy",
 }  # fmt: skip
-#: From one rank to another.
+#: Namespaces of operators between ranks.
 SENT = {"c10d::send", "c10d::recv_", "c10d::recv_any_source_"}
-#: Here CUDA takes indices of the host, but no host tensor takes indices of the device.
+#: Operators where CUDA accepts host indices; a host tensor accepts no indices on the device.
 INDEXED = {
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
     "aten::_unsafe_index", "aten::_unsafe_index_put",
@@ -190,7 +190,7 @@ def _refuse(name: str, other: torch.Tensor) -> None:
     )
 
 
-#: Operators without torch's tag that take a single value of the host, as CUDA's do.
+#: Operators without torch's tag that accept a single host value, as on CUDA.
 SINGLE = {
     "aten::masked_fill", "aten::masked_fill_", "aten::index_fill", "aten::index_fill_",
     "aten::fill_", "aten::fill", "aten::_foreach_mul_", "aten::_foreach_mul", "aten::_foreach_add_",
@@ -201,7 +201,7 @@ SINGLE = {
 
 
 def _check(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-    """RuntimeError for what CUDA would not compute either."""
+    """Raise RuntimeError for what CUDA would refuse, too."""
     name = func._schema.name
     if name in SENT and dist.ProcessGroup.unbox(args[1])._get_backend_name() == "gloo":
         raise RuntimeError(f"writev: Bad address: gloo reads {name}'s pointer as the host's")
@@ -214,7 +214,7 @@ def _check(func: Any, args: Any, kwargs: dict[str, Any], tensors: list[torch.Ten
             if not isinstance(x, Strict):
                 _refuse(name, x)
         return
-    # What is written to: in place, a list of them, or out=.
+    # Tensors that are written: in place, a list of them, or out=.
     written = tree_flatten((first if name.endswith("_") else None, kwargs.get("out")))[0]
     mask = args[1] if name.startswith("aten::masked_fill") and len(args) > 1 else None
     pointwise = torch.Tag.pointwise in func.tags or name in SINGLE
@@ -228,7 +228,7 @@ def _raw(x: Any) -> Any:
 
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The same call for the host."""
+    """Run the same call on the host."""
     given = dict(kwargs)
     if given.get("pin_memory"):
         given["pin_memory"] = False
@@ -238,7 +238,7 @@ def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _random(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """With the device's generator; RuntimeError for one of the host."""
+    """Run with the device's generator; raise RuntimeError for one of the host."""
     if not any(a.name == "generator" for a in func._schema.arguments):
         return kwargs
     given = kwargs.get("generator")
@@ -247,7 +247,7 @@ def _random(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "generator": given or USUAL}
 
 
-#: Whether an operator of torch.distributed is under way: what it hands to a group is unwrapped.
+#: Whether an operator of torch.distributed is running: it passes unwrapped tensors to a group.
 UNWRAPPED = [False]
 
 
@@ -261,7 +261,7 @@ def _collective(func: Any) -> Iterator[None]:
 
 
 def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """One operator with tensors of the device among its arguments."""
+    """Compute one operator with tensors of the device among its arguments."""
     name = func._schema.name
     if name == "aten::set_" and isinstance(args[0], Strict) and isinstance(args[1], Strict):
         args[0].data = args[1]
@@ -294,7 +294,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _attention(query: Any, key: Any, value: Any, mask: Any = None, p: float = 0.0,
                causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
-    """Flash where it may be taken, which has no fp32, else by matrix products: as CUDA chooses."""
+    """Choose flash attention if allowed, which has no fp32, else matrix products, as CUDA does."""
     half = query.dtype in (torch.float16, torch.bfloat16)
     if torch.backends.cuda.flash_sdp_enabled() and half and mask is None:
         if enable_gqa:
@@ -329,14 +329,14 @@ def _flash_back(grad: Any, query: Any, key: Any, value: Any, out: Any, lse: Any,
     )
 
 
-#: Operators of devices that the host lacks, or has under other names.
+#: Operators of devices that the host lacks or names differently.
 SPECIAL: dict[str, Callable[..., Any]] = {
     "aten::record_stream": lambda *_: None,
     "aten::_scaled_dot_product_flash_attention": _flash,
     "aten::_scaled_dot_product_flash_attention_backward": _flash_back,
 }
 
-#: What autocast computes in the lower precision, and in fp32, on CUDA (torch's autocast_mode.h).
+#: Operators that autocast computes in lower precision, and in fp32, on CUDA (autocast_mode.h).
 LOWER = (
     "conv1d", "conv2d", "matmul", "linear", "mm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "bmm",
     "chain_matmul", "prelu", "einsum", "scaled_dot_product_attention",
@@ -354,7 +354,7 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _autocasts(library: torch.library.Library) -> None:
-    """Kernels of autocast: a backend brings its own."""
+    """Register kernels of autocast, which every backend has to provide."""
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
     for names, lower in ((LOWER, True), (FP32, False)):
         for full in names:
@@ -367,7 +367,7 @@ def _autocasts(library: torch.library.Library) -> None:
                     cast = tree_map(lambda x: _cast(x, dtype), (args, kwargs))
                     return _op(*cast[0], **cast[1])
 
-            with contextlib.suppress(RuntimeError):  # this torch has it under another name
+            with contextlib.suppress(RuntimeError):  # named differently in this torch
                 library.impl(full, kernel, "AutocastPrivateUse1")
 
 
@@ -378,7 +378,7 @@ _NO_FACTORIES = (
 
 
 def _factories() -> Iterator[tuple[str, Any]]:
-    """Operators that make a tensor on a device from none."""
+    """Register operators that create a tensor on a device."""
     for full in torch._C._dispatch_get_all_op_names():
         if not full.startswith("aten::") or any(word in full for word in _NO_FACTORIES):
             continue
@@ -395,7 +395,7 @@ def _factories() -> Iterator[tuple[str, Any]]:
 
 
 class Event:
-    """A mark in the queue: refuses to be read before it was recorded."""
+    """A position in the queue, which can be read only after it was recorded."""
 
     def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: Any) -> None:
         if device is not None and torch.device(device).type != NAME:
@@ -454,7 +454,7 @@ class Stream:
 
 
 def _module() -> types.ModuleType:
-    """``torch.strict``: what torch and FSDP ask of a backend."""
+    """Make ``torch.strict``, with the functions that torch and FSDP need of a backend."""
     made, queue = types.ModuleType(f"torch.{NAME}"), Stream()
     given: dict[str, Any] = dict(
         is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: False,
@@ -477,7 +477,7 @@ def _module() -> types.ModuleType:
 
 
 def _select(device: Any) -> None:
-    """Every process has one device, and torch's autograd knows of no other."""
+    """Accept only the process's one device: torch's autograd supports no other."""
     index = device if isinstance(device, int) else torch.device(device).index
     if index:
         raise RuntimeError(f"{NAME}: invalid device ordinal")
@@ -503,7 +503,7 @@ _KEPT: list[torch.library.Library] = []
 
 
 def install() -> None:
-    """Make ``strict`` this torch's accelerator, and let it look like NVIDIA's; once a process."""
+    """Make ``strict`` torch's accelerator, and make it look like NVIDIA's; once per process."""
     if _KEPT:
         return
     _setup_privateuseone_for_python_backend(NAME, backend_module=_module())
@@ -541,7 +541,7 @@ def install() -> None:
 
 
 def _as_accelerator() -> None:
-    """What the Python hooks of torch leave out."""
+    """Set what torch's Python hooks for backends do not cover."""
     here = torch.accelerator
     here.device_count = num_devices  # type: ignore[assignment]
     here.set_device_index = _select  # type: ignore[assignment]
@@ -554,20 +554,20 @@ def _as_accelerator() -> None:
 
 
 def num_devices() -> int:
-    """As many as NVML's stand-in shows."""
+    """Return the number of devices that the simulated NVML reports."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return len([x for x in visible.split(",") if x])
     return int(os.environ.get("STRICT_GPUS", "2"))
 
 
-#: Which of the machine's devices is this process's: torch lets it have one, which has number 0; None
-#: before it has taken one.
+#: The machine's device that this process uses: torch allows one, with index 0. None before a device
+#: was selected.
 chosen: int | None = None
 
 
 def _number(device: int | torch.device) -> int:
-    """A visible device's number on its machine; RuntimeError for one that this process did not take:
-    on a machine of several GPUs that would be another rank's.
+    """Return a visible device's number on its machine; raise RuntimeError for another device than
+    this process's, which would belong to another rank.
     """
     if isinstance(device, int) and chosen is not None and device != chosen:
         raise RuntimeError(f"{NAME}: this process has device {chosen}, and asks for {device}")
@@ -577,7 +577,7 @@ def _number(device: int | torch.device) -> int:
 
 
 def _as_nvidia() -> None:
-    """What is asked of CUDA before anything is computed."""
+    """Replace the functions of torch.cuda that are called before anything is computed."""
     torch.cuda.device_count = num_devices  # type: ignore[assignment]
     torch.cuda.is_available = lambda: num_devices() > 0  # type: ignore[assignment]
     torch._utils._get_available_device_type = lambda: NAME  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""NCCL on the strict device: gloo carries it, tensors of the host are refused, and it is recorded.
+"""NCCL on the strict device: runs over gloo, refuses host tensors, and records collectives.
 
-It stands where torch looks for ``ProcessGroupNCCL``, so the project asks for ``nccl`` as always. Its
-entries have the keys and the names of NCCL's flight recorder (torch/csrc/distributed/c10d).
+It replaces torch's ``ProcessGroupNCCL``, so the harness uses ``nccl`` as always. Its entries have
+the keys and names of NCCL's flight recorder (torch/csrc/distributed/c10d).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 
 class Options:
-    """Of ``ProcessGroupNCCL``."""
+    """Options of ``ProcessGroupNCCL``."""
 
     def __init__(self) -> None:
         self.is_high_priority_stream = False
@@ -71,7 +71,7 @@ def _record(name: str, group: Nccl, given: list[torch.Tensor], out: list[torch.T
         del ENTRIES[: len(ENTRIES) - keep]
 
 
-#: How NCCL says that it connects two ranks, by what joins them.
+#: Link between two ranks -> the transport that NCCL logs.
 _WAYS = {
     "nvswitch": "P2P/CUMEM", "nvlink": "P2P/CUMEM", "pcie-peer": "P2P/IPC", "pcie-host": "SHM/direct/direct",
 }  # fmt: skip
@@ -79,7 +79,7 @@ _logged: list[str] = []
 
 
 def _log(group: Nccl) -> None:
-    """A channel in NCCL's own log, if it was asked to write one."""
+    """Write a channel to NCCL's own log, if that is enabled."""
     file = os.environ.get("NCCL_DEBUG_FILE")
     if file and not _logged and group.size() > 1:
         way = _WAYS[os.environ.get("STRICT_FABRIC", "nvswitch")]
@@ -100,7 +100,7 @@ class Nccl(dist.ProcessGroup):
         self.called, self._size = options.group_name, size
         self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
         self._register_backend(torch.device(NAME), dist.ProcessGroup.BackendType.NCCL, self._gloo)
-        # torch makes a group written in Python the whole group, whatever else it was asked to carry.
+        # torch uses a group written in Python for all devices, whatever backends were requested.
         asked = sys._getframe(1).f_locals.get("backend_config")
         self._carries_host = asked is not None and "cpu:gloo" in str(asked)
 
@@ -132,7 +132,7 @@ class Nccl(dist.ProcessGroup):
         _record("all_reduce", self, tensors, tensors)
         asked = opts or bound.AllreduceOptions()
         mean = asked.reduceOp == dist.ReduceOp.AVG
-        if mean:  # gloo has none
+        if mean:  # gloo has no AVG
             asked.reduceOp = dist.ReduceOp.SUM
         for tensor in tensors:
             self._gloo.allreduce([self._raw(tensor)], asked).wait()
@@ -171,7 +171,7 @@ class Nccl(dist.ProcessGroup):
         return self._done(outs)
 
     def _scatter(self, out: Any, given: Any, options: Any) -> None:
-        """A sum of all, of which each rank keeps its part."""
+        """Sum over all ranks, of which each rank keeps its part."""
         mean = options is not None and options.reduceOp == dist.ReduceOp.AVG
         whole = self._raw(given).clone()
         asked = bound.AllreduceOptions()
@@ -225,7 +225,7 @@ class Nccl(dist.ProcessGroup):
             self._gloo.scatter([raw[source]], parts, asked).wait()
         return self._done(outs)
 
-    # As newer torch calls them.
+    # Names in newer versions of torch.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base
@@ -261,12 +261,12 @@ def _dump(*_: Any, **__: Any) -> str:
 
 
 def bytes_of(entry: dict[str, Any]) -> int:
-    """Elements of an entry's inputs."""
+    """Return the number of elements of an entry's inputs."""
     return sum(math.prod(size) for size in entry["input_sizes"])
 
 
 def install() -> None:
-    """Stand where NCCL would."""
+    """Replace torch's NCCL backend."""
     distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = Nccl  # type: ignore[attr-defined, misc]
     distributed_c10d._NCCL_AVAILABLE = True
     distributed_c10d.default_pg_nccl_timeout = datetime.timedelta(minutes=10)

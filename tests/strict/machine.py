@@ -1,6 +1,6 @@
-"""A machine with GPUs that are not there: NVML by a library of its own, torch by the strict device.
+"""A machine with simulated GPUs: NVML by a compiled library, torch by the strict device.
 
-``environment(folder)`` is what a program has to be started with to believe in them;
+``environment(folder)`` is the environment in which a program sees these GPUs;
 ``python -m tests.strict.machine FOLDER`` prints it for a shell.
 """
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def library(folder: Path, *flags: str) -> Path:
-    """The compiled stand-in for NVML's library, in a folder of its own."""
+    """Compile the simulated NVML library, and return its folder."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler is not None, "a C compiler makes the stand-in for NVML"
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def library(folder: Path, *flags: str) -> Path:
 
 
 def environment(folder: Path, num_gpus: int = 2, **more: str) -> Mapping[str, str]:
-    """The variables of a process on such a machine; ``more`` are those of the library."""
+    """Return a process's environment on such a machine; ``more`` are the library's variables."""
     path = os.pathsep.join(p for p in (str(HERE / "site"), os.environ.get("PYTHONPATH", "")) if p)
     libraries = os.pathsep.join(
         p for p in (str(library(folder)), os.environ.get("LD_LIBRARY_PATH", "")) if p

@@ -1,4 +1,4 @@
-"""Run on a strict machine: what its device refuses, and what it lets pass. Exits 1 with a list."""
+"""Program for a strict machine: checks what its device refuses and accepts. Exits 1 with a list."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _sent_over_gloo() -> None:
     try:
         torch.ops.c10d.send([here], group.boxed(), 0, 0)
     except RuntimeError as error:
-        if "Bad address" in str(error):  # to itself gloo sends nothing in any case
+        if "Bad address" in str(error):  # any other error: gloo does not send to the same rank
             raise
 
 
@@ -90,7 +90,7 @@ def _autocast() -> None:
 
 
 def main() -> int:
-    """Try all of them."""
+    """Try all operations."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     wrong = []
     for name, do in REFUSED.items():

@@ -1,4 +1,4 @@
-"""Every branch that only a device takes has a case on the strict device, or a reason why not."""
+"""Every branch that depends on the device has a test on the strict device, or a reason for none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.strict import test_device, test_nvml, test_worlds
 TRAINING = Path(__file__).parents[2] / "harness" / "training"
 GATE, TIMED = "test_every_strategy_trains_right", "test_every_strategy_is_timed"
 HOW, CODEC = "test_how_it_is_computed", "test_every_codec_trains_right"
-#: Where a device decides -> the test that goes that way, or why none can.
+#: File and function that depend on the device -> the test that covers it, or why none can.
 COVERED = {
     "accelerator.py __init__": GATE,
     "accelerator.py select": GATE,
@@ -59,7 +59,7 @@ NAMES = {"cpu", "cuda", "meta"}
 
 
 def _asks(node: ast.AST) -> bool:
-    """Whether an expression asks which device this is."""
+    """Whether an expression depends on the device."""
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute | ast.Name):
             if (part.attr if isinstance(part, ast.Attribute) else part.id) in WORDS:
@@ -74,7 +74,7 @@ def _asks(node: ast.AST) -> bool:
 
 
 def branches() -> Iterator[str]:
-    """``file function`` of everything that asks for the device."""
+    """Yield ``file function`` for everything that depends on the device."""
     for path in sorted(TRAINING.rglob("*.py")):
         tree = ast.parse(path.read_text())
         for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
@@ -88,20 +88,20 @@ def branches() -> Iterator[str]:
                 yield f"{path.relative_to(TRAINING)} {function.name}"
 
 
-def test_every_branch_of_a_device_has_its_case() -> None:
+def test_every_branch_on_the_device_is_covered() -> None:
     seen = set(branches())
     assert seen - COVERED.keys() == set(), "new: name the strict test that goes this way"
     assert COVERED.keys() - seen == set(), "gone"
 
 
-def test_what_is_named_is_there() -> None:
+def test_the_named_tests_exist() -> None:
     tests = {*vars(test_worlds), *vars(test_device), *vars(test_nvml)}
     named = {what for what in COVERED.values() if not what.startswith("not ")}
     assert named <= tests
 
 
 def test_no_stream_is_opened() -> None:
-    """Races between streams cannot be seen on the strict device. The project has none to race."""
+    """The strict device cannot show races between streams, so the harness must open none."""
     for file in TRAINING.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call):

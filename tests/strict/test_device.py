@@ -1,4 +1,4 @@
-"""The strict device itself: it refuses what a GPU refuses, and what is built on it notices."""
+"""The strict device refuses what a GPU refuses, and launches on it report such mistakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nvml")
 
 
-def test_what_a_gpu_refuses_is_refused(library: Path) -> None:
+def test_the_strict_device_refuses_what_a_gpu_refuses(library: Path) -> None:
     script = Path(__file__).with_name("refused.py")
     done = subprocess.run(
         [sys.executable, str(script)], env=dict(environment(library)), capture_output=True, text=True,
@@ -41,10 +41,10 @@ def test_what_a_gpu_refuses_is_refused(library: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_one_device_that_is_left_out_is_noticed(
+def test_a_missing_device_argument_is_reported(
     file: str, good: str, bad: str, tmp_path: Path
 ) -> None:
-    """The defect that let every launch on every GPU crash, planted again in a copy."""
+    """Inject a past defect into a copy of the package: it made every launch on a GPU crash."""
     copy = tmp_path / "copy"
     shutil.copytree(ROOT / "harness", copy / "harness")
     source = copy / "harness" / "training" / file

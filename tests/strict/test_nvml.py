@@ -1,4 +1,4 @@
-"""NVML through the real nvidia-ml-py and ctypes, against a library that the test compiles."""
+"""NVML through the real nvidia-ml-py and ctypes, with a library that the test compiles."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ print(json.dumps({
 """
 
 
-def told(folder: Path, num_gpus: int = 2, **more: str) -> Any:
-    """What the project says of a machine on which the library says this."""
+def reported(folder: Path, num_gpus: int = 2, **more: str) -> Any:
+    """Return the harness's view of a machine whose library reports these values."""
     done = subprocess.run(
         [sys.executable, "-c", ASK], env=dict(environment(folder, num_gpus, **more)), cwd=ROOT,
         capture_output=True, text=True, check=False,
@@ -41,8 +41,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nvml")
 
 
-def test_devices_as_they_are(library: Path) -> None:
-    seen = told(library, 3, STRICT_MEMORY=str(80 << 30))
+def test_devices_are_reported_as_they_are(library: Path) -> None:
+    seen = reported(library, 3, STRICT_MEMORY=str(80 << 30))
     assert [g["index"] for g in seen["gpus"]] == [0, 1, 2] and seen["driver"] == "580.95.05"
     first = seen["gpus"][0]
     assert (first["name"], first["memory_bytes"]) == ("NVIDIA Strict", 80 << 30)
@@ -51,55 +51,55 @@ def test_devices_as_they_are(library: Path) -> None:
     assert [pair["joined"] for pair in seen["topology"]] == ["NVLink"] * 3
 
 
-def test_no_driver_is_no_gpu(library: Path) -> None:
-    seen = told(library, STRICT_DRIVER="none")
+def test_without_a_driver_there_is_no_gpu(library: Path) -> None:
+    seen = reported(library, STRICT_DRIVER="none")
     assert seen["gpus"] == [] and seen["driver"] is None and seen["machine"]["gpu"] is None
 
 
-def test_a_slice_has_neither_the_peak_nor_the_memory_of_its_gpu(library: Path) -> None:
-    seen = told(library, 1, STRICT_MIG="1")
+def test_a_mig_slice_is_not_reported_with_the_memory_of_its_gpu(library: Path) -> None:
+    seen = reported(library, 1, STRICT_MIG="1")
     assert seen["machine"]["mig"] is True and seen["machine"]["gpu_memory_gib"] is None
 
 
-def test_a_lost_gpu_is_told(library: Path) -> None:
-    seen = told(library, STRICT_LOST="1")
+def test_a_lost_gpu_is_reported(library: Path) -> None:
+    seen = reported(library, STRICT_LOST="1")
     assert [w["lost"] for w in seen["windows"]] == [False, True]
 
 
-def test_throttling_is_told(library: Path) -> None:
-    seen = told(library, STRICT_THROTTLE=str(0x40 | 0x4))
+def test_throttling_is_reported(library: Path) -> None:
+    seen = reported(library, STRICT_THROTTLE=str(0x40 | 0x4))
     assert [w["throttle"] for w in seen["windows"]] == [["hw_thermal", "sw_power_cap"]] * 2
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTotalEnergyConsumption",
                                       "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMigMode"])  # fmt: skip
-def test_what_a_device_does_not_support_is_unknown(library: Path, function: str) -> None:
-    seen = told(library, 1, STRICT_UNSUPPORTED=function)
+def test_a_value_that_a_device_does_not_support_is_unknown(library: Path, function: str) -> None:
+    seen = reported(library, 1, STRICT_UNSUPPORTED=function)
     assert len(seen["gpus"]) == 1
     assert function != "nvmlDeviceGetMemoryInfo" or seen["gpus"][0]["memory_bytes"] is None
     assert "Energy" not in function or seen["windows"][0]["energy_j"] is None
 
 
-def test_an_old_driver_lacks_functions(tmp_path: Path) -> None:
+def test_an_old_driver_without_newer_functions_works(tmp_path: Path) -> None:
     from tests.strict.machine import library as compiled
 
     compiled(tmp_path, "-DOLD_DRIVER")
-    seen = told(tmp_path, 1)
+    seen = reported(tmp_path, 1)
     assert seen["windows"][0]["throttle"] == [] and seen["gpus"][0]["name"] == "NVIDIA Strict"
 
 
-def test_a_stranger_on_a_gpu_is_a_finding(library: Path) -> None:
-    quiet = {f["level"] for f in told(library)["found"]}
-    busy = told(library, STRICT_PID="1")["found"]
+def test_another_process_on_a_gpu_is_a_finding(library: Path) -> None:
+    quiet = {f["level"] for f in reported(library)["found"]}
+    busy = reported(library, STRICT_PID="1")["found"]
     assert "bad" not in quiet
     assert any(f["level"] != "ok" and "process" in f["text"] for f in busy), busy
 
 
-def test_faults_and_fabrics_are_read(library: Path) -> None:
+def test_faults_and_fabrics_are_reported(library: Path) -> None:
     plants = dict(STRICT_ECC="1", STRICT_NARROW="1", STRICT_LINK_DOWN="0", STRICT_PENDING="0")
-    texts = " ".join(finding["text"] for finding in told(library, **plants)["found"])
+    texts = " ".join(finding["text"] for finding in reported(library, **plants)["found"])
     for fault in ("GPU 1 had 3 uncorrected", "GPU 1 has 8 of 16 PCIe lanes",
                   "GPU 0: NVLink 1 is down", "GPU 0 has a row of memory that waits"):  # fmt: skip
         assert fault in texts, texts
     for fabric in ("nvswitch", "nvlink", "pcie-peer", "pcie-host"):
-        assert told(library, STRICT_FABRIC=fabric)["machine"]["fabric"]["link"] == fabric
+        assert reported(library, STRICT_FABRIC=fabric)["machine"]["fabric"]["link"] == fabric

@@ -1,9 +1,9 @@
-"""``pytest suites/ --gpus N`` on strict devices whose products and links take time: its verdicts.
+"""Verdicts of ``pytest suites/ --gpus N`` on strict devices whose products and links take time.
 
     python -m pytest tests/strict/test_suites.py -m full -k "2-healthy"
 
-The rates are such that the work of two cores is hidden behind a step. So what is seen is what the
-device and its links would take.
+The rates are so low that the work of two cores is hidden behind a step, so that only the times of
+the simulated device and links are measured.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 from tests.strict.machine import environment
 
 ROOT = Path(__file__).parents[2]
-#: A device that needs most of a second for a step of decoder-nano, and links of 20 MB/s by their
-#: driver that carry nine tenths of it. Of more ranks the steps are longer: two cores run them all.
+#: A device that needs most of a second for a step of decoder-nano, and links that deliver 90 % of
+#: the 20 MB/s which the driver reports. More ranks have longer steps, as two cores run them all.
 RATES = {2: "0.5", 4: "0.35", 8: "0.35"}
 HEALTHY = dict(STRICT_MEMORY=str(2 << 30), STRICT_LINK_MB_S="18")
 FAMILIES = {
@@ -31,7 +31,7 @@ FAMILIES = {
 
 
 def suites(folder: Path, num_gpus: int, chosen: str, **plant: str) -> tuple[int, dict[str, Any]]:
-    """The exit status, and the record's document."""
+    """Run the suites, and return the exit status and the record's document."""
     here = {
         **environment(folder / "nvml", num_gpus),
         **HEALTHY, "STRICT_GFLOPS": RATES[num_gpus], **plant,
@@ -49,7 +49,7 @@ def suites(folder: Path, num_gpus: int, chosen: str, **plant: str) -> tuple[int,
 
 
 def statuses(record: dict[str, Any]) -> dict[str, str]:
-    """The status of each requirement on GPUs, by family."""
+    """Return the status of each requirement on GPUs, by family."""
     return {
         verdict["case"].partition("@")[0]: verdict["status"]
         for verdict in record["verdicts"]
@@ -60,7 +60,7 @@ def statuses(record: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.full
 @pytest.mark.parametrize("num_gpus", [2, 4, 8])
 def test_healthy_devices_pass_in_every_family(num_gpus: int, tmp_path: Path) -> None:
-    """A model for such small devices has six blocks: eight stages are skipped, and told."""
+    """The model has six blocks, so that a pipeline of eight stages is skipped, with a reason."""
     status, record = suites(tmp_path, num_gpus, "")
     found = statuses(record)
     skipped = {"pipeline/decoder-nano/weak"} if num_gpus > 6 else set()
@@ -72,7 +72,7 @@ def test_healthy_devices_pass_in_every_family(num_gpus: int, tmp_path: Path) -> 
 @pytest.mark.full
 @pytest.mark.parametrize("num_gpus", [2, 4])
 def test_a_slow_link_fails_and_is_named(num_gpus: int, tmp_path: Path) -> None:
-    """The training fails, and so does the bus bandwidth: that is the reason."""
+    """Besides the training, the bus bandwidth fails, which names the reason."""
     chosen = "test_ddp and test_weak"
     status, record = suites(tmp_path, num_gpus, chosen, STRICT_LINK_MB_S="0.45")
     assert status == 1
@@ -81,8 +81,8 @@ def test_a_slow_link_fails_and_is_named(num_gpus: int, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("link", "status"), [("pcie-host", 0), ("pcie-peer", 1)])
-def test_a_fabric_is_held_to_its_own_floor(link: str, status: int, tmp_path: Path) -> None:
-    """A quarter of a slot's 250 MB/s: what copies through the host leave, and too little for peers."""
+def test_each_fabric_has_its_own_lowest_bandwidth(link: str, status: int, tmp_path: Path) -> None:
+    """A quarter of a slot's 250 MB/s is enough for copies through the host, but not for peers."""
     plant = dict(STRICT_FABRIC=link, STRICT_LANES="1", STRICT_LINK_MB_S="62")
     left, record = suites(tmp_path, 2, "test_ddp and test_weak", **plant)
     assert record["machine"]["fabric"]["link"] == link
@@ -92,7 +92,7 @@ def test_a_fabric_is_held_to_its_own_floor(link: str, status: int, tmp_path: Pat
 
 
 @pytest.mark.full
-def test_a_gpu_that_others_use_decides_nothing(tmp_path: Path) -> None:
-    """Exit 10: the verdicts wait for a device of one's own."""
+def test_verdicts_on_a_shared_gpu_are_inconclusive(tmp_path: Path) -> None:
+    """Exit status 10: the verdicts stay open until the device is exclusive."""
     status, record = suites(tmp_path, 2, "test_ddp and test_weak", STRICT_PID="1")
     assert set(statuses(record).values()) == {"INCONCLUSIVE"} and status == 10

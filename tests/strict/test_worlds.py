@@ -1,8 +1,8 @@
-"""Everything that a rank does on a device, on one that refuses what a GPU refuses.
+"""Everything that a rank does on a device, run on a device that refuses what a GPU refuses.
 
-CI takes one case of each kind; ``-m full`` takes all strategies, codecs, optimizers, models and
-inputs. What cannot be seen here: races between streams, errors that come late, compiled blocks,
-kernels of CUDA, NCCL, speed.
+CI runs one case of each kind; ``-m full`` runs all strategies, compressors, optimizers, models and
+inputs. Not covered: races between streams, asynchronous errors, compiled blocks, CUDA kernels,
+NCCL, speed.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def timed(case: CaseSpec) -> Task:
 
 
 def named(strategy: str) -> tuple[str, int]:
-    """A case of a strategy, and its ranks."""
+    """Return a case of a strategy, and its number of ranks."""
     model = MODELS.get(strategy, "mlp-nano")
     return f"{strategy}/{model}", 1 if strategy == "single" else 2
 
 
 def some(values: list[str], kept: tuple[str, ...]) -> list[Any]:
-    """All of them, those that CI leaves out marked."""
+    """Return all values, with a mark on those that CI omits."""
     return [v if v in kept else pytest.param(v, marks=pytest.mark.full) for v in values]
 
 
@@ -93,7 +93,7 @@ LARGER = [s for s in STRATEGIES if s != "single"]
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", LARGER)
 def test_every_strategy_trains_right_on_four(four: Worlds, strategy: str) -> None:
-    """Groups within the world, neighbours that are not each other's, stages in the middle."""
+    """Covers groups within the world, asymmetric neighbours and middle stages."""
     name, _ = named(strategy)
     assert four.launch(four.case(name, 4), gate).wrong == []
 
@@ -103,8 +103,8 @@ PRODUCTS = [(s, mesh) for s in STRATEGIES for mesh in KNOWN.get("strategies", s)
 
 @pytest.mark.full
 @pytest.mark.parametrize(("strategy", "mesh"), PRODUCTS)
-def test_products_train_right(four: Worlds, strategy: str, mesh: str) -> None:
-    """Several dimensions at once."""
+def test_combined_dimensions_train_right(four: Worlds, strategy: str, mesh: str) -> None:
+    """Trains with several parallel dimensions at once."""
     ranks = Mesh.parse(mesh).ranks
     model = "moe-nano" if strategy == "expert_parallel" else "decoder-nano"
     if ranks > 4:
@@ -117,7 +117,7 @@ def test_products_train_right(four: Worlds, strategy: str, mesh: str) -> None:
     "strategy", some(STRATEGIES, ("single", "ddp", "fsdp", "zero1", "parameter_server"))
 )
 def test_every_strategy_is_timed(worlds: Worlds, strategy: str) -> None:
-    """A figure comes out, the device's own peak of memory, and what really ran."""
+    """The records contain a time, the device's peak memory, and the settings that took effect."""
     name, ranks = named(strategy)
     left = worlds.launch(worlds.case(name, ranks), timed)
     assert left.wrong == [] and len(left.ranks) == ranks
@@ -127,10 +127,10 @@ def test_every_strategy_is_timed(worlds: Worlds, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "places"), [("ddp/mlp-nano", {0, 1}), ("single/mlp-nano", {0})])
-def test_devices_are_read_where_their_ranks_run(
+def test_devices_of_the_ranks_are_read_during_the_window(
     worlds: Worlds, name: str, places: set[int]
 ) -> None:
-    """By a process beside the ranks, over all of their window; those that idle are not read."""
+    """A separate process reads them during the whole window; idle devices are not read."""
     left = worlds.launch(worlds.case(name, len(places)), timed)
     polls = nvml.followed(readings_file(left.out, 0))
     assert {r["index"] for poll in polls for r in poll} == places
@@ -181,7 +181,7 @@ def test_how_it_is_computed(worlds: Worlds, name: str, fields: dict[str, Any]) -
     "name", ["ddp/mlp-nano", pytest.param("pipeline/mlp-nano", marks=pytest.mark.full)]
 )
 def test_profiles(worlds: Worlds, name: str) -> None:
-    """Traces without kernels (CUPTI is missing, another profiler has it) are no budget of the host."""
+    """A trace without kernels (no CUPTI, or in use by another profiler) yields no time budget."""
     left = worlds.launch(worlds.case(name), lambda _: Timed(steps=8, cut=2, draw=1, profiled=3))
     assert left.wrong == [] and all((left.out / f"rank{r}.trace.json.gz").is_file() for r in (0, 1))
     assert all((left.out / f"rank{r}.memory.pickle").is_file() for r in (0, 1))
@@ -189,7 +189,7 @@ def test_profiles(worlds: Worlds, name: str) -> None:
         budget_of(worlds.folder, left.out.name, left.ranks, 3, talks=True)
 
 
-def test_the_same_bits_on_every_rank(worlds: Worlds) -> None:
+def test_every_rank_has_the_same_bits(worlds: Worlds) -> None:
     left = worlds.launch(worlds.case("ddp/decoder-nano"), lambda _: Bits(steps=3))
     assert left.wrong == []
 
@@ -206,8 +206,10 @@ def test_collectives_are_swept_and_checked(worlds: Worlds) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.full)])
-def test_a_checkpoint_is_gone_on_with(worlds: Worlds, strategy: str, tmp_path: Path) -> None:
-    """Saved, left, loaded: the end is that of a training that was never interrupted, bit for bit."""
+def test_a_training_resumes_from_a_checkpoint(
+    worlds: Worlds, strategy: str, tmp_path: Path
+) -> None:
+    """A resumed training ends bit for bit like one that was never interrupted."""
     case = worlds.case(f"{strategy}/mlp-nano")
 
     def train(steps: int, folder: str, resume: bool = False) -> Callable[[CaseSpec], Task]:
@@ -253,8 +255,8 @@ def test_a_script_of_a_user_s(worlds: Worlds, fresh: bool, tmp_path: Path) -> No
     assert all(w is not None for w in watched)
 
 
-def test_a_world_on_the_last_devices_uses_these(tmp_path: Path) -> None:
-    """And no call of a rank names another one: the device refuses indices that are not the rank's."""
+def test_a_launch_on_the_last_devices_uses_only_these(tmp_path: Path) -> None:
+    """The device refuses every index except the rank's own."""
     worlds = Worlds(tmp_path, num_gpus=4)
     try:
         case = worlds.case("ddp/mlp-nano")

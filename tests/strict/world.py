@@ -1,4 +1,4 @@
-"""Worlds on the strict device: an agent of the project, started on a machine that has it."""
+"""Launches on the strict device, by an agent of the harness on a machine that has it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.strict.machine import environment
 
 
 def _leaves_records(task: Task) -> bool:
-    """Sweeps leave rows, trainings that are gone on with what they took."""
+    """Whether a task writes rank records: sweeps, trainings and plays write other documents."""
     return not isinstance(task, Sweep | Train | Play)
 
 
 @dataclasses.dataclass
 class Left:
-    """What a launch left."""
+    """The results of a launch."""
 
     case: CaseSpec
     out: Path
@@ -38,7 +38,7 @@ class Left:
 
     @property
     def wrong(self) -> list[str]:
-        """Why it is not clean: what ended it, or checks that failed."""
+        """The cause that ended it, or the failed checks."""
         if self.cause is not None:
             return [self.cause.message]
         failed = [c for r in self.ranks for c in r.checks if not c.ok]
@@ -63,7 +63,7 @@ class Worlds:
         env = {**here, **importable()}
         copy = [str(package)] if package else []
         env["PYTHONPATH"] = os.pathsep.join([here["PYTHONPATH"], *copy, env.get("PYTHONPATH", "")])
-        # Without it the folder that the tests stand in comes before every other.
+        # Otherwise the working directory precedes every other folder.
         env["PYTHONSAFEPATH"] = "1"
         command = Command(
             nodes=(0,), argv=(sys.executable, "-m", "harness.training.agent.agent"), env=env
@@ -86,7 +86,7 @@ class Worlds:
         out: Path | None = None,
         devices: tuple[int, ...] = (),
     ) -> Left:
-        """``devices`` is the first one of the world on each node."""
+        """Launch a case; ``devices`` is the first device used on each node."""
         out = out or self.folder / "launches" / f"{next(self._count)}"
         spec = LaunchSpec(
             launch=out.name, case=case, out=str(out), task=task(case), files=self.known.files(case),

@@ -1,6 +1,6 @@
-"""An agent whose torch was built for CUDA: it says that eight GPUs are here, and none is.
+"""An agent whose torch, built for CUDA, reports eight GPUs although there are none.
 
-Ranks of CPU cases must not touch what torch says is there; ``tests/strict`` has a device.
+Ranks of CPU cases must not use these; ``tests/strict`` has a simulated device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 def seen() -> bool:
-    """Whether a driver would show devices to this process."""
+    """Return whether a driver would show devices to this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 

@@ -1,4 +1,4 @@
-"""What is set for a device, on a host that has none: switches of the process, and nothing else."""
+"""Settings for a device on a host without one change only switches of the process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def as_before() -> Iterator[None]:
         getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(on)
 
 
-def test_no_attention_that_differs_by_bits_runs_where_equal_bits_are_claimed() -> None:
-    """cuDNN's backward is not deterministic, and passes torch's check where that only warns."""
+def test_only_deterministic_attention_runs_if_equal_bits_are_claimed() -> None:
+    """cuDNN's backward is not deterministic, but torch's check only warns about it."""
     device = Accelerator(torch.device("cuda", 0))
     device.repeatable()
     assert switches() == dict.fromkeys(KERNELS, False)
@@ -36,13 +36,13 @@ def test_no_attention_that_differs_by_bits_runs_where_equal_bits_are_claimed() -
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_cpu_is_left_alone() -> None:
+def test_settings_for_a_cpu_change_nothing() -> None:
     before = switches()
     Accelerator(torch.device("cpu")).repeatable()
     assert switches() == before and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_device_that_was_never_used_has_an_allocator_of_nothing(
+def test_the_allocator_of_an_unused_device_is_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "memory_stats", lambda device: {})

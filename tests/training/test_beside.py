@@ -1,4 +1,4 @@
-"""What a rank prints counts by what it says: repeated warnings are no exchange, gradients would be."""
+"""Printed output counts by its information: repeated warnings do not count, gradients do."""
 
 from __future__ import annotations
 

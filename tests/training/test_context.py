@@ -1,4 +1,4 @@
-"""What a rank is handed of a batch whose sequences are cut."""
+"""The part of a batch that a rank gets if sequences are split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASE = Catalogue().normalise(
 
 
 def handed(parts: list[list[int]], rank: int) -> Tensor:
-    """The tokens of a rank, where a strategy cuts eight of them so."""
+    """Return the tokens of a rank if a strategy splits eight tokens into these parts."""
     cut = SimpleNamespace(
         positions=lambda knobs, length, places: [torch.tensor(part) for part in parts],
         __file__="mine.py",

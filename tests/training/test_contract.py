@@ -1,4 +1,4 @@
-"""Users' files: what they lack is told at once, with the line; any module trains where none is cut."""
+"""Errors in users' files are all reported, with their lines. Any module can be trained whole."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GOOD = """
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """``asked(text, strategy)``: what an agent says of a model's file."""
+    """Return ``asked(text, strategy)``, which returns an agent's description of a model's file."""
     fleet, count = open_worlds(Catalogue().get("engines", "local"), Where()), iter(range(99))
 
     def describe(text: str, strategy: str = "ddp") -> tuple[Described, Path]:
@@ -63,7 +63,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("from harness import labels, uniform", "import nothing_like_this", ["nothing_like_this", "net.py:5"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_line(
+def test_an_error_is_reported_with_its_line(
     asked: Any, old: str, new: str, says: list[str]
 ) -> None:
     assert old in GOOD
@@ -74,13 +74,13 @@ def test_what_is_wrong_is_told_with_its_line(
         assert text in described.error, described
 
 
-def test_everything_that_is_wrong_is_told_at_once(asked: Any) -> None:
+def test_all_errors_are_reported_at_once(asked: Any) -> None:
     text = GOOD.replace("def loss(output, targets)", "def lose(output, targets)")
     described, _ = asked(text.replace("def batch(ids, size)", "def batch()"))
     assert "has no loss(output, targets)" in described.error and "batch()" in described.error
 
 
-def test_a_pipeline_says_that_it_needs_a_sequence(asked: Any) -> None:
+def test_a_pipeline_reports_that_it_needs_a_sequential(asked: Any) -> None:
     described, _ = asked(GOOD, "pipeline")
     assert (
         "a pipeline expects an nn.Sequential" in described.unsupported
@@ -89,13 +89,13 @@ def test_a_pipeline_says_that_it_needs_a_sequence(asked: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp"])
-def test_any_module_is_right_where_nothing_is_cut(asked: Any, strategy: str) -> None:
+def test_any_module_is_accepted_if_it_is_not_split(asked: Any, strategy: str) -> None:
     described, _ = asked(GOOD, strategy)
     assert described.error == "" and described.expected is not None
     assert described.expected.module in ("Net", "DistributedDataParallel", "FSDPNet")
 
 
-#: As an H100 wrote it, and what the next call of cuBLAS said.
+#: The output of a failed kernel assertion on an H100.
 KERNEL = (
     "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0],"
     ' thread: [0,0,0] Assertion `-sizes[i] <= index && index < sizes[i] && "index out of'
@@ -103,7 +103,7 @@ KERNEL = (
 )
 
 
-def test_what_a_kernel_has_asserted_is_said_instead_of_where_it_came_to_light(
+def test_a_kernels_assertion_is_reported_instead_of_the_later_error(
     tmp_path: Path,
 ) -> None:
     error = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`"

@@ -1,4 +1,4 @@
-"""Deterministic content: it is made where the ids are."""
+"""Deterministic samples are generated on the device of their ids."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from harness.training.observe import intake
     ],
 )
 def test_content_is_made_on_the_device_of_its_ids(make: object) -> None:
-    """The meta device refuses a tensor of the CPU, as every GPU does."""
+    """The meta device refuses CPU tensors, as every GPU does."""
     ids = torch.zeros(3, dtype=torch.int64, device="meta")
     assert callable(make) and make(ids).device.type == "meta"
 
 
-def test_what_an_agent_prepares_changes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparation_by_an_agent_changes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_prepared", [])
     monkeypatch.setattr(intake, "CHUNK", 1 << 17)  # several pieces of the largest
     rows = [torch.randn(2, width) for width in (1, 300, 70_000, intake.PREPARED + 5)]
@@ -41,8 +41,8 @@ def test_what_an_agent_prepares_changes_no_hash(monkeypatch: pytest.MonkeyPatch)
     assert intake.digest(iter(rows)) == digest
 
 
-def test_preparing_starts_no_thread() -> None:
-    """An agent forks: a thread that it had would be missing in its ranks."""
+def test_preparation_starts_no_thread() -> None:
+    """An agent forks, and its threads would be missing in the ranks."""
     program = (
         "import os, torch; torch.set_num_threads(4)\n"
         "from harness.training.observe import intake\n"

@@ -1,4 +1,4 @@
-"""CPU ranks on machines whose torch sees GPUs: they leave them alone."""
+"""CPU ranks on machines whose torch sees GPUs do not use the GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STRATEGIES = ("single", "ddp", "fsdp", "pipeline", "compressed:topk")
 def world(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[[str, Callable[..., Task]], list[RankRecord]]]:
-    """``world("ddp", task)`` -> what its ranks left."""
+    """Return ``world("ddp", task)``, which returns the records of the ranks."""
     folder = tmp_path_factory.mktemp("hidden")
     command = Command(nodes=(0,), argv=(sys.executable, LYING), env=importable())
     fleet = Fleet(lambda: (InheritingJob([command]), None), Where(nodes=(2,), device=Device.CPU))
@@ -54,20 +54,20 @@ def world(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_trains_right_where_torch_sees_gpus(world: object, strategy: str) -> None:
-    """Sharding, buckets and process groups follow the case's device, not the one of the wheel."""
+def test_every_cpu_strategy_is_correct_if_torch_sees_gpus(world: object, strategy: str) -> None:
+    """Sharding, buckets and process groups use the case's device, not that of torch's build."""
     ranks = world(strategy, lambda case: Gate(twin=KNOWN.twin(case)))  # type: ignore[operator]
     assert [c for rank in ranks for c in rank.checks if not c.ok] == []
     assert {rank.device for rank in ranks} == {"cpu"}
 
 
-def test_a_timed_world_lives_from_its_first_line_to_its_record(world: object) -> None:
+def test_a_timed_cpu_world_completes_if_torch_sees_gpus(world: object) -> None:
     ranks = world("ddp", lambda case: Timed(steps=6, cut=2, draw=1))  # type: ignore[operator]
     assert len(ranks) == 2 and all(rank.window_s > 0 for rank in ranks)
     assert dataclasses.asdict(ranks[0])["affinity"]
 
 
-def test_a_profile_is_of_the_host(world: object) -> None:
+def test_a_profile_of_cpu_ranks_is_of_the_host(world: object) -> None:
     ranks = world("ddp", lambda case: Timed(steps=12, cut=2, draw=1, profiled=4))  # type: ignore[operator]
     folder = world.folder  # type: ignore[attr-defined]
     launch = max((folder / "launches").glob("ddp*"), key=lambda p: p.stat().st_mtime_ns).name

@@ -1,4 +1,4 @@
-"""Who follows devices holds their power caps, and takes them back however a world ends."""
+"""The follower of devices holds their power limits, and restores them however a world ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 @pytest.fixture
 def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with every limit that one device was given, in W."""
+    """Return a file with every power limit that was set on one device, in W."""
     given = tmp_path / "limits"
     given.write_text("700\n")
 
@@ -46,14 +46,14 @@ def following(folder: Path) -> Follower:
     return Follower(spec, 0, lambda: [0], ())
 
 
-def test_a_world_that_is_killed_leaves_no_cap(limits: Path, tmp_path: Path) -> None:
+def test_a_killed_world_leaves_no_power_limit(limits: Path, tmp_path: Path) -> None:
     follower = following(tmp_path)
     assert until(lambda: limits.read_text().endswith("400\n"))
     follower.kill()
     assert limits.read_text().split() == ["700", "400", "700"]
 
 
-def test_an_agent_that_is_killed_leaves_no_cap(limits: Path, tmp_path: Path) -> None:
+def test_a_killed_agent_leaves_no_power_limit(limits: Path, tmp_path: Path) -> None:
     agent = os.fork()
     if agent == 0:
         following(tmp_path)

@@ -1,4 +1,4 @@
-"""An agent forks ranks: no thread and no driver may have been started in it."""
+"""An agent that forks ranks must have started neither threads nor a driver."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from harness.training.agent import agent
 
 
 def library(answer: int) -> object:
-    """A driver's library that answers so before, or after, somebody has started it."""
+    """Return a fake driver library with this answer, before or after the driver's start."""
     return SimpleNamespace(cuDeviceGetCount=lambda count: answer)
 
 
-def test_a_driver_is_found_whoever_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.cuda.is_initialized() knows of torch's own start only."""
+def test_a_started_driver_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.is_initialized() is true only if torch itself started the driver."""
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library(3))
     assert not accelerator.driver_started()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library(0))
@@ -33,7 +33,7 @@ def test_a_driver_is_found_whoever_started_it(monkeypatch: pytest.MonkeyPatch) -
         agent.stay_forkable()
 
 
-def test_threads_are_named() -> None:
+def test_threads_are_named_in_the_error() -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
@@ -57,23 +57,23 @@ def test_threads_are_named() -> None:
         ("compute_90", (12, 0), True),
     ],
 )
-def test_kernels_run_on_what_they_were_built_for(
+def test_kernels_run_on_compatible_architectures(
     built: str, device: tuple[int, int], runs: bool
 ) -> None:
     kind, _, arch = built.partition("_")
     assert accelerator._runs(kind, arch, *device) is runs
 
 
-def test_the_compiler_is_imported_once_unless_a_thread_comes_with_it(
+def test_the_compiler_is_imported_unless_it_starts_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU's machine what Inductor imports may load NVML, which starts a thread."""
+    """On a machine with GPUs, Inductor's imports may load NVML, which starts a thread."""
     (tmp_path / "quiet_compiler.py").write_text("")
     (tmp_path / "noisy_compiler.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = threading.active_count()  # the tests' own process may have some
+    before = threading.active_count()  # the test process may have other threads
     monkeypatch.setattr(
         agent, "not_forkable", lambda: "threads" * (threading.active_count() > before)
     )
@@ -96,7 +96,7 @@ __attribute__((constructor)) static void inject(void) {
 """
 
 
-def test_a_tool_that_was_injected_before_the_agent_ran_is_no_thread_of_its_own(
+def test_threads_of_an_injected_tool_are_ignored(
     tmp_path: Path,
 ) -> None:
     """Nsight Systems starts threads in every process before ``main``, and survives its forks."""
@@ -114,7 +114,7 @@ def test_a_tool_that_was_injected_before_the_agent_ran_is_no_thread_of_its_own(
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "print(agent.not_forkable())"
     )
-    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's own threads
+    alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy starts no threads
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **alone, "LD_PRELOAD": str(tool)},
         capture_output=True, text=True, check=False,
@@ -124,7 +124,7 @@ def test_a_tool_that_was_injected_before_the_agent_ran_is_no_thread_of_its_own(
 
 
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here")
-def test_a_run_under_nsys_is_measured_and_its_report_has_the_spans_of_ranks(tmp_path: Path) -> None:
+def test_a_run_under_nsys_has_the_spans_of_ranks_in_its_report(tmp_path: Path) -> None:
     words = ["run", "ddp/mlp-nano/weak", "--cpus", "2", "--nsys", "--time-budget", "60s"]
     done = subprocess.run(
         [sys.executable, "-m", "harness", *words, "--results", str(tmp_path / "out")],

@@ -1,4 +1,4 @@
-"""Where batches come from changes nothing of what they are; what hands out others is found."""
+"""All inputs give the same batches, and an input that gives different ones is detected."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def same(first: list[Any], two: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("steps", [1, prefetched.AHEAD, 2 * prefetched.AHEAD + 3])
-def test_all_ways_give_the_same_batches(tmp_path: Path, steps: int) -> None:
+def test_all_inputs_give_the_same_batches(tmp_path: Path, steps: int) -> None:
     resident = batches(tmp_path, "resident", steps)
     for data in ("loaded", "prefetched", "files"):
         assert same(resident, batches(tmp_path, data, steps)), data
@@ -75,7 +75,7 @@ def test_a_small_dataset_is_gone_through_again(tmp_path: Path) -> None:
     assert not same(batches(tmp_path, "files", 12, **few), batches(tmp_path, "loaded", 12))
 
 
-def test_what_workers_do_is_told_and_their_memory_is_known(tmp_path: Path) -> None:
+def test_times_and_memory_of_workers_are_known(tmp_path: Path) -> None:
     before = kernel_counters.shared_memory()
     feed = made(tmp_path, "files", 4, workers=2, decode_ms=1.0)
     for step in range(4):
@@ -84,11 +84,11 @@ def test_what_workers_do_is_told_and_their_memory_is_known(tmp_path: Path) -> No
     times = took(feed)
     assert times is not None and times["decode_s"] >= 1e-3 * len(feed(0).ids)
     assert not kernel_counters.shared_memory(helpers_of(feed)) - before
-    assert same([feed(1)], [made(tmp_path, "loaded", 4)(1)])  # read again, by the rank itself
+    assert same([feed(1)], [made(tmp_path, "loaded", 4)(1)])  # the rank itself reads it again
 
 
-def test_nobody_but_a_child_is_a_helper(tmp_path: Path) -> None:
-    """Memory that another rank made is looked at, whatever an input says of it."""
+def test_only_child_processes_are_helpers(tmp_path: Path) -> None:
+    """Only child processes count as helpers, so an input cannot hide memory of other ranks."""
     feed = made(tmp_path, "files", 2, workers=1)
     feed(0)
 
@@ -101,7 +101,7 @@ def test_nobody_but_a_child_is_a_helper(tmp_path: Path) -> None:
     assert helpers_of(Claims()) == helpers_of(feed) and len(helpers_of(feed)) == 1
 
 
-def test_what_breaks_in_the_thread_breaks_the_step(
+def test_an_error_in_the_thread_is_raised_in_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -128,7 +128,7 @@ def test_a_bad_value_is_one_clear_error(knobs: dict[str, Any], message: str) -> 
         KNOWN.normalise(SITE.case("ddp/mlp-nano", data="filez"))
 
 
-def test_samples_of_unlike_length_are_refused_by_name() -> None:
+def test_samples_of_different_lengths_are_refused() -> None:
     case = KNOWN.normalise(SITE.case("ddp/ragged-nano", data="files"))
     description = describe(load(KNOWN.files(case)), case)
     assert (
@@ -141,7 +141,7 @@ CAUGHT_BY = {"same_shard": "input.content", "no_set_epoch": "input.content"}
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("bug", ["none", *CAUGHT_BY])
-def test_an_input_that_hands_out_others_is_caught(launch: Any, bug: str) -> None:
+def test_an_input_with_wrong_batches_is_caught(launch: Any, bug: str) -> None:
     world = launch("ddp/mlp-nano", 2, data="mutant_input", knobs={"mutant_input.bug": bug})
     assert world.cause is None
     failed = {c.name for c in world.failed}

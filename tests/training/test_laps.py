@@ -1,4 +1,4 @@
-"""What a codec takes is told by the clock of whoever computes it."""
+"""The time of a compressor is measured by the clock of the device that computes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.training.observe import laps
 
 
 class Queued:
-    """An event of a queue in which each piece of work takes 2 ms, whenever the host queued it."""
+    """An event of a queue in which each piece of work takes 2 ms."""
 
     now = 0.0
 
@@ -33,7 +33,7 @@ def forgotten() -> Any:
     laps._MARKED.clear()
 
 
-def test_on_a_device_its_own_events_are_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laps_on_a_device_are_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laps, "event", lambda device: Queued())
     for _ in range(3):
         laps.begin(torch.device("cuda", 0))
@@ -44,7 +44,7 @@ def test_on_a_device_its_own_events_are_the_clock(monkeypatch: pytest.MonkeyPatc
     assert laps.medians() == {"decode": 0.002, "encode": 0.002 + 0.006}
 
 
-def test_on_a_cpu_it_is_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laps_on_a_cpu_are_timed_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(100))
     monkeypatch.setattr(laps.time, "perf_counter", lambda: float(next(ticks)))
     laps.begin(torch.device("cpu"))

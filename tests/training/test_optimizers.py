@@ -1,4 +1,4 @@
-"""Layer-wise optimizers, clipping and learning rates, against their papers' formulas."""
+"""Layer-wise optimizers, clipping and learning rates follow the formulas of their papers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASE = CaseSpec(
 
 
 def trained(make: Any, gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The weights after a step on each gradient; they start as 3, 4."""
+    """Return the weights after a step on each gradient, from the initial weights 3, 4."""
     weight = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
     optimizer = make([weight])
     for gradient in gradients:
@@ -31,7 +31,7 @@ def trained(make: Any, gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_lars_is_you_gitman_and_ginsburg() -> None:
-    """Algorithm 1 of the paper (arXiv 1708.03888), by hand, for two steps.
+    """Two steps agree with algorithm 1 of the paper (arXiv 1708.03888), computed here.
 
     The weight decay is large, so that |g| + b |w| and |g + b w| differ by a third.
     """
@@ -49,8 +49,8 @@ def test_lars_is_you_gitman_and_ginsburg() -> None:
     torch.testing.assert_close(seen, weight, rtol=1e-12, atol=0)
 
 
-def test_lamb_is_you_and_others() -> None:
-    """Algorithm 2 of the paper, by hand, for two steps."""
+def test_lamb_follows_you_et_al() -> None:
+    """Two steps agree with algorithm 2 of the paper (You et al., 2020), computed here."""
     lr, first, second, eps, decay = 0.1, 0.9, 0.99, 1e-6, 1e-2
     gradients = [torch.tensor([0.6, -0.8]).double(), torch.tensor([1.0, 2.0]).double()]
     weight = torch.tensor([3.0, 4.0]).double()
@@ -77,7 +77,7 @@ def test_weights_of_zero_still_learn(kind: Any) -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=9), st.floats(1e-3, 1e3))
-def test_clipping_is_torchs(values: list[float], most: float) -> None:
+def test_clipping_agrees_with_torch(values: list[float], most: float) -> None:
     ours, other = (nn.Parameter(torch.zeros(len(values))) for _ in range(2))
     ours.grad, other.grad = torch.tensor(values), torch.tensor(values)
     norms.clip([ours], most)
@@ -107,7 +107,7 @@ def test_warm_up_reaches_the_whole_rate_and_is_in_the_state() -> None:
     assert resumed.param_groups[0]["begun"] == 6
 
 
-def test_what_cannot_have_whole_norms_says_so() -> None:
+def test_settings_that_need_whole_norms_are_refused() -> None:
     case = dataclasses.replace(CASE, clip=1.0)
     with pytest.raises(ValueError, match="clip is not supported with flat parameters"):
         optimizers.refuse(case, "flat parameters")

@@ -1,4 +1,4 @@
-"""Outlines: profiles of CPU ranks that follow no operators, and what is still seen in them."""
+"""Outlines: profiles of CPU ranks without operators still show waits, transfers and bubbles."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def outline(launch: Any, case: str) -> tuple[Budget, Any]:
     return budget, read(trace_path(folder, "outlined", 0))
 
 
-def test_a_product_s_exchanges_are_matched_within_their_groups(launch: Any) -> None:
-    """Gloo's ranges name no group: those of ``dp`` and of ``tp`` would be one sequence."""
+def test_exchanges_of_a_mesh_are_matched_within_their_groups(launch: Any) -> None:
+    """Gloo's ranges do not name a group, so those of ``dp`` and ``tp`` could be confused."""
     world = launch(
         "tensor_parallel/decoder-nano", 4, Purpose.PROFILE, mesh="dp:2,tp:2",
         steps=12, cut=2, profiled=4, pairs=2,
@@ -43,7 +43,7 @@ def test_a_product_s_exchanges_are_matched_within_their_groups(launch: Any) -> N
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "compressed:topk"])
-def test_waits_and_transfers_are_told_from_work_without_operators(
+def test_waits_and_transfers_are_distinguished_from_work_without_operators(
     launch: Any, strategy: str
 ) -> None:
     budget, trace = outline(launch, f"{strategy}/mlp-small")
@@ -56,22 +56,22 @@ def test_waits_and_transfers_are_told_from_work_without_operators(
 
 
 def test_a_pipelines_bubbles_have_their_peers(launch: Any) -> None:
-    """gloo's ranges do not say with whom: the outline notes that beside them."""
+    """gloo's ranges do not name the peer, so the outline records it separately."""
     budget, _ = outline(launch, "pipeline/mlp-small")
     assert budget.total_ns(Term.BUBBLE) > 0
     assert Term.UNDIVIDED not in {Term(t) for r in budget.ranks for t in r.terms}
 
 
-def test_ranks_say_nothing_of_the_profiler_in_their_logs(launch: Any) -> None:
-    """Torch warns of GPUs each time it is switched: a warning of our own making in every log."""
+def test_the_profiler_writes_nothing_to_the_logs_of_ranks(launch: Any) -> None:
+    """Torch's profiler warns about GPUs each time it is toggled, which must not fill logs."""
     world = launch("ddp/mlp-nano", 2, Purpose.PROFILE, steps=12, cut=2, profiled=4, pairs=2)
     assert not list(world.out.glob("*.log"))
     assert json.loads((world.out / "rank0.spans.json").read_text()), "spans are logged, too"
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.08])
-def test_what_an_outline_costs_is_seen_through_drift(factor: float) -> None:
-    """Steps that slow down all the time would make any later half look profiled."""
+def test_the_overhead_of_an_outline_is_measured_despite_drift(factor: float) -> None:
+    """If steps get slower all the time, a later half must not look slowed by the profiler."""
     window = Window(steps=24, cut=4, profiled=8, pairs=5)
     on = [window.outlined(i) for i in range(24)]
     assert sum(on) == 8 + 5 and on[16:] == [True] * 8 and on[:6] == [False] * 6

@@ -1,4 +1,4 @@
-"""Which samples a step has: whole and short batches, and samples of unequal length."""
+"""The samples of a step: full and short batches, and samples of unequal length."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SIZE = {**decoder.SIZES["nano"], "length_dist": "uniform"}
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=5), st.integers(1, 4), st.data())
-def test_an_epoch_has_each_sample_once_and_all_count_alike(
+def test_an_epoch_has_each_sample_once_with_equal_weight(
     micros: list[int], steps: int, data: st.DataObject
 ) -> None:
-    """Whatever its last batch has; none is trained on twice or lost, where samplers pad or drop."""
+    """No sample is padded or dropped, whatever the size of the last batch."""
     total, ranks = sum(micros), len(micros)
     last = data.draw(st.integers(1, total))
     cut = Batching(micros=tuple(micros), accumulate=1, mesh=Mesh({Dim.DP: ranks}), last=last)
@@ -45,8 +45,8 @@ def test_ragged_batches_are_as_long_as_their_longest_sample(kind: str) -> None:
     assert int(ragged.lengths(torch.zeros(1, dtype=torch.int64), size)) == size["seq"]
 
 
-def test_ragged_samples_count_alike_wherever_they_are() -> None:
-    """The mean of two shards' losses is that of their samples together, padded or not."""
+def test_ragged_samples_have_equal_weight_on_every_rank() -> None:
+    """The mean of two shards' losses is the loss of all samples, with and without padding."""
     torch.manual_seed(0)
     model, ids = decoder.build(SIZE), torch.arange(1, 9)
 
@@ -61,8 +61,8 @@ def test_ragged_samples_count_alike_wherever_they_are() -> None:
     assert loss(ids) == pytest.approx(sum(alone) / len(alone), rel=1e-6)
 
 
-def test_a_count_without_data_leaves_nothing_behind() -> None:
-    """A process may count a training on fake tensors and then train: of a size used nowhere else."""
+def test_counting_on_fake_tensors_leaves_nothing_behind() -> None:
+    """A process may count on fake tensors and then train. The size is used nowhere else."""
     size = {**decoder.SIZES["nano"], "seq": 24}
     inputs, _ = decoder.batch(torch.arange(2), size)
     with FakeTensorMode(allow_non_fake_inputs=True):

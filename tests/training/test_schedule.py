@@ -1,4 +1,4 @@
-"""What schedules of a pipeline must be like, by the literature, and as torch orders them."""
+"""Pipeline schedules of torch have the properties that the literature states."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def test_every_micro_batch_passes_every_stage_once(name: str, ranks: int, micro:
         ("zbv", 2, 0, "at least 1"),
     ],
 )
-def test_what_cannot_be(name: str, ranks: int, micro: int, says: str) -> None:
+def test_impossible_schedules_are_refused(name: str, ranks: int, micro: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         schedule(name, ranks, micro)
 
 
 @pytest.mark.parametrize(("stages", "micro"), [(2, 4), (4, 8), (8, 16)])
 def test_the_ideal_of_unequal_stages_is_bounded_by_the_largest(stages: int, micro: int) -> None:
-    """By hand: the largest stage's own work, and one pass of a micro-batch through all others."""
+    """The bound is the largest stage's work plus one pass of a micro-batch through the others."""
     weights = [1.0] * (stages - 1) + [1.5]
     seen = schedule("1f1b", stages, micro).played(weights).efficiency
     whole, largest = sum(weights), max(weights)

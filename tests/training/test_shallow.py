@@ -1,4 +1,4 @@
-"""What is counted of a deep model by two shallow ones, held against counting all of it."""
+"""Counts of a deep model, extrapolated from two shallow ones, equal direct counts."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ def case_of(name: str, **fields: Any) -> tuple[Loaded, CaseSpec]:
 
 
 def summed(step: Work) -> tuple[object, ...]:
-    """Products in any order."""
+    """Return the work with sorted products, to compare it independently of their order."""
     return replace(step, products=()), sorted(step.products, key=str)
 
 
 @pytest.mark.parametrize(("name", "fields"), EACH)
-def test_two_shallow_models_tell_all_of_a_deep_one(name: str, fields: dict[str, Any]) -> None:
+def test_two_shallow_models_determine_the_counts_of_a_deep_one(
+    name: str, fields: dict[str, Any]
+) -> None:
     loaded, case = case_of(name, **fields)
     assert loaded.size(case)["layers"] > step_work.MORE
     assert step_work.kept_bytes(loaded, case) == kept(loaded, case)
@@ -57,8 +59,8 @@ def test_two_shallow_models_tell_all_of_a_deep_one(name: str, fields: dict[str, 
 
 
 @pytest.mark.parametrize("fields", [how for how in HOW if how.get("checkpoint")])
-def test_what_backward_computes_again_is_what_checkpoints_cost(fields: dict[str, Any]) -> None:
-    """Held against torch's own counter, with checkpoints and without."""
+def test_recomputation_is_the_cost_of_checkpoints(fields: dict[str, Any]) -> None:
+    """The count agrees with torch's counter, with and without checkpoints."""
     loaded, case = case_of("decoder-nano", **fields)
 
     def counted(case: CaseSpec) -> int:
@@ -78,7 +80,7 @@ def test_what_backward_computes_again_is_what_checkpoints_cost(fields: dict[str,
 
 
 @pytest.mark.parametrize("how", HOW[:1])
-def test_the_work_of_two_batches_tells_that_of_any_other(how: dict[str, Any]) -> None:
+def test_the_work_of_two_batches_determines_that_of_others(how: dict[str, Any]) -> None:
     loaded, case = case_of("decoder-nano", **how)
     by_samples = step_work.WorkBySamples(loaded)
     counted: list[int] = []
@@ -93,7 +95,7 @@ def test_the_work_of_two_batches_tells_that_of_any_other(how: dict[str, Any]) ->
 
 
 def test_batches_of_a_user_s_model_are_counted_one_by_one() -> None:
-    """It may compute what it likes from its third sample on."""
+    """A user's model may compute something different from its third sample on."""
     loaded, case = case_of("decoder-nano")
     theirs = type(loaded.model)("theirs")
     vars(theirs).update({**vars(loaded.model), "__file__": "/home/me/theirs.py"})
@@ -111,7 +113,7 @@ def test_batches_of_a_user_s_model_are_counted_one_by_one() -> None:
 
 
 def test_blocks_of_a_user_s_file_are_counted_one_by_one() -> None:
-    """A third layer that computes more would else stand for all of them."""
+    """A user's third layer may compute more than the first two."""
     loaded, case = case_of("decoder-base")
     asked: list[int | None] = []
 

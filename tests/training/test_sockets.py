@@ -1,4 +1,4 @@
-"""Bytes are counted when they are written, however late they are acknowledged."""
+"""Bytes are counted when they are written, not when they are acknowledged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import socket
 from harness.training.observe import kernel_counters
 
 
-def test_what_nobody_has_acknowledged_yet_is_counted_once() -> None:
-    """On a busy host acknowledgements come late: those of an earlier step were in the next one's."""
+def test_unacknowledged_bytes_are_counted_once() -> None:
+    """On a busy host, late acknowledgements must not count in the next step."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with socket.create_connection(server.getsockname()) as ours:

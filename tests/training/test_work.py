@@ -1,4 +1,4 @@
-"""What a step computes, held against torch's own counter and against arithmetic."""
+"""The counted work of a step agrees with torch's counter and with arithmetic."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_products_are_those_that_torch_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_what_is_computed_again_is_what_torch_s_own_checkpoints_compute(every: int) -> None:
-    """On real data, with torch's function around the blocks instead of our wrappers."""
+def test_recomputed_flops_equal_those_of_torchs_checkpoints(every: int) -> None:
+    """The comparison uses real data and torch's checkpoint function around the blocks."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(1,))
     fields = {"checkpoint": True, "checkpoint_every": every}
     case = KNOWN.normalise(site.case("single/decoder-nano", **fields))
@@ -72,7 +72,7 @@ def test_attention_is_causal_and_its_backward_computes_the_scores_again() -> Non
     assert sum(p.flops * p.count for p in attention) == pytest.approx(3.5 * forward)
 
 
-def test_how_it_is_computed_changes_what_is_moved() -> None:
+def test_settings_change_the_moved_bytes() -> None:
     _, eager = counted("decoder-mini", 2)
     _, compiled = counted("decoder-mini", 2, compiled=Compiled.INDUCTOR)
     _, narrow = counted("decoder-mini", 2, precision=Precision.BF16)
@@ -87,7 +87,7 @@ def test_how_it_is_computed_changes_what_is_moved() -> None:
     assert {p.dtype for p in tensor_cores.products if p.kind == "product"} == {"tf32"}
 
 
-def test_a_batch_that_is_accumulated_is_computed_as_often() -> None:
+def test_accumulated_batches_multiply_the_work() -> None:
     _, once = counted("mlp-nano", 4)
     _, twice = counted("mlp-nano", 4, accumulate=2)
     assert products(twice) == 2 * products(once)

@@ -1,8 +1,8 @@
-"""A clock that knows nothing of harness: every optimizer step of a process, in a file of its own.
+"""An independent clock, without code of the harness, that logs every optimizer step of a process.
 
-A Python that finds this folder in PYTHONPATH runs it as it starts. It waits for torch, and then has
-torch call it after every optimizer step, by the wall clock. Forks inherit it. On a GPU a step is
-issued before it is done: a thread waits for the device, and each step is written down when it is.
+Python runs this file at its start if the folder is in PYTHONPATH. When torch is imported, the clock
+registers a hook that logs the wall-clock time after every optimizer step. Forks inherit it. On a
+GPU a step is issued before it is done, so a thread waits for the device and logs both times.
 """
 
 import importlib
@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 
-#: Where files go, ``RANK-PID.ticks``: two int64 in ns since 1970 for each step, issued and done.
+#: The variable with the folder of the files ``RANK-PID.ticks``. They contain two int64 for each
+#: step, the times when it was issued and done, in ns since 1970.
 FOLDER = "OTHER_CLOCK"
 
 
 class _Torch:
-    """Finds torch as usual, once, and installs the clock behind it."""
+    """An import hook that finds torch as usual, once, and installs the clock after its import."""
 
     def find_spec(self, name, path, target=None):  # type: ignore[no-untyped-def]
         if name != "torch":

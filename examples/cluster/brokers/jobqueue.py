@@ -1,6 +1,7 @@
-"""dask-jobqueue: workers of PBS, LSF, SGE or HTCondor jobs, each of which joins a run.
+"""Join a run with dask-jobqueue: each worker, a PBS, LSF, SGE or HTCondor job, is one node.
 
-Type on the login node, beside it (``listen``, ``port`` and ``token_file`` in [hosts], ssh = false):
+Start the run on the login node at the same time. Its cluster.toml sets ``listen``, ``port`` and
+``token_file`` in [hosts], and ssh = false:
     scaleproof run ddp/decoder-350m/weak --engine hosts --nodes 2x8 --gpus 16 --cluster cluster.toml
 """
 
@@ -12,7 +13,7 @@ from dask_jobqueue import PBSCluster  # or LSFCluster, SGECluster, HTCondorClust
 
 
 def join(head: str, token_file: str, order: int) -> int:
-    """One node of the run; it returns when the run is over."""
+    """Join the run as one node, and return when the run is over."""
     words = ["--token-file", token_file, "--order", str(order)]
     return subprocess.run(["scaleproof", "jobs", "join", head, *words], check=False).returncode
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# What a broker runs on every node: node.sh HEAD RANK NODES GPUS WORDS...
-# The first node runs `scaleproof WORDS...`, and every node joins it. SCALEPROOF_TOKEN: a secret of
-# the broker's, the same on all nodes: head -c 32 /dev/urandom | xxd -p -c 64
+# The broker runs this script on every node: node.sh HEAD RANK NODES GPUS WORDS...
+# The first node runs `scaleproof WORDS...`, and every node joins it. SCALEPROOF_TOKEN is a secret
+# that the broker gives to all nodes; create it with: head -c 32 /dev/urandom | xxd -p -c 64
 set -eu
 head=$1; rank=$2; nodes=$3; gpus=$4
 shift 4

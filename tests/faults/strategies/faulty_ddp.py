@@ -1,4 +1,4 @@
-"""ddp, with one fault on one rank."""
+"""DDP with one fault on one rank."""
 
 from planting import plant
 

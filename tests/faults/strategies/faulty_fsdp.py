@@ -1,4 +1,4 @@
-"""fsdp, with one fault on one rank."""
+"""FSDP with one fault on one rank."""
 
 from planting import plant
 

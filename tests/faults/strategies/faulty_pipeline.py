@@ -1,4 +1,4 @@
-"""Pipeline, with one fault on one rank."""
+"""Pipeline with one fault on one rank."""
 
 from planting import plant
 

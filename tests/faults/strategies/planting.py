@@ -1,7 +1,7 @@
-"""What can go wrong on one rank in one step, planted on purpose around any strategy.
+"""Injection of faults on one rank in one step, around any strategy.
 
-Every step of every rank first issues three collectives of its own, so that one of them can be
-skipped, reordered, or given another shape or dtype by a single rank.
+Every step of every rank first issues three extra collectives, so that a single rank can skip or
+reorder one of them, or give it another shape or dtype.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 #: The step at which the fault strikes.
 STEP = 4
 
-#: What a rank prints goes to a file in the launch's folder; while a case is described, it does not.
+#: A rank's output goes to a file in the launch's folder, except while a case is described.
 LOG = Path("/proc/self/fd/1").readlink()
 
 
-#: Every rank has two helpers, as a loader of data would: apart from it as far as processes can be.
+#: Every rank starts two helpers, as a data loader would, in their own process group and session.
 OWN: tuple[dict[str, Any], ...] = ({"process_group": 0}, {"start_new_session": True})
 
 
 class Planted:
-    """A trainer that goes wrong on one rank."""
+    """A trainer that fails on one rank."""
 
     def __init__(self, inner: Any, model: Any, ctx: Any, kind: str, rank: int, struck: str) -> None:
         self.inner, self.model, self.ctx, self.kind, self.struck = inner, model, ctx, kind, struck
@@ -49,12 +49,12 @@ class Planted:
         self.count += 1
         strikes = self.here and self.count == STEP
         if strikes and self.struck:
-            Path(self.struck).touch()  # from here on it counts how long the world lasts
+            Path(self.struck).touch()  # from here on the duration of the launch counts
         if strikes and self.kind in AT_ONCE:
             AT_ONCE[self.kind]()
         self.chat(self.kind if strikes else "none")
         if strikes and self.kind == "hang_in_collective":
-            dist.all_reduce(torch.zeros(7))  # nobody else comes
+            dist.all_reduce(torch.zeros(7))  # no other rank joins
         if strikes and self.kind == "no_data":
             return torch.zeros(())  # the well-known dummy loss: no backward, no communication
         if strikes and self.kind == "lone_checkpoint":
@@ -65,7 +65,7 @@ class Planted:
         return self.inner.step(batch)
 
     def chat(self, kind: str) -> None:
-        """Three collectives that differ in size."""
+        """Issue three collectives that differ in size."""
         sizes = [16, 32, 48]
         if kind == "skip":
             sizes = sizes[1:]
@@ -93,7 +93,7 @@ def device_oom() -> None:
 
 
 def full_disk() -> None:
-    """The file that this rank's result is written to first takes nothing any more."""
+    """Make the file to which this rank's result is written first unwritable."""
     name = f".{LOG.stem}.json.{os.getpid()}"
     LOG.with_name(name).symlink_to("/dev/full")
 
@@ -107,7 +107,7 @@ def cut_off() -> None:
 
 
 def refuse(number: int) -> Callable[[], None]:
-    """What a file system answers once a quota is used up, or a disk is broken."""
+    """Raise the error of a file system with an exhausted quota or a broken disk."""
 
     def refused() -> None:
         raise OSError(number, os.strerror(number), "checkpoint.pt")
@@ -130,7 +130,7 @@ def chatty() -> None:
 
 
 def no_more_files() -> None:
-    """Nothing can be opened any more, the file that says so included."""
+    """Use up the file descriptors, so that not even the error can be written to a file."""
     opened = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     while True:
@@ -138,7 +138,7 @@ def no_more_files() -> None:
 
 
 def little_memory() -> None:
-    """A limit of the address space, as batch systems set it."""
+    """Limit the address space, as batch systems do."""
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
     bytearray(1 << 34)
 
@@ -156,7 +156,7 @@ def interrupted() -> None:
 
 
 def hang_up() -> None:
-    """Every connection is closed: to the peers, the agent and the store."""
+    """Close every connection: to the peers, the agent and the store."""
     os.closerange(3, 4096)
 
 
@@ -191,7 +191,7 @@ AT_ONCE: dict[str, Callable[[], Any]] = {
 
 
 def never_joins() -> None:
-    """The rank that is named in the launch's folder stays away from the process group."""
+    """Keep the rank that the launch's folder names from joining the process group."""
     absent = LOG.with_name("absent")
     if absent.is_file() and LOG.stem == f"rank{absent.read_text()}":
         time.sleep(3600)
@@ -201,7 +201,7 @@ never_joins()
 
 
 def plant(base: ModuleType) -> tuple[Any, Any]:
-    """``expect`` and ``build`` of a strategy that is ``base`` with faults."""
+    """Return ``expect`` and ``build`` of a strategy that is ``base`` with faults."""
 
     def expect(case: Any, model: Any, batching: Any, facts: Any, knobs: Any) -> Any:
         return base.expect(case, model, batching, facts, base.KNOBS)
@@ -211,7 +211,7 @@ def plant(base: ModuleType) -> tuple[Any, Any]:
         trained = getattr(inner, "module", getattr(inner, "model", model))
         kind, rank, struck = knobs["kind"], knobs["rank"], knobs["struck"]
         if LOG.suffix == ".log":
-            helpers = OWN if kind != "agent" else ()  # one that is forked has no family
+            helpers = OWN if kind != "agent" else ()  # nobody would end a forked agent's helpers
             pids = [subprocess.Popen(["sleep", "3600"], **options).pid for options in helpers]
             for i, pid in enumerate([os.getpid(), *pids]):
                 LOG.with_suffix(f".{i}.pid").write_text(str(pid))

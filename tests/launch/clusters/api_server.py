@@ -1,8 +1,8 @@
-"""A strict stand-in for a Kubernetes API server: what real clients meet, without a cluster.
+"""A strict simulation of a Kubernetes API server for real clients, without a cluster.
 
-Objects are held to the published schemas of a version; a second create is 409, a change of an old
-resourceVersion is 409, a watch from before what is remembered is 410, deletion waits for finalizers
-and takes what an owner owned. ``controllers`` makes pods of what is created, and processes of pods.
+Objects are validated by the published schemas of a version. A second create is 409, a change of an
+old resourceVersion is 409, and a watch from before the remembered events is 410. Deletion waits for
+finalizers and also deletes owned objects. ``controllers`` creates pods, and processes of pods.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 
 VERSION = "1.33"
-#: Events that are remembered: a watch from before these is 410.
+#: Number of remembered events; a watch from before these is 410.
 REMEMBERED = 200
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind that this server knows; ``model``: of the published ones, where no schema is."""
+    """One kind of object. ``model`` names a published model, for kinds without a schema."""
 
-    group: str  # with its version, as apiVersion has it
+    group: str  # with its version, as in apiVersion
     name: str
     plural: str
     namespaced: bool = True
@@ -63,7 +63,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9]
 
 
 class Refused(Exception):
-    """What the server answers instead: a status and its reason."""
+    """An error answer of the server: a status and its reason."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ def now() -> str:
 
 
 def check(kind: Kind, body: Object) -> None:
-    """Refused unless this is what the published schema of its kind allows, and no more."""
+    """Raise Refused unless the published schema of the kind allows exactly these fields."""
     if (body.get("apiVersion"), body.get("kind")) != (kind.group, kind.name):
         raise Refused(400, "BadRequest", f"{body.get('kind')} is sent to {kind.plural}")
     metadata = body.get("metadata", {})
@@ -86,7 +86,7 @@ def check(kind: Kind, body: Object) -> None:
             raise Refused(422, "Invalid", f"metadata.labels {key}={value!r}")
     plain = {k: v for k, v in body.items() if k != "status"}
     if kind.model:
-        from kubeflow_trainer_api import models  # seconds, which collecting tests need not pay
+        from kubeflow_trainer_api import models  # this import takes seconds
 
         published = getattr(models, kind.model)
         try:
@@ -116,7 +116,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[str]:
 
 
 class Store:
-    """All objects, and what has become of them; ``changed`` wakes who waits."""
+    """All objects and their events; ``changed`` wakes waiting threads."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -176,7 +176,7 @@ class Store:
             return {"metadata": {"resourceVersion": str(self.version)}, "items": items}
 
     def update(self, kind: str, body: Object) -> Object:
-        """What a PUT does: the version that it was read at must be the last one."""
+        """Update an object as a PUT does; its resourceVersion must be the current one."""
         metadata = body["metadata"]
         with self.changed:
             place = (kind, metadata.get("namespace", ""), metadata["name"])
@@ -193,7 +193,7 @@ class Store:
             return copy.deepcopy(body)
 
     def change(self, kind: str, thing: Object, change: Callable[[Object], None]) -> None:
-        """A controller's write: read, change, put, again where somebody was faster."""
+        """Change an object as a controller does: read, change and put, again after a conflict."""
         metadata = thing["metadata"]
         while True:
             try:
@@ -229,7 +229,7 @@ class Store:
         thing = self.objects.pop(place)
         self._note("DELETED", place[0], thing)
         owners = {thing["metadata"]["uid"] for thing in self.objects.values()}
-        for (kind, namespace, name), other in list(self.objects.items()):  # what has no owner left
+        for (kind, namespace, name), other in list(self.objects.items()):  # delete owned objects
             uids = [owner["uid"] for owner in other["metadata"].get("ownerReferences", [])]
             if uids and not owners.intersection(uids) and (kind, namespace, name) in self.objects:
                 self.delete(kind, namespace, name, {})
@@ -241,7 +241,7 @@ class Store:
 
 
 def selector(text: str) -> Callable[[Object], bool]:
-    """A label selector of equalities."""
+    """Parse a label selector of equalities."""
     wanted = [part.replace("==", "=").partition("=") for part in text.split(",") if part]
     if any(not key or not equals or "!" in key for key, equals, _ in wanted):
         raise Refused(400, "BadRequest", f"unable to parse selector {text!r}")
@@ -251,7 +251,7 @@ def selector(text: str) -> Callable[[Object], bool]:
 
 
 def discovery() -> dict[str, Object]:
-    """What a client asks for before it knows any kind."""
+    """Return the documents that a client requests to discover the kinds."""
     out: dict[str, Object] = {
         "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
@@ -295,7 +295,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def _place(self) -> tuple[Kind, str | None, str]:
-        """(kind, namespace, name) of the request's path."""
+        """Return (kind, namespace, name) of the request's path."""
         match = re.fullmatch(
             r"(/api/v1|/apis/[^/]+/[^/]+)(?:/namespaces/([^/]+)(?=/))?/([^/]+)(?:/([^/]+))?",
             urlsplit(self.path).path,
@@ -353,7 +353,7 @@ class Handler(BaseHTTPRequestHandler):
     def _watch(
         self, kind: Kind, namespace: str | None, chosen: Callable[[Object], bool], since: int
     ) -> None:
-        """Every event after that version, until the client leaves."""
+        """Send every event after a version until the client disconnects."""
         if since < self.store.compacted:
             raise Refused(410, "Expired", f"too old resource version: {since}")
         self.send_response(200)
@@ -379,7 +379,7 @@ class Handler(BaseHTTPRequestHandler):
                         return
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -389,7 +389,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving() -> Iterator[tuple[Store, str]]:
-    """A server with its default namespace, and its address."""
+    """Yield the store of a running server with the default namespace, and its address."""
     store = Store()
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
     store.create(KINDS[0], "", namespace)

@@ -1,8 +1,8 @@
-"""What a cluster does with what is created: TrainJob -> JobSet -> Jobs -> pods -> processes.
+"""Simulated controllers of a cluster: TrainJob -> JobSet -> Jobs -> pods -> processes.
 
-Each does what its documentation says of what the engine relies on, and nothing more: an indexed Job
-with a finalizer on its pods and no second try, a JobSet's Jobs and labels, a TrainJob's runtime, a
-queue that admits (Kueue's label suspends), a kubelet that starts containers as processes.
+Each implements only the documented behaviour that the engine relies on: an indexed Job with a
+finalizer on its pods and without retries, a JobSet's Jobs and labels, a TrainJob's runtime, a queue
+that admits jobs (Kueue's label suspends them), and a kubelet that starts containers as processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 TRACKED = "batch.kubernetes.io/job-tracking"
 QUEUE = "kueue.x-k8s.io/queue-name"
 REPOSITORY = Path(__file__).parents[3]
-#: A TrainJob's runtime, as Kubeflow ships it, as far as it matters here.
+#: The relevant part of a TrainJob's runtime as shipped by Kubeflow.
 RUNTIME: Object = {
     "apiVersion": "trainer.kubeflow.org/v1alpha1",
     "kind": "ClusterTrainingRuntime",
@@ -54,7 +54,7 @@ RUNTIME: Object = {
 
 
 def owned(owner: Object, name: str, kind: str, spec: Object, **metadata: Any) -> Object:
-    """An object that goes with its owner."""
+    """Return an object that is deleted with its owner."""
     reference = {
         "apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": owner["metadata"]["name"],
         "uid": owner["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True,
@@ -67,7 +67,7 @@ def owned(owner: Object, name: str, kind: str, spec: Object, **metadata: Any) ->
 
 
 class Cluster:
-    """The controllers and the kubelet. ``admits``: whether the queue lets jobs in."""
+    """The controllers and the kubelet. ``admits`` states whether the queue admits jobs."""
 
     def __init__(self, store: Store, host: str) -> None:
         self.store, self.host = store, host
@@ -77,7 +77,7 @@ class Cluster:
         self.errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Look at all objects whenever one has changed, and a few times a second: processes end."""
+        """Process all objects after each change, and regularly to notice ended processes."""
         while not self.over:
             try:
                 for kind, look in (
@@ -88,7 +88,7 @@ class Cluster:
                         look(thing)
                 self._orphans()
             except Refused as error:
-                if error.status not in (404, 409):  # somebody was faster
+                if error.status not in (404, 409):  # another writer was faster
                     self.errors.append(error)
             with self.store.changed:
                 self.store.changed.wait(0.1)
@@ -153,7 +153,7 @@ class Cluster:
             for pod in self.store.list("Pod", metadata["namespace"], selector(""))["items"]
             if any(o["uid"] == uid for o in pod["metadata"].get("ownerReferences", []))
         ]
-        for pod in pods:  # it has seen their end: they may leave
+        for pod in pods:  # the Job has seen their end, so they may be removed
             gone = pod["metadata"].get("deletionTimestamp") and not self._alive(pod)
             if gone or metadata.get("deletionTimestamp"):
                 self.store.change("Pod", pod, _untrack)
@@ -192,7 +192,7 @@ class Cluster:
             "batch.kubernetes.io/controller-uid": job["metadata"]["uid"],
         }
         for container in template["spec"]["containers"]:
-            # the index last: a container's own variables come first, and none may take its name
+            # The index comes last, because no variable of the container may override it.
             container.setdefault("env", []).append(
                 {"name": "JOB_COMPLETION_INDEX", "value": str(index)}
             )
@@ -203,7 +203,7 @@ class Cluster:
         return owned(job, f"{name}-{index}-{os.urandom(3).hex()}", "Pod", template["spec"], **more)
 
     def _pod(self, pod: Object) -> None:
-        """The kubelet: a container is a process; its end is the pod's."""
+        """Act as the kubelet: start a container as a process, whose end is that of the pod."""
         metadata = pod["metadata"]
         process = self.processes.get(metadata["uid"])
         phase = pod.get("status", {}).get("phase", "Pending")
@@ -213,7 +213,7 @@ class Cluster:
                     os.killpg(process.pid, signal.SIGTERM)
                 return
             if TRACKED in metadata.get("finalizers", []) and self._has_owner(pod):
-                return  # its Job looks at it first
+                return  # its Job has to process it first
             self.store.change("Pod", pod, _untrack)
             return
         if process is None and phase == "Pending":
@@ -232,7 +232,7 @@ class Cluster:
                 return
             self.store.change("Pod", pod, lambda there: _tell(there, "Pending", waiting=waiting))
             return
-        # What an image has of its own; nothing of the variables of whoever started this cluster.
+        # The variables of an image, without those of the process that started this cluster.
         image = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LANG", "TMPDIR")}
         image |= {k: v for k, v in os.environ.items() if k.startswith("TESTED_BY")}
         process = subprocess.Popen(
@@ -265,7 +265,7 @@ class Cluster:
         return any(job["metadata"]["uid"] in owners for job in jobs)
 
     def _orphans(self) -> None:
-        """Processes of pods that are gone."""
+        """Kill processes of removed pods."""
         pods = self.store.list("Pod", None, selector(""))["items"]
         here = {pod["metadata"]["uid"] for pod in pods}
         for uid, process in self.processes.items():
@@ -290,7 +290,7 @@ def _tell(pod: Object, phase: str, **container: Any) -> None:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A server, its controllers and one node; nothing is left of what it started."""
+    """Run a server, its controllers and one node; kill all its processes at the end."""
     with serving() as (store, host):
         store.create(BY_NAME["ClusterTrainingRuntime"], "", copy.deepcopy(RUNTIME))
         made = Cluster(store, host)
@@ -309,7 +309,7 @@ def cluster() -> Iterator[Cluster]:
             raise made.errors[0]
 
 
-if __name__ == "__main__":  # a cluster to type kubectl at
+if __name__ == "__main__":  # a cluster for manual tests with kubectl
     with cluster() as here:
         sys.stdout.write(f"kubectl --server {here.host} get pods\n")
         signal.pause()

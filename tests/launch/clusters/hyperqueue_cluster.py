@@ -1,4 +1,4 @@
-"""A real HyperQueue server with workers on this machine, in a process of their own."""
+"""A real HyperQueue server with workers on this machine, in a separate process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: HyperQueue's wheel has a server and workers, and no command: a program that holds them.
+#: A program that runs a server and workers, because HyperQueue's wheel has no command for that.
 HOLDER = """\
 import sys
 from hyperqueue.cluster import LocalCluster, WorkerConfig
@@ -22,7 +22,7 @@ with LocalCluster(sys.argv[1]) as cluster:
 
 @contextmanager
 def cluster(folder: Path, cores: tuple[int, ...] = (3, 3, 3)) -> Iterator[str]:
-    """One worker for each number of cores; the folder by which clients find the server."""
+    """Run one worker for each number of cores; yield the server's folder, for clients."""
     server = folder / "hq-server"
     server.mkdir()
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Real Monarch worker loops on this machine, one a node."""
+"""Real Monarch worker loops on this machine, one per node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 @contextmanager
 def hosts(folder: Path, count: int = 3) -> Iterator[list[str]]:
-    """The addresses of that many workers."""
+    """Run ``count`` workers and yield their addresses."""
     addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(count)]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RUST_LOG": "error"}
     processes = []

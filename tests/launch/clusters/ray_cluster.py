@@ -13,7 +13,7 @@ MEMORY = 100 * 2**20
 
 @contextmanager
 def cluster(cpus: tuple[int, ...] = (3, 3, 3)) -> Iterator[str]:
-    """One raylet for each number of CPUs, and a head without any; the address that reaches it."""
+    """Run one raylet for each number of CPUs and a head without CPUs; yield the head's address."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -32,7 +32,7 @@ def cluster(cpus: tuple[int, ...] = (3, 3, 3)) -> Iterator[str]:
 
 
 def helpers() -> set[int]:
-    """Processes that Ray has started beside its raylets."""
+    """Return the pids of processes that Ray started in addition to its raylets."""
     names = set()
     for path in Path("/proc").iterdir():
         with suppress(OSError):

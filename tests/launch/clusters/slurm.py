@@ -1,4 +1,4 @@
-"""A real Slurm of several daemons on this machine, without root's help and without munge."""
+"""A real Slurm cluster of several daemons on this machine, without root and without munge."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NODE = (
 
 
 def missing() -> str:
-    """Why there can be none; empty if there can."""
+    """Return why Slurm cannot run here; empty if it can."""
     for tool in ("slurmctld", "slurmd", "srun"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed (bash scripts/system-packages.sh)"
@@ -60,7 +60,7 @@ def missing() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Return different unused ports."""
     sockets = [socket.socket() for _ in range(count)]
     for sock in sockets:
         sock.bind(("127.0.0.1", 0))
@@ -72,7 +72,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def cluster(cpus: tuple[int, ...] = (2, 2, 4)) -> Iterator[dict[str, str]]:
-    """A cluster with one node for each number of CPUs; the environment that reaches it."""
+    """Run a cluster with one node for each number of CPUs; yield the environment for clients."""
     base = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     for name in ("state", "run", "log", *(f"spool/node{i + 1}" for i in range(len(cpus)))):
         (base / name).mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""Every engine that is here, its version, and what of the conformance suite it passes.
+"""Print every available engine, its version, and the results of the conformance suite.
 
 python -m tests.launch.clusters.table                          # the engines of this machine
 python -m tests.launch.clusters.table -k "local or hosts"      # some of them
-sudo python -m tests.launch.clusters.table --debian trixie sid # Slurm of other Debians, too
+sudo python -m tests.launch.clusters.table --debian trixie sid # also Slurm of other Debian releases
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CHECKS = {
     "test_the_next_world_is_well": "next well",
     "test_a_node_whose_agent_dies_is_named_and_the_next_world_gets_a_new_one": "agent lost",
 }
-#: Of every test: engine, version, check, how it ended.
+#: The result of a test: engine, version, check, outcome.
 Result = tuple[str, str, str, str]
 
 
 def results(path: Path) -> list[Result]:
-    """What a JUnit file of the suite says."""
+    """Read the results of the suite from a JUnit file."""
     out = []
     for case in ElementTree.parse(path).iter("testcase"):
         about = {p.get("name"): str(p.get("value")) for p in case.iter("property")}
@@ -44,7 +44,7 @@ def results(path: Path) -> list[Result]:
 
 
 def table(rows: list[Result]) -> str:
-    """One line an engine and version: how many tests of each check passed, of how many that ran."""
+    """Return one line per engine and version, with passed and executed tests of each check."""
     counts: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for engine, version, check, end in rows:
         counts[engine, version][check].append(end)
@@ -60,9 +60,9 @@ def table(rows: list[Result]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-k", default="", help="as pytest's: which engines, which checks")
+    parser.add_argument("-k", default="", help="pytest's -k: selects engines and checks")
     parser.add_argument(
-        "--debian", nargs="*", default=[], help="releases whose Slurm is tried, too"
+        "--debian", nargs="*", default=[], help="Debian releases whose Slurm is also tested"
     )
     asked = parser.parse_args()
     rows = []
@@ -71,7 +71,7 @@ def main() -> int:
         for i, start in enumerate([[sys.executable], *beside]):
             path = Path(folder, f"{i}.xml")
             chosen = f"slurm and ({asked.k})" if i and asked.k else "slurm" if i else asked.k
-            # xunit2, pytest's usual one, has no place for the version that a test notes.
+            # pytest's default format, xunit2, cannot store the version that a test records.
             kept = ["-o", "junit_family=xunit1", f"--junitxml={path}"]
             words = ["-m", "pytest", SUITE, "-q", "-m", "full or not full", *kept]
             subprocess.run(

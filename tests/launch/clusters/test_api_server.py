@@ -1,4 +1,4 @@
-"""The strict stand-in is strict: judged with clients that are not ours, kubectl and the Python client."""
+"""The simulated API server behaves like a real one for kubectl and the Python client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
-    """A server, and the real client."""
+    """Yield a simulated server and the real client."""
     import kubernetes
 
     with api_server.serving() as (store, host):
@@ -52,7 +52,7 @@ def status_of(call: Any) -> int:
     return int(caught.value.status)
 
 
-def test_creates_and_changes_are_refused_as_a_server_does(
+def test_creates_and_changes_are_refused_as_by_a_real_server(
     here: tuple[Any, Any],
 ) -> None:
     _, api = here
@@ -72,7 +72,7 @@ def test_creates_and_changes_are_refused_as_a_server_does(
     assert status_of(lambda: secrets.delete(name="s", namespace="default", body=wrong)) == 409
 
 
-def test_what_an_owner_owned_goes_with_it_once_nobody_holds_it(
+def test_owned_objects_are_deleted_once_they_have_no_finalizer(
     here: tuple[Any, Any],
 ) -> None:
     _, api = here
@@ -89,7 +89,7 @@ def test_what_an_owner_owned_goes_with_it_once_nobody_holds_it(
     assert status_of(lambda: secrets.get(name="held", namespace="default")) == 404
 
 
-def test_a_watch_tells_what_came_after_and_is_410_from_before_what_is_remembered(
+def test_a_watch_sends_later_events_and_is_410_if_it_begins_too_early(
     here: tuple[Any, Any],
 ) -> None:
     store, api = here
@@ -118,7 +118,7 @@ def deployment(folder: Path, host: str, **settings: Any) -> Deployment:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
 def test_a_queue_that_does_not_admit_leaves_a_run_pending(tmp_path: Path, kind: str) -> None:
-    """Kueue's label: nothing starts until the queue lets it in. Then nobody answers the agents."""
+    """With Kueue's label, no pod starts until the queue admits the job."""
     make_token(tmp_path / "token")
     labels = ["kueue.x-k8s.io/queue-name=team"]
     with controllers.cluster() as cluster:
@@ -137,7 +137,7 @@ def test_a_queue_that_does_not_admit_leaves_a_run_pending(tmp_path: Path, kind: 
 
 
 @pytest.mark.full
-def test_kubectl_takes_the_manifests_and_ends_a_run_by_its_secret(tmp_path: Path) -> None:
+def test_kubectl_accepts_the_manifests_and_ends_a_run_by_its_secret(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     make_token(tmp_path / "token")

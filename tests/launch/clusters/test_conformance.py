@@ -1,4 +1,4 @@
-"""One worker contract, whoever starts the agents: the same launches on every engine that is here."""
+"""Every available engine passes the same launches."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ ENGINES = (
         for kind in ("job", "jobset", "trainjob")
     ),
 )
-#: Of ``prctl``: whether orphans of our children become ours.
+#: The option PR_SET_CHILD_SUBREAPER of ``prctl``, which adopts orphans of child processes.
 SUBREAPER = 36
-#: What every process has in its environment that these tests start, however.
+#: A variable in the environment of every process that these tests start.
 OURS = f"TESTED_BY_SCALEPROOF={uuid.uuid4().hex}"
 os.environ.update([OURS.split("=")])
 SSH = """#!/bin/bash
@@ -61,7 +61,7 @@ exec bash -c "${@: -1}"
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """One engine with its nodes, and what was launched on it."""
+    """An engine with its nodes."""
 
     name: str
     worlds: Fleet
@@ -71,13 +71,13 @@ class Bench:
     version: str
 
     def launch(self, case_name: str, **knobs: object) -> tuple[Ended, Cause | None, Path]:
-        """One world over all nodes."""
+        """Launch one world over all nodes."""
         spec = self.spec(case_name, self.nodes, **knobs)
         ended = self.worlds.launch(spec, lambda step: None)
         return ended, causes.attribute(ended.ranks, ended.unreachable), Path(spec.out)
 
     def spec(self, case_name: str, nodes: tuple[int, ...], **knobs: object) -> LaunchSpec:
-        """A world over the first nodes of these."""
+        """Return the specification of a world over the first nodes."""
         site = Site(device=Device.CPU, backend="gloo", nodes=nodes, emulated=len(nodes) > 1)
         case = self.known.normalise(site.case(case_name, knobs=knobs))
         out = self.folder / f"launch{time.monotonic_ns()}"
@@ -90,7 +90,7 @@ class Bench:
 
 @contextlib.contextmanager
 def component(name: str, folder: Path) -> Iterator[dict[str, object]]:
-    """What an engine needs to be there; its settings. Skips where it cannot be had."""
+    """Start what an engine needs and yield its settings; skip the test if this is impossible."""
     if name == "hosts":
         (folder / "ssh").write_text(SSH)
         (folder / "ssh").chmod(stat.S_IRWXU)
@@ -108,7 +108,7 @@ def component(name: str, folder: Path) -> Iterator[dict[str, object]]:
         pytest.importorskip("ray", reason="ray is not installed (pip install 'scaleproof[ray]')")
         with ray_cluster.cluster() as address:
             yield {"address": address}
-    elif name.startswith("kubernetes"):  # a strict stand-in: no cluster
+    elif name.startswith("kubernetes"):  # a simulated API server
         for needed in ("kubernetes", "kubernetes_validate", "kubeflow_trainer_api"):
             pytest.importorskip(needed, reason="pip install 'scaleproof[test]'")
         from . import controllers
@@ -133,7 +133,7 @@ def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:
     name = str(request.param)
-    ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)  # as no engine had been here before
+    ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)  # undo the setting of an earlier engine
     folder = tmp_path_factory.mktemp(name)
     known = Catalogue([FAULTS])
     entry = known.get("engines", name.split("-")[0])
@@ -159,13 +159,13 @@ def bench(
 
 @pytest.fixture(autouse=True)
 def about(bench: Bench, record_property: Callable[[str, object], None]) -> None:
-    """For the table: ``python -m tests.launch.clusters.table``."""
+    """Record engine and version for ``python -m tests.launch.clusters.table``."""
     record_property("engine", bench.name)
     record_property("version", bench.version)
 
 
 def there() -> tuple[set[int], set[str]]:
-    """Our agents and their network namespaces: not those of whatever else runs on this machine."""
+    """Return the agents that these tests started, and their network namespaces."""
     agents, namespaces = set(), set()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -192,7 +192,7 @@ def test_a_world_over_all_nodes(bench: Bench) -> None:
 
 @pytest.mark.few(3)
 def test_worlds_at_once_have_places_of_their_own_and_break_alone(bench: Bench) -> None:
-    """Three of one rank, two on one node; the one that is killed takes nobody along."""
+    """Three worlds of one rank, two of them on one node, do not affect each other."""
     if not bench.known.get("engines", bench.name.split("-")[0]).engine.packs:
         pytest.skip("it launches one world at a time")
     knobs = {"faulty_ddp.kind": "kill", "faulty_ddp.rank": 0}

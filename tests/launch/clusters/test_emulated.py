@@ -1,4 +1,4 @@
-"""Emulated networks: real namespaces, real packets."""
+"""Emulated networks with real network namespaces and packets."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ pytestmark = pytest.mark.skipif(not HERE.available, reason=f"emulated: {HERE.rea
         ("delay_ms=0", "no node and no link is 10% slower"),
     ],
 )
-def test_a_planted_slow_node_and_a_slow_link_are_named(
-    tmp_path: Path, knob: str, message: str
-) -> None:
-    """Four nodes on two cores; the link that is slow is one that the first round tries."""
+def test_a_slow_node_and_a_slow_link_are_named(tmp_path: Path, knob: str, message: str) -> None:
+    """There are four nodes on two cores, and the first round tests the slow link."""
     command = [
         *(
             sys.executable,
@@ -58,7 +56,7 @@ def test_a_planted_slow_node_and_a_slow_link_are_named(
 @pytest.mark.full  # four agents import torch, as in the conformance of root's
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's already")
 def test_an_ordinary_user_gets_the_same_network() -> None:
-    """A user namespace without any right, from which the engine makes its own."""
+    """The engine creates its namespaces from an unprivileged user namespace."""
     inside = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
     if subprocess.run([*inside, "unshare", "--user", "--net", "true"], check=False).returncode:
         pytest.skip("no user namespaces here")
@@ -70,7 +68,7 @@ def test_an_ordinary_user_gets_the_same_network() -> None:
 
 
 @pytest.mark.full  # two sweeps
-def test_a_message_there_and_back_takes_twice_the_delay(tmp_path: Path) -> None:
+def test_a_round_trip_takes_twice_the_delay(tmp_path: Path) -> None:
     if not Path("/dev/net/tun").exists():
         pytest.skip("no /dev/net/tun")
     nodes = (1, 1)

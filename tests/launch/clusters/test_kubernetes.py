@@ -1,4 +1,4 @@
-"""Kubernetes without a cluster: manifests by the published schemas, the client against a stub."""
+"""Kubernetes without a cluster: manifests follow the published schemas, the client uses a stub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERSION = "1.33"
 
 
 def manifests(made: Deployment) -> list[Any]:
-    """The documents of what would be created."""
+    """Return the documents of the objects that would be created."""
     return list(yaml.safe_load_all(engine.manifests(made)))
 
 
@@ -37,7 +37,7 @@ def deployment(tmp_path: Path, nodes: tuple[int, ...] = (8, 8), **settings: Any)
 
 
 @pytest.mark.parametrize("nodes", [(8, 8), (4, 8, 16)])
-def test_manifests_are_what_the_cluster_takes(tmp_path: Path, nodes: tuple[int, ...]) -> None:
+def test_manifests_are_valid_for_the_cluster(tmp_path: Path, nodes: tuple[int, ...]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
     for manifest in manifests(deployment(tmp_path, nodes)):
         validate.validate(manifest, VERSION, strict=True)
@@ -66,7 +66,7 @@ def test_an_indexed_job_with_a_pod_for_each_node(tmp_path: Path) -> None:
     assert container["command"][4:6] == ["--join", "10.0.0.1:4000"]
 
 
-def test_nodes_of_other_sizes_get_a_job_each_and_go_on_counting(tmp_path: Path) -> None:
+def test_each_size_of_nodes_gets_a_job_with_consecutive_indices(tmp_path: Path) -> None:
     _, *jobs = manifests(deployment(tmp_path, (4, 4, 8)))
     firsts = []
     for job in jobs:
@@ -79,14 +79,14 @@ def test_nodes_of_other_sizes_get_a_job_each_and_go_on_counting(tmp_path: Path) 
     ("kind", "model"),
     [("jobset", "JobsetV1alpha2JobSet"), ("trainjob", "TrainerV1alpha1TrainJob")],
 )
-def test_custom_kinds_are_what_their_published_models_know(
+def test_custom_kinds_are_valid_for_their_published_models(
     tmp_path: Path, kind: str, model: str
 ) -> None:
     reason = "kubeflow-trainer-api is missing"
     published = getattr(pytest.importorskip("kubeflow_trainer_api.models", reason=reason), model)
     made = manifests(deployment(tmp_path, kind=kind))[-1]
     assert made["kind"].lower() == kind
-    assert published.from_dict(made).to_dict() == made  # what it does not know gets lost
+    assert published.from_dict(made).to_dict() == made  # unknown fields would get lost
     made["spec"]["replikas"] = 2
     assert published.from_dict(made).to_dict() != made
     text = json.dumps(made)
@@ -101,7 +101,9 @@ def test_custom_kinds_are_what_their_published_models_know(
         ({"kind": "trainjob"}, "equal nodes"),
     ],
 )
-def test_what_cannot_be_made_is_said(tmp_path: Path, settings: dict[str, str], says: str) -> None:
+def test_impossible_manifests_are_refused(
+    tmp_path: Path, settings: dict[str, str], says: str
+) -> None:
     with pytest.raises(SpecError, match=says):
         manifests(deployment(tmp_path, (4, 8), **settings))
 
@@ -114,7 +116,7 @@ def test_the_token_is_in_no_manifest_and_no_command(tmp_path: Path) -> None:
 
 
 def labels_of(body: dict[str, Any]) -> list[dict[str, str]]:
-    """The labels of each pod that a cluster makes of a manifest."""
+    """Return the labels of each pod that a cluster creates for a manifest."""
     jobset = {"jobset.sigs.k8s.io/jobset-name": body["metadata"]["name"]}
     if body["kind"] == "TrainJob":
         return [jobset] * body["spec"]["trainer"]["numNodes"]
@@ -130,7 +132,7 @@ def labels_of(body: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def group(name: str, version: str, kind: str) -> dict[str, Any]:
-    """What an API server says of a group of one kind."""
+    """Return the discovery documents of a group with one kind."""
     resource = {"name": f"{kind.lower()}s", "kind": kind, "namespaced": True, "verbs": ["create"]}
     at = {"groupVersion": f"{name}/{version}", "version": version}
     return {
@@ -153,7 +155,7 @@ GROUPS = {
     **group("jobset.x-k8s.io", "v1alpha2", "JobSet"),
     **group("trainer.kubeflow.org", "v1alpha1", "TrainJob"),
 }
-#: What the client asks for before it knows any kind.
+#: The documents that a client requests to discover the kinds.
 DISCOVERY: dict[str, Any] = {
     **GROUPS,
     "/version": {"kind": "Info", "major": "1", "minor": "33"},
@@ -174,17 +176,17 @@ DISCOVERY: dict[str, Any] = {
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Answers what the client asks for, and remembers it; ``breaks`` says what becomes of the next
-    requests: a status, ``drop`` (done, but never answered) or ``page`` (a proxy's).
+    """An API server that records requests. ``breaks`` determines the answers to the next requests:
+    a status, ``drop`` (executed, but not answered) or ``page`` (a proxy's web page).
     """
 
     seen: list[tuple[str, str, Any]]
-    labels: list[dict[str, str]]  # of the pods that what was made would have
+    labels: list[dict[str, str]]  # of the pods of the created objects
     phase: str
-    status: dict[str, Any]  # more of what is said of each pod
+    status: dict[str, Any]  # further fields of each pod's status
     leaving: bool
     refuse: bool
-    taken: bool  # the name is another run's
+    taken: bool  # whether the name belongs to another run
     breaks: dict[str, list[Any]]  # by verb
     secrets: dict[str, Any]
 
@@ -224,7 +226,7 @@ class Stub(BaseHTTPRequestHandler):
             if options["preconditions"]["uid"] != there["metadata"]["uid"]:
                 return self._answer({"kind": "Status"}, 409)
             del self.secrets[name]
-            type(self).phase = ""  # the cluster takes what it owned
+            type(self).phase = ""  # the cluster deletes the owned objects
         self._answer({"kind": "Status"})
 
     def do_GET(self) -> None:
@@ -247,7 +249,7 @@ class Stub(BaseHTTPRequestHandler):
         self._answer({"kind": "PodList", "apiVersion": "v1", "items": pods if self.phase else []})
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -272,7 +274,7 @@ def stub() -> Iterator[tuple[type[Stub], str]]:
     ("kind", "made"),
     [("job", ["Service", "Job"]), ("jobset", ["Service", "JobSet"]), ("trainjob", ["TrainJob"])],
 )
-def test_pods_are_made_watched_and_deleted(
+def test_pods_are_created_polled_and_deleted(
     tmp_path: Path, stub: tuple[type[Stub], str], kind: str, made: list[str]
 ) -> None:
     pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
@@ -294,7 +296,7 @@ def test_pods_are_made_watched_and_deleted(
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_the_cluster_refuses_is_said_and_nothing_is_left(
+def test_a_refused_object_is_reported_and_nothing_is_left(
     tmp_path: Path, stub: tuple[type[Stub], str]
 ) -> None:
     pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
@@ -329,13 +331,13 @@ def pods(tmp_path: Path, stub: tuple[type[Stub], str]) -> Iterator[engine.Pods]:
 
 @quiet
 @pytest.mark.parametrize("how", [401, 403, 429, 500, 503, "drop", "page"])
-def test_a_cluster_that_does_not_answer_ends_no_run(
+def test_a_run_survives_a_cluster_that_does_not_answer(
     stub: tuple[type[Stub], str], pods: engine.Pods, monkeypatch: pytest.MonkeyPatch, how: Any
 ) -> None:
     server, _ = stub
     server.phase = "Running"
     assert pods.poll()[0] is State.RUNNING
-    server.breaks["GET"] = [how] * 20  # the client tries again by itself
+    server.breaks["GET"] = [how] * 20  # the client retries by itself
     server.phase = "Failed"
     assert pods.poll() == (State.RUNNING, ""), "the last answer stays"
     server.breaks.clear()
@@ -346,10 +348,10 @@ def test_a_cluster_that_does_not_answer_ends_no_run(
 
 @quiet
 @pytest.mark.parametrize("dropped", [0, 1, 2])
-def test_what_was_made_before_the_connection_was_lost_is_taken_back(
+def test_objects_created_before_a_lost_connection_are_deleted(
     tmp_path: Path, stub: tuple[type[Stub], str], dropped: int
 ) -> None:
-    """The first, second or third object is created, and nobody is told."""
+    """The first, second or third object is created, but the answer is lost."""
     pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
     server, host = stub
     server.breaks["POST"] = [None] * dropped + ["drop"]
@@ -386,9 +388,7 @@ def test_ctrl_c_between_two_objects_leaves_none(
 
 
 @quiet
-def test_a_delete_that_is_dropped_is_asked_for_again(
-    stub: tuple[type[Stub], str], pods: engine.Pods
-) -> None:
+def test_a_dropped_delete_is_repeated(stub: tuple[type[Stub], str], pods: engine.Pods) -> None:
     server, _ = stub
     server.breaks["DELETE"] = ["drop"] * 12
     pods.stop()
@@ -396,10 +396,10 @@ def test_a_delete_that_is_dropped_is_asked_for_again(
 
 
 @quiet
-def test_another_runs_objects_of_that_name_are_left_alone(
+def test_another_runs_objects_with_the_same_name_are_not_deleted(
     tmp_path: Path, stub: tuple[type[Stub], str]
 ) -> None:
-    """Refused, or never answered: the Secret that is there has another token."""
+    """The create is refused or not answered, and the existing Secret has another token."""
     pytest.importorskip("kubernetes", reason="the kubernetes client is missing")
     server, host = stub
     server.taken = True
@@ -445,7 +445,7 @@ def test_pods_that_cannot_start_end_the_wait_with_their_reason(
 
 
 @quiet
-def test_pods_of_the_run_before_do_not_count_and_ours_that_are_taken_away_do(
+def test_pods_of_an_earlier_run_are_ignored_and_deleted_pods_end_the_run(
     stub: tuple[type[Stub], str], pods: engine.Pods
 ) -> None:
     server, _ = stub
@@ -456,7 +456,7 @@ def test_pods_of_the_run_before_do_not_count_and_ours_that_are_taken_away_do(
     assert pods.poll() == (State.ENDED, "pod-1 is deleted: evicted, preempted, or by hand")
 
 
-def test_pods_get_what_a_site_asks_of_them(tmp_path: Path) -> None:
+def test_pods_get_the_settings_of_a_site(tmp_path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
     asked = dict(
         service_account="trainer", image_pull_secrets=["regcred"], node_selector=["pool=h100"],
@@ -483,7 +483,7 @@ def test_pods_get_what_a_site_asks_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("tolerations", "gpu"), ("node_selector", "pool"), ("resources", "=1")]
 )
-def test_what_is_asked_of_pods_is_checked(tmp_path: Path, name: str, value: str) -> None:
+def test_settings_of_pods_are_checked(tmp_path: Path, name: str, value: str) -> None:
     with pytest.raises(SpecError, match=f"{name}: '{value}'"):
         manifests(deployment(tmp_path, **{name: [value]}))
     with pytest.raises(SpecError, match="a TrainJob cannot set"):

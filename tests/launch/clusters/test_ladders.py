@@ -1,4 +1,4 @@
-"""A ladder on each newer engine, as a person runs it, one of whose agents is killed on the way."""
+"""A scaling sweep on each newer engine, started as by a user, survives a killed agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KILLED = "its agent was started again"
 
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ["hyperqueue", "monarch", "kubernetes-job"])
-def test_a_ladder_is_measured_though_an_agent_is_killed(engine: str, tmp_path: Path) -> None:
+def test_a_sweep_is_measured_although_an_agent_is_killed(engine: str, tmp_path: Path) -> None:
     with component(engine, tmp_path) as about:
         name = engine.partition("-")[0]
         settings = {"one_machine": True, "listen": "127.0.0.1", **about}
@@ -53,12 +53,12 @@ def test_a_ladder_is_measured_though_an_agent_is_killed(engine: str, tmp_path: P
     assert set(kinds) <= {"node"} and len(kinds) <= 1, "the launch that it died in, if in any"
     agents = {x["agent"] for x in record["launches"] if "+" in x.get("agent", "")}
     assert len(agents) > 1, "there were others after it"
-    if name != "kubernetes":  # all its pods are started anew
+    if name != "kubernetes":  # which restarts all its pods
         assert any(KILLED in note for note in record["notes"]), record["notes"]
 
 
 def ours() -> list[int]:
-    """The agents that these tests have started; their ranks are forks of them, and look alike."""
+    """Return the pids of agents that these tests started, without their forked ranks."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""A run as a person has it run by Slurm: attached, inside an allocation, and detached."""
+"""Runs under Slurm: attached, inside an allocation, and detached."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def env() -> Iterator[dict[str, str]]:
 
 
 def scaleproof(env: dict[str, str], *words: str, before: tuple[str, ...] = ()) -> str:
-    """What the command says; its status is that of a measured but unjudged case."""
+    """Return the output of a command, whose status must be that of a measured case."""
     done = subprocess.run(
         [*before, sys.executable, "-m", "harness", *words], env=env, capture_output=True, text=True,
         timeout=240, check=False,
@@ -40,8 +40,8 @@ def scaleproof(env: dict[str, str], *words: str, before: tuple[str, ...] = ()) -
     return done.stdout
 
 
-@pytest.mark.full  # a detached run is inside one, too
-def test_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.full  # a detached run is inside an allocation, too
+def test_a_run_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     more = ("--cluster", str(tmp_path / "c.toml"), "--results", str(tmp_path))
     done = scaleproof(env, *RUN, *more, before=("salloc", "-Q", "-N2", "--ntasks-per-node=1"))
@@ -52,7 +52,7 @@ def test_inside_an_allocation(env: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_detached_watched_and_collected(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_detached_run_is_watched_and_collected(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
     where = ("--results", str(tmp_path))
     done = scaleproof(env, *RUN, "--cluster", str(tmp_path / "c.toml"), *where, "--detach")
@@ -84,7 +84,7 @@ def test_a_detached_run_can_be_cancelled(env: dict[str, str], tmp_path: Path) ->
     assert queue.stdout.strip() == ""
 
 
-def test_a_job_that_nobody_submitted_is_a_clear_error(env: dict[str, str], tmp_path: Path) -> None:
+def test_an_unknown_job_is_a_clear_error(env: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "harness", "jobs", "cancel", "4711", "--results", str(tmp_path)], env=env,
         capture_output=True, text=True, check=False,
@@ -92,7 +92,7 @@ def test_a_job_that_nobody_submitted_is_a_clear_error(env: dict[str, str], tmp_p
     assert done.returncode == 4 and "was not submitted from here" in done.stderr
 
 
-#: Stand-ins for what a site with containers has: they say that they were there, and go on.
+#: Fake container tools, which record their call and then execute the command.
 _PYXIS = """#!/bin/bash
 words=()
 for word in "$@"; do
@@ -113,7 +113,7 @@ exec {python} "$@"
     ["pyxis", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("enroot", "apptainer"))],
 )
 def test_containers(kind: str, env: dict[str, str], tmp_path: Path) -> None:
-    """The cluster files of ``examples`` on a real Slurm: every agent starts in its container."""
+    """With the cluster files of ``examples``, every agent starts in its container."""
     seen, tools = tmp_path / "seen", tmp_path / "tools"
     tools.mkdir()
     stubs = {

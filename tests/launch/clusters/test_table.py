@@ -1,4 +1,4 @@
-"""The table counts what ran, and a failure is not hidden."""
+"""The table of engines counts executed tests and shows failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_what_failed_and_what_did_not_run_is_in_the_table(tmp_path: Path) -> None:
+def test_failed_and_skipped_tests_are_in_the_table(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     path.write_text(JUNIT)
     _, ray, slurm = table.table(table.results(path)).splitlines()
@@ -35,7 +35,7 @@ def test_every_check_of_the_suite_has_its_column() -> None:
 
 
 def test_the_command_prints_what_the_suite_noted() -> None:
-    """Of an engine that skips this check, so nothing is started; pytest has to take the note."""
+    """The selected check is skipped, so nothing is started, but its properties are recorded."""
     words = ["-m", "tests.launch.clusters.table", "-k", "torchrun and next_world"]
     shown = subprocess.run(
         [sys.executable, *words], cwd=table.ROOT, capture_output=True, text=True, check=False

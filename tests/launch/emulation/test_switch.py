@@ -1,4 +1,4 @@
-"""The switch of emulated networks, on pipes and with a clock of our own."""
+"""The switch of emulated networks, tested on pipes with a simulated clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 1000
 
 
 def packet(to: int, size: int) -> bytes:
-    """An IPv4 header that only says where to, and padding."""
+    """Return a padded IPv4 header with only a destination."""
     return bytes([0x45, *[0] * 15, 10, 77, 0, to + 1]).ljust(size, b"x")
 
 
@@ -28,7 +28,7 @@ def make(ends: list[tuple[int, int]], **changes: object) -> Switch:
 
 
 def arrivals(switch: Switch, ends: list[tuple[int, int]]) -> dict[int, list[float]]:
-    """When each end got its packets, once everything has arrived."""
+    """Return the arrival times of the packets at each end."""
     out: dict[int, list[float]] = {i: [] for i in range(len(ends))}
     for read, _ in ends:
         os.set_blocking(read, False)
@@ -51,7 +51,7 @@ def test_a_packet_arrives_after_its_size_over_the_rate_and_the_delay(
     assert arrivals(switch, ends) == {0: [], 1: [pytest.approx(0.011)], 2: []}
 
 
-def test_links_are_shared_by_what_leaves_and_by_what_arrives(ends: list[tuple[int, int]]) -> None:
+def test_outgoing_and_incoming_packets_share_a_link(ends: list[tuple[int, int]]) -> None:
     switch = make(ends)
     for to in (1, 2):
         switch.take(0, packet(to, SIZE), now=0.0)  # the second waits for the first
@@ -63,7 +63,7 @@ def test_links_are_shared_by_what_leaves_and_by_what_arrives(ends: list[tuple[in
     assert arrivals(switch, ends)[2] == pytest.approx([0.001, 0.002])
 
 
-def test_what_comes_from_afar_or_slowly_holds_up_nothing_else(
+def test_distant_or_slow_links_do_not_delay_others(
     ends: list[tuple[int, int]],
 ) -> None:
     for odd in (dict(between={(0, 1): 1e5}), dict(delay_s=[[0, 0.009, 0], [0] * 3, [0] * 3])):
@@ -74,7 +74,9 @@ def test_what_comes_from_afar_or_slowly_holds_up_nothing_else(
 
 
 @pytest.mark.parametrize("bad", [b"", b"short", bytes([0x60]).ljust(60), packet(9, 100)])
-def test_what_is_for_nobody_is_dropped(ends: list[tuple[int, int]], bad: bytes) -> None:
+def test_packets_without_a_valid_destination_are_dropped(
+    ends: list[tuple[int, int]], bad: bytes
+) -> None:
     switch = make(ends)
     switch.take(0, bad, now=0.0)
     assert switch.deliver(1.0) is None

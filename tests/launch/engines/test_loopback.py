@@ -1,4 +1,4 @@
-"""A machine that cannot reach itself is told of at once, not after every rank's deadline."""
+"""A machine without a loopback interface is reported at once, not after every rank's deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.full
-def test_a_machine_without_its_loopback_is_told_of(tmp_path: Path) -> None:
+def test_a_machine_without_loopback_is_reported(tmp_path: Path) -> None:
     alone = ["unshare", "--net", "--map-root-user"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no network namespace may be made here")

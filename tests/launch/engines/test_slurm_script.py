@@ -1,4 +1,4 @@
-"""Batch scripts and steps of Slurm: ranks have the cores that they need."""
+"""Batch scripts and job steps of Slurm give ranks the cores that they need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def deployment(device: Device, folder: Path, **settings: Any) -> Deployment:
 def test_ranks_get_their_cores(
     device: Device, settings: dict[str, Any], job: list[str], step: str, tmp_path: Path
 ) -> None:
-    """Slurm binds a task to one CPU, however many GPUs it has, unless it is told more."""
+    """By default, Slurm binds a task to one CPU, however many GPUs it has."""
     asked = deployment(device, tmp_path, **settings)
     text = slurm.script(asked, ["agent"])
     for option in job:
@@ -53,7 +53,7 @@ def test_ranks_get_their_cores(
     assert not ("--exclusive" in job and per_task), "whole nodes, and no fewer CPUs of them"
 
 
-def test_a_step_in_an_allocation_asks_alike(
+def test_a_step_in_an_allocation_has_the_same_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -62,10 +62,10 @@ def test_a_step_in_an_allocation_asks_alike(
 
 
 @pytest.mark.parametrize(("tasks", "second"), [("node", 1), ("rank", 8)])
-def test_every_component_of_a_step_says_how_many_tasks_it_has(
+def test_every_component_of_a_step_states_its_number_of_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str, second: int
 ) -> None:
-    """Srun of Slurm 24.11 takes the first component's number for all, from SLURM_NTASKS."""
+    """srun of Slurm 24.11 would otherwise use SLURM_NTASKS of the first component for all."""
     asked = replace(deployment(Device.CPU, tmp_path, tasks=tasks), nodes=(4, 4, 8))
     first = 2 if tasks == "node" else 8
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -85,7 +85,7 @@ def test_a_folder_with_spaces_is_one_word_of_the_script(tmp_path: Path) -> None:
     assert f'#SBATCH --output="{tmp_path}/my results/slurm.log"' in text
 
 
-def test_no_setting_is_more_than_a_line_of_the_script(tmp_path: Path) -> None:
+def test_a_setting_cannot_add_lines_to_the_script(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="control character"):
         slurm.script(deployment(Device.CPU, tmp_path, partition="gpu\ntouch /tmp/x"), ["true"])
 
@@ -100,16 +100,14 @@ def test_no_setting_is_more_than_a_line_of_the_script(tmp_path: Path) -> None:
         ("--ntasks-per-node=8", "where ranks run"),
     ],
 )
-def test_lines_are_options_that_leave_the_ranks_where_they_are(
-    tmp_path: Path, line: str, says: str
-) -> None:
+def test_lines_may_not_change_the_placement_of_ranks(tmp_path: Path, line: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         slurm.script(deployment(Device.CPU, tmp_path, lines=[line]), ["true"])
     text = slurm.script(deployment(Device.CPU, tmp_path, account="my team"), ["true"])
     assert '#SBATCH --account="my team"' in text
 
 
-def test_a_detached_dry_run_prints_what_would_be_submitted_and_submits_nothing(
+def test_a_detached_dry_run_prints_the_script_and_submits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = tmp_path / "asked"
@@ -136,7 +134,7 @@ def test_a_detached_dry_run_prints_what_would_be_submitted_and_submits_nothing(
 def test_a_dry_run_needs_no_scheduler_and_no_package(
     engine: str, begins: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An operator reads on a laptop what a cluster will be asked for."""
+    """An operator can read the request to a cluster on a laptop."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -150,7 +148,7 @@ def test_a_dry_run_needs_no_scheduler_and_no_package(
 def test_a_dry_run_of_containers_is_golden(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The cluster files of ``examples``: the batch script has their words, and runs as printed."""
+    """The batch script of each cluster file of ``examples`` equals the golden file."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     words = ["run", "ddp/decoder-350m/weak", "--engine", "slurm", "--nodes", "2x8", "--gpus", "16"]

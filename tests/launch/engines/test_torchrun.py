@@ -1,4 +1,4 @@
-"""What torchrun is started with: one command a node, and devices that no two nodes share."""
+"""torchrun is started with one command per node, and nodes on one machine share no device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.launch.wire.messages import LaunchSpec, Timed
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(2, 4), engine="torchrun")
 
 
-def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
+def test_there_is_one_command_per_node_and_nodes_may_be_unequal() -> None:
     case = GPUS.case("ddp/mlp-nano")
     spec = LaunchSpec(
         launch="x",
@@ -30,7 +30,7 @@ def test_one_command_per_node_and_unequal_nodes_are_fine() -> None:
     )
 
 
-def test_its_own_settings_reach_it() -> None:
+def test_settings_are_passed_to_torchrun() -> None:
     (command,) = commands((2,), "x", 1, "x", "logs", {"monitor_interval": 2, "join_timeout": 90})
     assert "--monitor-interval=2" in command and "--max-restarts=0" in command
     assert any("join_timeout=90," in word for word in command)
@@ -50,7 +50,7 @@ def test_nodes_on_one_machine_do_not_share_devices(
     assert [s["CUDA_VISIBLE_DEVICES"] for s in shares] == expected
 
 
-def test_several_nodes_on_one_machine_are_a_labelled_stand_in() -> None:
+def test_several_nodes_on_one_machine_are_labelled_as_emulated() -> None:
     engines = Catalogue().entries["engines"]
     two = resolve(cpus=2, nodes="2", engine="torchrun", known_engines=engines)
     single = resolve(cpus=2, engine="torchrun", known_engines=engines)
@@ -71,6 +71,6 @@ E1121 18:00:00.1 99 api.py:986]   exitcode  : -9 (pid: 12)
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_only_entries_of_the_report_say_how_a_rank_ended(prefix: bool) -> None:
+def test_the_end_of_a_rank_is_read_from_entries_of_the_report(prefix: bool) -> None:
     text = REPORT if prefix else "\n".join(x.partition("] ")[2] for x in REPORT.splitlines())
     assert _FAILED.findall(text) == [("2", "-9")]

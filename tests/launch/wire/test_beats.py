@@ -1,4 +1,4 @@
-"""Heartbeats cross processes whole: a torn time would end a healthy world."""
+"""Heartbeats are read atomically across processes; a torn time would end a healthy world."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_a_beat_is_read_back(tmp_path: Path) -> None:
     assert beats.read(0)[0] is Phase.START
 
 
-def test_no_reader_sees_a_time_that_never_was(tmp_path: Path) -> None:
-    """A writer in another process, as fast as it can, while it is read many times."""
+def test_no_reader_sees_a_torn_time(tmp_path: Path) -> None:
+    """Another process writes as fast as it can while this one reads."""
     beats = Beats(tmp_path / "beats", 2, create=True)
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "beats")])
     try:

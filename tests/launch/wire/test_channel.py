@@ -1,4 +1,4 @@
-"""The control channel: whoever does not hold the token is dropped, and nothing of it is obeyed."""
+"""The control channel drops peers without the token, and never obeys them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def closed() -> Iterator[None]:
 
 
 def join(listener: Listener, token: Path) -> tuple[Channel, Channel]:
-    """Both ends of a connection that was made as a node makes it."""
+    """Connect as a node does, and return both ends of the connection."""
     ours: list[Channel] = []
     thread = threading.Thread(
         target=lambda: ours.append(dial(f"127.0.0.1:{listener.port}", read_token(token), 5))
@@ -106,7 +106,7 @@ def test_frames_survive_any_cut(messages: list[tuple[dict[str, int], bytes]], cu
         sock.close()
 
 
-def test_an_idle_connection_is_no_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.launch.wire.channel.STALL_S", 0.05)
     near, other = socket.socketpair()
     ours, theirs = Channel(near, dialed=True), Channel(other, dialed=False)
@@ -148,7 +148,7 @@ def test_a_node_with_another_token_is_refused_and_says_so(
     ],
     ids=["http", "noise", "ones", "lengths"],
 )
-def test_garbage_is_dropped_and_an_honest_node_still_gets_in(
+def test_garbage_is_dropped_and_a_valid_node_still_connects(
     listener: Listener, token: Path, message: bytes
 ) -> None:
     with socket.create_connection(("127.0.0.1", listener.port)) as hostile:
@@ -162,15 +162,13 @@ def test_garbage_is_dropped_and_an_honest_node_still_gets_in(
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_a_slow_peer_keeps_nobody_waiting_and_is_dropped_in_time(
-    listener: Listener, token: Path
-) -> None:
+def test_slow_peers_do_not_delay_others_and_are_dropped(listener: Listener, token: Path) -> None:
     hostile: list[socket.socket] = []
     for _ in range(PENDING + 5):
         hostile.append(socket.create_connection(("127.0.0.1", listener.port)))
         listener.accept(0.01)
     OPEN.extend(hostile)
-    assert listener.num_refused >= 5, "no more than so many may stand at the door"
+    assert listener.num_refused >= 5, "the number of pending connections is limited"
     began = time.monotonic()
     join(listener, token)
     assert time.monotonic() - began < PROOF_S
@@ -181,7 +179,7 @@ def test_a_slow_peer_keeps_nobody_waiting_and_is_dropped_in_time(
         assert time.monotonic() - began < 3 * PROOF_S
 
 
-def test_a_program_that_does_not_hold_the_token_is_not_obeyed(token: Path) -> None:
+def test_a_program_without_the_token_is_not_obeyed(token: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def lie() -> None:
@@ -205,7 +203,7 @@ def pair(key: bytes = b"k") -> tuple[socket.socket, Channel]:
 
 
 def frame(key: bytes, number: int = 0, direction: bool = True) -> bytes:
-    """A frame as an honest sender makes it, by having one make it."""
+    """Return a frame of a valid sender."""
     near, other = socket.socketpair()
     sender = Channel(near, key, dialed=direction)
     for _ in range(number + 1):
@@ -228,7 +226,7 @@ def frame(key: bytes, number: int = 0, direction: bool = True) -> bytes:
     ],
     ids=["wrong key", "out of order", "reflected", "huge", "empty", "changed"],
 )
-def test_a_frame_that_its_sender_cannot_have_made_ends_the_connection(raw: bytes) -> None:
+def test_a_forged_frame_ends_the_connection(raw: bytes) -> None:
     sock, channel = pair()
     sock.sendall(raw)
     with pytest.raises(ChannelError):
@@ -263,8 +261,8 @@ def test_an_address_may_be_of_ipv6() -> None:
     assert parse_address("[::1]:80") == ("::1", 80)
 
 
-def test_one_that_is_dropped_for_want_of_room_is_no_end_of_the_listener(token: Path) -> None:
-    """It was ready to be read in the same round: a port scan ended a program that waited."""
+def test_dropping_a_pending_connection_does_not_end_the_listener(token: Path) -> None:
+    """It became readable in the same round. A port scan must not end a waiting program."""
     listener = Listener(token, "127.0.0.1")
     idle = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(PENDING)]
     OPEN.extend(idle)
@@ -277,7 +275,7 @@ def test_one_that_is_dropped_for_want_of_room_is_no_end_of_the_listener(token: P
     listener.close()
 
 
-def test_an_honest_node_that_is_dropped_for_want_of_room_tries_again(
+def test_a_valid_node_that_is_dropped_tries_again(
     monkeypatch: pytest.MonkeyPatch, token: Path
 ) -> None:
     monkeypatch.setattr("harness.launch.wire.channel.PENDING", 1)
@@ -290,7 +288,7 @@ def test_an_honest_node_that_is_dropped_for_want_of_room_tries_again(
     thread.start()
     while not listener._pending:
         listener._welcome()
-    listener._refuse(next(iter(listener._pending)))  # as another peer's coming would
+    listener._refuse(next(iter(listener._pending)))  # as if another peer connected
     theirs: list[Channel] = []
     while not theirs:
         theirs = listener.accept(0.05)
@@ -300,7 +298,7 @@ def test_an_honest_node_that_is_dropped_for_want_of_room_tries_again(
     listener.close()
 
 
-def test_whoever_fills_the_room_from_one_address_is_dropped_not_the_others(
+def test_an_address_with_too_many_connections_is_dropped_first(
     monkeypatch: pytest.MonkeyPatch, token: Path
 ) -> None:
     monkeypatch.setattr("harness.launch.wire.channel.PENDING", 4)
@@ -315,10 +313,10 @@ def test_whoever_fills_the_room_from_one_address_is_dropped_not_the_others(
     listener.close()
 
 
-def test_a_flood_that_does_not_end_keeps_no_proof_waiting(
+def test_an_endless_flood_of_connections_does_not_delay_proofs(
     monkeypatch: pytest.MonkeyPatch, token: Path
 ) -> None:
-    """Connections that come faster than they are taken: the next look at proofs comes all the same."""
+    """Proofs are still checked if connections arrive faster than they are accepted."""
 
     class Flooded:
         taken = 0
@@ -337,8 +335,8 @@ def test_a_flood_that_does_not_end_keeps_no_proof_waiting(
     assert flooded.taken == GREETED
 
 
-def test_more_than_a_thousand_descriptors_are_no_end_of_it() -> None:
-    """``select`` takes none above 1023."""
+def test_channels_work_with_more_than_a_thousand_descriptors() -> None:
+    """``select`` would not support descriptors above 1023."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -361,7 +359,7 @@ def test_more_than_a_thousand_descriptors_are_no_end_of_it() -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="a kernel without IPv6")
 @pytest.mark.parametrize("host", ["::1", ""])
-def test_nodes_join_over_either_family(token: Path, host: str) -> None:
+def test_nodes_join_over_ipv4_and_ipv6(token: Path, host: str) -> None:
     listener = Listener(token, host)
     for address in ("[::1]", *(["127.0.0.1"] if not host else [])):
         ours: list[Channel] = []
@@ -379,7 +377,7 @@ def test_nodes_join_over_either_family(token: Path, host: str) -> None:
     listener.close()
 
 
-def test_a_message_that_is_nested_too_deeply_is_no_honest_one() -> None:
+def test_a_message_that_is_nested_too_deeply_is_refused() -> None:
     near, other = socket.socketpair()
     receiver = Channel(other, dialed=False)
     OPEN.extend((near, receiver))
@@ -400,10 +398,10 @@ def test_a_message_that_is_nested_too_deeply_is_no_honest_one() -> None:
 
 
 @pytest.mark.parametrize("peers", [500, pytest.param(100_000, marks=pytest.mark.full)])
-def test_no_bytes_of_strangers_end_or_starve_a_waiting_program(
+def test_random_bytes_of_strangers_do_not_end_or_starve_a_program(
     listener: Listener, token: Path, peers: int
 ) -> None:
-    """Each says something else, many in the shape of a proof; an honest node joins among them."""
+    """Each stranger sends random bytes, many as long as a proof, and a valid node still joins."""
     import random
 
     drawn = random.Random(7)

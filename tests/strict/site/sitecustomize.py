@@ -1,9 +1,9 @@
-"""On PYTHONPATH this makes every Python of a run believe in the strict device, as torch is imported.
+"""Installs the strict device in every Python of a run as soon as it imports torch.
 
-Six answers of the project are changed: what the installed torch was built for, how large the
-matrices of a device's ceilings and the payloads of a sweep are (a GPU's would take a core a minute),
-which device is a rank's (torch lets a process have one of this kind), that the machine has a core for
-each of its GPUs, and which network it is on.
+The folder must be on PYTHONPATH. Six values in the harness are replaced: the build of the installed
+torch, the matrix sizes for a device's ceilings and the payloads of a sweep (those of a GPU would
+take a core a minute), a rank's device (torch allows one of this kind per process), the number of
+cores (at least one per GPU), and the network.
 """
 
 import importlib.abc
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-#: As a program asks where torch is, without importing it: beside that file lies ``version.py``.
+#: The harness locates torch without importing it, and reads ``version.py`` beside that file.
 find_spec = importlib.util.find_spec
 WHEEL = Path(__file__).parent / "wheel" / "__init__.py"
 TESTS = str(Path(__file__).resolve().parents[2])
@@ -40,7 +40,7 @@ def _numbered(module: ModuleType) -> None:
     from strict import device
 
     def numbered(index: int) -> torch.device:
-        if device.chosen is None:  # a script asks which one is current, and is told the only one
+        if device.chosen is None:  # a script that asks for the current device gets the only one
             device.chosen = index
         return torch.device("strict", 0)
 
@@ -57,7 +57,7 @@ def _payloads(module: ModuleType) -> None:
 
 
 def _network(module: ModuleType) -> None:
-    """``STRICT_NETWORK=infiniband:800``: the cards that a node shows, and their Gbit/s."""
+    """Apply ``STRICT_NETWORK=infiniband:800``: kind of the node's network cards, and Gbit/s."""
     there = module._network
     kind, _, rate = os.environ.get("STRICT_NETWORK", "").partition(":")
 
@@ -78,7 +78,7 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
 
 
 class _Then(importlib.abc.Loader):
-    """A module's own loader, and what is done once it is there."""
+    """A module's own loader, followed by a function of the loaded module."""
 
     def __init__(self, loader: importlib.abc.Loader, then: Callable[[ModuleType], None]) -> None:
         self._loader, self._then = loader, then
@@ -106,13 +106,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _told(name: str, package: str | None = None) -> object:
-    """Who only asks which build this is gets the wheel's; who imports it gets torch itself."""
+    """Return the wheel's spec to the build detection, and torch's own to everybody else."""
     asks = sys._getframe(1).f_globals.get("__name__") == "harness.host.accelerators"
     if name == "torch" and asks:
         return SimpleNamespace(origin=str(WHEEL))
     return find_spec(name, package)
 
 
-# behind who waits for torch already: the device is to be there when a script's watch begins
+# Placed after finders that already wait for torch: a script's observation needs the device.
 sys.meta_path.insert(sys.meta_path.index(importlib.machinery.BuiltinImporter), _Finder())
 importlib.util.find_spec = _told  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What agents are asked is answered in forked children, several at once."""
+"""Agents answer requests in forked children, several at once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def stays() -> Json:
 
 
 def leaves_somebody_behind() -> Json:
-    """Its pipe stays open in a process that it started."""
+    """Start a process that keeps the pipe open."""
     subprocess.Popen(["sleep", "20"], close_fds=False)
     return "said"
 
 
-def test_answers_are_in_order_and_one_that_crashes_takes_no_other() -> None:
+def test_answers_are_in_order_and_a_crash_loses_no_other_answer() -> None:
     numbers = [partial(str, number) for number in range(5)]
     said = in_children([*numbers, raises, crashes, *numbers])
     assert said[:5] == said[7:] == [{"ok": str(number)} for number in range(5)]
@@ -46,7 +46,7 @@ def test_answers_are_in_order_and_one_that_crashes_takes_no_other() -> None:
     assert "crashed" in said[6]["error"]
 
 
-def test_one_that_never_answers_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_never_answers_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "DESCRIBE_S", 0.5)
     pids: list[int] = []
     begin = answers._begin
@@ -69,7 +69,7 @@ def test_a_process_left_behind_does_not_lose_the_answer(monkeypatch: pytest.Monk
     assert in_children([leaves_somebody_behind]) == [{"ok": "said"}]
 
 
-def test_cases_are_described_alike_alone_and_together() -> None:
+def test_cases_described_together_have_the_same_descriptions_as_alone() -> None:
     catalogue, site = Catalogue(), Site(device=Device.CPU, backend="gloo", nodes=(2,))
     cases = [catalogue.normalise(site.case(name)) for name in NAMES]
     asked = [{"case": to_doc(case), "files": catalogue.files(case)} for case in cases]

@@ -1,7 +1,7 @@
-"""One rank of a large world, alone in its process: what it issues, with nobody to talk to.
+"""Simulate one rank of a large world alone in its process, and record its collectives.
 
-torch's fake backend answers every collective at once, and with garbage. Values say nothing, so none
-is looked at; which operations are issued, and with how many bytes, does not depend on them.
+torch's fake backend completes every collective at once, with undefined values. The values are not
+used, because the operations and their bytes do not depend on them.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from harness.training.describe import case_batching, expect, model_facts
 from harness.training.parallel import depth, samples
 from harness.training.parallel.schedule import Schedule
 
-#: Operators of c10d and of functional collectives, by the words of closed forms.
+#: Operators of c10d and of functional collectives -> their names in closed forms.
 OPERATIONS = {
     "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "all_reduce": "all_reduce",
     "all_reduce_coalesced": "all_reduce", "all_reduce_": "all_reduce",
@@ -39,7 +39,7 @@ OPERATIONS = {
     "alltoall_base_": "all_to_all", "alltoall_": "all_to_all", "all_to_all_single": "all_to_all",
     "broadcast_": "broadcast", "broadcast": "broadcast", "send": "send", "reduce_": "reduce",
 }  # fmt: skip
-#: Which argument of an operator is its input; the others have theirs first.
+#: The position of an operator's input argument, if it is not the first one.
 INPUT = {
     "_allgather_base_": 1, "allgather_": 1, "allgather_into_tensor_coalesced_": 1,
     "_reduce_scatter_base_": 1, "reduce_scatter_": 1, "reduce_scatter_tensor_coalesced_": 1,
@@ -49,7 +49,7 @@ INPUT = {
 
 @dataclass(frozen=True)
 class Dry:
-    """Calls and bytes of each operation in one period, and the bytes that were promised of it."""
+    """Calls and bytes of each operation in one period, and the promised bytes."""
 
     calls: Mapping[str, int]
     issued: Mapping[str, int]
@@ -57,7 +57,7 @@ class Dry:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every collective that passes the dispatcher."""
+    """A dispatch mode that records every collective."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def _bytes(value: Any) -> int:
 
 
 class _Answered:
-    """A work that is done, with a future that holds its tensors, as real backends' do."""
+    """A completed work whose future holds its tensors, as those of real backends do."""
 
     def __init__(self, work: Any, tensors: list[Tensor]) -> None:
         self._work, self._tensors = work, tensors
@@ -96,7 +96,7 @@ class _Answered:
 
 @contextlib.contextmanager
 def world(rank: int, size: int) -> Iterator[None]:
-    """A process group of which the others are not there."""
+    """Open a process group whose other ranks do not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
@@ -115,7 +115,7 @@ def world(rank: int, size: int) -> Iterator[None]:
 
 
 def _hooked() -> None:
-    """DDP's own reduction takes the tensor of a future that the fake backend leaves empty."""
+    """Replace DDP's reduction, which needs a future that the fake backend leaves empty."""
     made = torch.nn.parallel.DistributedDataParallel.__init__
 
     def init(self: Any, *args: Any, **more: Any) -> None:
@@ -138,7 +138,7 @@ def _hooked() -> None:
 
 
 def _staged(loaded: Loaded, case: CaseSpec) -> None:
-    """Stages tell each other once what they hand on; here every one finds out by itself."""
+    """Compute the shapes that pipeline stages would otherwise send each other."""
     from torch.distributed.pipelining import stage
     from torch.distributed.pipelining._utils import extract_tensor_metas
 
@@ -160,7 +160,7 @@ def _staged(loaded: Loaded, case: CaseSpec) -> None:
 
 
 def context(loaded: Loaded, case: CaseSpec, rank: int) -> RankContext:
-    """What a strategy is given on one rank."""
+    """Return the context of a strategy on one rank."""
     mesh = loaded.supports.mesh(case)
     return RankContext(
         case=case, rank=rank, world_size=case.world_size, device=torch.device("cpu"),
@@ -175,8 +175,8 @@ def context(loaded: Loaded, case: CaseSpec, rank: int) -> RankContext:
 
 
 def train(case: CaseSpec, rank: int, files: Mapping[str, str]) -> Dry:
-    """The operations of one period of a rank's steps, after DDP has laid its buckets anew, and
-    after the steps in which gradients go whole."""
+    """Return the operations of one period of a rank's steps, after DDP has rebuilt its buckets, and
+    after the steps with uncompressed gradients."""
     loaded = load(files)
     case = loaded.at_once(case)
     facts, model = model_facts(loaded, case)
@@ -211,7 +211,7 @@ def _of(expected: Expected, rank: int, times: float) -> dict[str, float]:
 def _child(work: Callable[..., Any], given: tuple[Any, ...], pipe: Any) -> None:
     try:
         torch.set_num_threads(1)
-        warnings.simplefilter("ignore")  # torch's own of its next versions
+        warnings.simplefilter("ignore")  # torch's warnings about its next versions
         _hooked()
         pipe.send(work(*given))
     except ValueError as error:
@@ -222,13 +222,13 @@ def _child(work: Callable[..., Any], given: tuple[Any, ...], pipe: Any) -> None:
 
 
 def dry(case: CaseSpec, rank: int) -> Dry | str:
-    """What a rank issues; why not, where the strategy does not run at that size."""
+    """Return what a rank issues, or the reason if the strategy does not support that size."""
     outcome: Dry | str = apart(train, case, rank, Catalogue().files(case))
     return outcome
 
 
 def apart(work: Callable[..., Any], *given: Any) -> Any:
-    """What a function returns in a process of its own, or what kept it from that."""
+    """Return the result of a function in a separate process, or its error."""
     mine, its = multiprocessing.get_context("fork").Pipe()
     child = multiprocessing.get_context("fork").Process(target=_child, args=(work, given, its))
     child.start()

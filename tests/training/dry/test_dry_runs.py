@@ -1,10 +1,10 @@
-"""What strategies say that they send holds at sizes that no machine here can launch.
+"""Closed forms of communication match in worlds that are too large to launch here.
 
-One rank of 8, 64 and 1,024 trains alone on torch's fake backend; calls and bytes are counted and
-held against the closed form, and against golden/dry_runs.json, which has the calls, too.
+One rank of 8, 64 and 1,024 trains alone on torch's fake backend. Its calls and bytes are compared
+with the closed form, and with golden/dry_runs.json.
 
-    python -m tests.training.dry.test_dry_runs              # writes it anew, in half an hour
-    python -m tests.training.dry.test_dry_runs --missing    # adds what it lacks
+    python -m tests.training.dry.test_dry_runs              # write that file, in half an hour
+    python -m tests.training.dry.test_dry_runs --missing    # add missing entries
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "dry_runs.json"
 WORLDS = (8, 64, 1024)
 KNOWN = Catalogue()
 ENTRIES = KNOWN.entries
-#: What is trained, the first that a strategy can train.
+#: Models; a strategy trains the first one that it supports.
 MODELS = ("mlp", "decoder", "moe", "dlrm")
-#: Its ranks call each other by RPC, which needs peers that answer.
+#: Strategies that are left out because their ranks use RPC, which needs other ranks.
 APART = ("parameter_server",)
 STRATEGIES = [
     name for name, entry in ENTRIES["strategies"].items()
@@ -34,12 +34,12 @@ STRATEGIES = [
 CODECS = [
     f"compressed:{name}" for name, e in ENTRIES["compressors"].items() if not e.head.get("CONTROL")
 ]
-#: In CI; the others are -m full.
+#: Strategies that CI tests; the others are -m full.
 SOON = ("ddp", "fsdp", "pipeline", "tensor_parallel", "compressed:int8")
 
 
 def case_of(strategy: str, world: int) -> CaseSpec:
-    """The strategy on its smallest model, on nodes of eight."""
+    """Return a case of the strategy with its smallest model, on nodes of eight ranks."""
     supports = ENTRIES["strategies"][strategy.partition(":")[0]].supports
     model = next(
         m for m in MODELS if not supports.misses(ENTRIES["models"][m].head, Precision.FP32)
@@ -52,7 +52,7 @@ def case_of(strategy: str, world: int) -> CaseSpec:
 
 
 def told(strategy: str, world: int) -> dict[str, Any]:
-    """Calls and bytes by rank and operation; of a size that is refused, why."""
+    """Return calls and bytes by rank and operation, or the reason of a refusal."""
     case = case_of(strategy, world)
     out: dict[str, Any] = {}
     for rank in (0, world // 2, world - 1):
@@ -65,7 +65,7 @@ def told(strategy: str, world: int) -> dict[str, Any]:
 
 
 def check(dry_run: Dry, where: str) -> None:
-    """As the gate does: half a percent and a few bytes."""
+    """Compare bytes as the correctness check does, within half a percent and a few bytes."""
     for name in sorted({*dry_run.promised, *dry_run.issued}):
         want, seen = dry_run.promised.get(name, 0.0), dry_run.issued.get(name, 0)
         assert abs(seen - want) <= 0.005 * want + 64, f"{where}: {name} {seen} of {want:.0f} bytes"
@@ -79,12 +79,12 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("strategy", "world"), CELLS)
-def test_a_rank_issues_what_is_promised_and_what_it_always_did(strategy: str, world: int) -> None:
+def test_a_rank_issues_the_promised_bytes_and_the_recorded_calls(strategy: str, world: int) -> None:
     golden = json.loads(GOLDEN.read_text())
     assert told(strategy, world) == golden[strategy][str(world)]
 
 
-def test_bytes_that_were_not_promised_are_found() -> None:
+def test_unexpected_bytes_are_found() -> None:
     for issued in ({"all_reduce": 10_000}, {"all_gather": 9_000}, {}):
         with pytest.raises(AssertionError, match="bytes"):
             check(Dry({}, issued, {"all_reduce": 9_000.0}), "a rank")
@@ -92,7 +92,7 @@ def test_bytes_that_were_not_promised_are_found() -> None:
 
 
 def write(names: list[str], kept: dict[str, Any]) -> None:
-    """Each strategy is written when it is counted: who stops this, keeps what was done."""
+    """Write the file after each strategy, so that an interruption keeps finished ones."""
     for name in names:
         kept[name] = {str(n): told(name, n) for n in WORLDS}
         rows = {n: kept[n] for n in (*STRATEGIES, *CODECS) if n in kept}
@@ -101,6 +101,6 @@ def write(names: list[str], kept: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--missing", action="store_true", help="counts what has no entry yet")
+    parser.add_argument("--missing", action="store_true", help="only add missing entries")
     before = json.loads(GOLDEN.read_text()) if parser.parse_args().missing else {}
     write([n for n in (*STRATEGIES, *CODECS) if n not in before], before)

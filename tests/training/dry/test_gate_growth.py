@@ -1,4 +1,4 @@
-"""A gate costs a rank as much in a large world as in a small one: nobody trains for all others."""
+"""The cost of a correctness check per rank does not grow with the world."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ KNOWN = Catalogue()
 
 
 def passes(case: CaseSpec, files: Mapping[str, str]) -> int:
-    """Forward and backward passes that rank 1's reference takes in a whole gate.
+    """Return the number of passes of rank 1's reference in a whole correctness check.
 
-    Its checks fail, as nobody answers; how much is computed does not depend on them.
+    The checks fail because other ranks are missing, but this does not change the amount of compute.
     """
     loaded = load(files)
     count, backward = [0], Oracle.backward

@@ -1,4 +1,4 @@
-"""Shares of the ranks' gradients in what a codec makes: least squares, whatever the codec says."""
+"""Shares of the ranks' gradients in a compressor's output, by least squares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_ELEMENTS = 4_000
 
 
 class Gathered(CodecShares):
-    """All ranks' shares in one process; every rank has the same gradient in every step."""
+    """The shares of all ranks in one process; a rank's gradient is the same in every step."""
 
     def __init__(self, gradients: Tensor) -> None:
         context: Any = SimpleNamespace(world_size=len(gradients), device=torch.device("cpu"))
@@ -44,7 +44,7 @@ class Gathered(CodecShares):
 
 
 def steps_of(gradients: Tensor, made: Sequence[Tensor]) -> CodecShares:
-    """Shares of a training whose steps have the same ``gradients`` (ranks, elements)."""
+    """Return the shares of steps with the same ``gradients`` of shape (ranks, elements)."""
     looked_at = Gathered(gradients)
     for step in made:
         looked_at.add([gradients[0]], [step])
@@ -52,12 +52,12 @@ def steps_of(gradients: Tensor, made: Sequence[Tensor]) -> CodecShares:
 
 
 def fitted(gradients: Tensor, made: Tensor) -> CodecShares:
-    """Shares of a block of equal steps."""
+    """Return the shares of a block of identical steps."""
     return steps_of(gradients, [made] * BLOCK)
 
 
 def drawn(ranks: int, seed: int, num: int = NUM_ELEMENTS) -> Tensor:
-    """Gradients that have something in common."""
+    """Return correlated gradients."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(num, generator=generator)
     return common + torch.randn(ranks, num, generator=generator)
@@ -74,7 +74,7 @@ def test_shares_are_the_weights_of_the_ranks(weights: list[float], seed: int) ->
 
 @settings(max_examples=30, deadline=None)
 @given(ranks=st.integers(2, 6), noise=st.floats(0, 3), seed=st.integers(0, 1000))
-def test_noise_of_any_size_is_no_rank_that_is_left_out(ranks: int, noise: float, seed: int) -> None:
+def test_noise_is_not_mistaken_for_an_omitted_rank(ranks: int, noise: float, seed: int) -> None:
     gradients = drawn(ranks, seed)
     mean = gradients.mean(0)
     made = mean + noise * torch.randn(
@@ -90,10 +90,10 @@ def test_noise_of_any_size_is_no_rank_that_is_left_out(ranks: int, noise: float,
     alike=st.floats(0, 4),
     seed=st.integers(0, 1000),
 )
-def test_what_is_owed_is_no_rank_that_is_left_out(
+def test_error_feedback_is_not_mistaken_for_an_omitted_rank(
     ranks: int, kept: float, alike: float, seed: int
 ) -> None:
-    """Its largest elements are handed on, however alike the gradients of the ranks are."""
+    """Only the largest elements are sent, for gradients of ranks with any similarity."""
     gradients = drawn(ranks, seed) + alike * drawn(1, seed + 1)
     mean = gradients.mean(0)
     least = mean.abs().topk(int(kept * NUM_ELEMENTS)).values[-1]
@@ -111,14 +111,14 @@ def test_what_is_owed_is_no_rank_that_is_left_out(
         ([1.5, 1.2, LEAST_SHARE / 2], False),
     ],
 )
-def test_what_is_left_out_is_told(weights: list[float], ok: bool) -> None:
+def test_omitted_ranks_are_reported(weights: list[float], ok: bool) -> None:
     gradients = drawn(3, 1)
     made = (torch.tensor(weights)[:, None] * gradients).mean(0)
     assert fitted(gradients, made).check().ok is ok
 
 
-def test_one_rank_for_some_parameters_and_another_for_the_others_is_no_mean() -> None:
-    """Over all parameters every rank has an even share."""
+def test_using_one_rank_for_some_parameters_and_another_for_the_rest_is_no_mean() -> None:
+    """Over all parameters every rank has an even share, but not for parts of them."""
     gradients = drawn(2, 1, LEAST_WIDTH)
     first, second = gradients.chunk(2, 1)
     check = fitted(gradients, torch.cat([first[0], second[1]])).check()
@@ -129,7 +129,7 @@ def test_one_rank_for_some_parameters_and_another_for_the_others_is_no_mean() ->
         assert fitted(gradients, mean * (mean.abs() >= least)).check().ok
 
 
-def test_a_rank_without_samples_and_losses_that_are_not_finite_are_no_codecs_fault() -> None:
+def test_ranks_without_samples_and_nan_are_not_blamed_on_the_codec() -> None:
     gradients = drawn(3, 1)
     gradients[2] = 0.0
     assert fitted(gradients, gradients.mean(0)).check().ok
@@ -161,7 +161,7 @@ def test_a_codec_is_silent_for_good_after_twice_its_longest_silence(
 
 
 def test_a_lossy_codec_of_one_rank_is_seen_over_all_steps() -> None:
-    """What a block owes is too much to tell; over many blocks it comes."""
+    """The outstanding part hides it within one block, but not over many blocks."""
     owed = torch.zeros(NUM_ELEMENTS)
     generator = torch.Generator().manual_seed(1)
     gradients = torch.randn(2, NUM_ELEMENTS, generator=generator)
@@ -177,8 +177,8 @@ def test_a_lossy_codec_of_one_rank_is_seen_over_all_steps() -> None:
     assert math.inf not in looked_at.blocks[0].errors
 
 
-def test_a_large_gradient_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into sums with signs: their inner products are those of the whole, with some noise."""
+def test_a_large_gradient_is_folded_into_random_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums with random signs preserve inner products, up to noise."""
     monkeypatch.setattr(invariants, "WIDTH", 512)
     gradients = drawn(3, 1)
     context: Any = SimpleNamespace(world_size=3, device=torch.device("cpu"))

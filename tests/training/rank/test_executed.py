@@ -1,4 +1,4 @@
-"""What a user's file executes without importing it as a module, seen by Python's audit events."""
+"""Code that a user's file executes without importing a module is found by Python's audit events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from harness.base import files as digests
 
-#: An audit hook stays for good: each is asked in a process of its own.
+#: Each test uses a separate process, because an audit hook cannot be removed.
 ASK = """
 import json, sys
 from harness.training.rank import sources
@@ -47,7 +47,7 @@ def seen(folder: Path, mine: str) -> tuple[dict[str, list[str]], dict[str, str]]
         "import code; code.InteractiveInterpreter().runcode(compile('x = 5\\n', 'console', 'exec'))",
     ],
 )
-def test_a_text_has_a_digest(tmp_path: Path, text: str) -> None:
+def test_an_executed_text_has_a_digest(tmp_path: Path, text: str) -> None:
     texts, _ = seen(tmp_path, text)
     assert digests.digest_of_bytes(b"x = 5\n") in texts[str(tmp_path / "mine.py")]
 
@@ -59,7 +59,7 @@ def test_a_file_without_a_module_has_a_digest(tmp_path: Path, text: str) -> None
     assert not texts
 
 
-def test_a_text_in_another_files_name_is_a_text(tmp_path: Path) -> None:
+def test_a_text_with_the_name_of_another_file_is_a_text(tmp_path: Path) -> None:
     texts, files = seen(tmp_path, "exec(compile('x = 6', 'inner.py', 'exec'))")
     assert list(texts) == [str(tmp_path / "mine.py")]
     assert not files or files == {str(tmp_path / "inner.py"): digests.digest_of_bytes(b"x = 5\n")}
@@ -72,15 +72,13 @@ def test_a_text_in_another_files_name_is_a_text(tmp_path: Path) -> None:
         "exec((lambda: 5).__code__.replace(co_name='other'))",
     ],
 )
-def test_code_that_was_no_text_has_a_digest(tmp_path: Path, text: str) -> None:
+def test_a_code_object_without_a_text_has_a_digest(tmp_path: Path, text: str) -> None:
     texts, _ = seen(tmp_path, text)
     assert texts[str(tmp_path / "mine.py")]
 
 
-def test_what_pythons_own_files_execute_is_nobodys(tmp_path: Path) -> None:
-    """Named tuples and dataclasses are made of texts; what is imported, installed or not, is seen as
-    a module.
-    """
+def test_texts_executed_by_the_standard_library_are_ignored(tmp_path: Path) -> None:
+    """Named tuples and dataclasses execute texts; imported code is recorded as a module."""
     texts, files = seen(
         tmp_path,
         "import collections, dataclasses, numpy\n"

@@ -1,4 +1,4 @@
-"""Who asks for the world's size: looked for where a model runs, not where torch compiles it."""
+"""Queries of the world size are recorded while a model runs, but not while torch compiles it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.training.rank.gate_checks import WorldSizeQueries
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
-    """A world of this process alone."""
+    """Open a process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_a_compiler_is_not_looked_at_and_what_comes_after_it_is() -> None:
-    """A gate that compiles a model of 24 blocks took half a minute longer for it."""
+def test_a_compiler_is_not_profiled_but_later_code_is() -> None:
+    """Profiling the compiler would lengthen the check of a 24-block model by half a minute."""
     inquiries = WorldSizeQueries(__file__, [])
     while_compiling = list[object]()
 
@@ -54,10 +54,10 @@ def test_another_thread_that_compiles_changes_nothing_here() -> None:
         thread.start()
         thread.join()
         assert sys.getprofile() == inquiries._look
-    assert seen == [None], "nor is that thread looked at"
+    assert seen == [None], "the other thread is not profiled"
 
 
-def test_nothing_is_left_behind_by_a_step_that_breaks() -> None:
+def test_a_failed_step_removes_the_profiler() -> None:
     inquiries = WorldSizeQueries(__file__, [])
     before = sys.getprofile()
     with pytest.raises(ZeroDivisionError), inquiries.noted():
@@ -67,7 +67,7 @@ def test_nothing_is_left_behind_by_a_step_that_breaks() -> None:
 
 
 def package(folder: Path, name: str) -> Path:
-    """A module that asks for the world's size."""
+    """Write a module that queries the world size."""
     home = folder / name
     home.mkdir()
     file = home / f"{name}.py"
@@ -84,10 +84,10 @@ def package(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize("caller", ["model", "strategy", "hook"])
-def test_a_library_asks_for_whom_it_works_for(
+def test_a_librarys_query_is_attributed_to_its_caller(
     one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, caller: str
 ) -> None:
-    """What accelerate asks as its strategy is built, no model has asked; a model's helper has."""
+    """Queries of a library are attributed to its caller: a strategy may ask, a model may not."""
     name = f"asks_{installed}_{caller}".lower()
     file = package(tmp_path, name)
     if installed:

@@ -1,4 +1,4 @@
-"""How ranks join: who opens pairs of its own, and who carries tensors of the host, too."""
+"""How ranks join: which strategies communicate in pairs, and which exchange host tensors."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def site(ranks: int) -> Site:
         ("tensor_parallel/decoder-nano", "", False),
     ],
 )
-def test_only_ranks_of_a_pipeline_talk_in_pairs(name: str, mesh: str, pairs: bool) -> None:
+def test_only_ranks_of_a_pipeline_communicate_in_pairs(name: str, mesh: str, pairs: bool) -> None:
     case = KNOWN.normalise(site(4).case(name, mesh=mesh))
     supports = KNOWN.get("strategies", case.strategy).supports
     assert joining._in_pairs(case, supports) is pairs
 
 
 @pytest.mark.parametrize("offload", [True, False])
-def test_shards_that_are_kept_on_the_host_are_exchanged_there(offload: bool) -> None:
+def test_offloaded_shards_are_exchanged_on_the_host(offload: bool) -> None:
     case = KNOWN.normalise(site(2).case("fsdp/mlp-nano", knobs={"fsdp.offload": offload}))
     supports = KNOWN.get("strategies", "fsdp").supports
     assert joining._exchanges_on_host(case, supports) is offload
 
 
-def test_a_sweep_trains_nothing_and_has_no_strategy_to_ask(tmp_path: Path) -> None:
+def test_a_sweep_of_collectives_has_no_strategy(tmp_path: Path) -> None:
     case = KNOWN.normalise(site(2).case("pipeline/decoder-nano"))
     sweep = LaunchSpec(launch="sweep", case=case, out=str(tmp_path), task=Sweep(), files={})
     assert joining._supports(sweep) is None
@@ -51,7 +51,7 @@ def test_a_sweep_trains_nothing_and_has_no_strategy_to_ask(tmp_path: Path) -> No
     assert joining._supports(trained) == KNOWN.get("strategies", "pipeline").supports
 
 
-def test_what_carries_a_device_is_read_from_the_group(tmp_path: Path) -> None:
+def test_the_backend_of_a_device_is_read_from_the_group(tmp_path: Path) -> None:
     assert joining.carrier(torch.device("cpu")) == ""
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("cpu:gloo,cuda:gloo", store=store, rank=0, world_size=1)

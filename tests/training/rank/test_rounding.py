@@ -1,4 +1,4 @@
-"""A replicate is the same training with other roundings: no more memory, no bias."""
+"""A replicate is the same training run with different rounding: no more memory, no bias."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def trained(way: Rounding) -> tuple[int, Tensor, Tensor]:
-    """Bytes that forward keeps for backward, the loss, and the first layer's gradient."""
+    """Return the bytes kept for backward, the loss, and the first layer's gradient."""
     torch.manual_seed(0)
     layers = [nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 1000)]
     model = nn.Sequential(*layers).bfloat16()
@@ -35,7 +35,7 @@ def trained(way: Rounding) -> tuple[int, Tensor, Tensor]:
     return size, loss.detach(), gradient.float()
 
 
-def test_a_replicate_keeps_no_more_for_backward_than_what_it_repeats() -> None:
+def test_a_replicate_keeps_no_more_memory_for_backward() -> None:
     usual, loss, gradient = trained(Rounding())
     other, near, turned = trained(OtherRounding(CPU, seed=1, coarse=False))
     assert other == usual
@@ -44,7 +44,7 @@ def test_a_replicate_keeps_no_more_for_backward_than_what_it_repeats() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_each_number_changes_by_a_rounding_and_their_mean_by_none(
+def test_each_number_changes_by_a_rounding_error_without_bias(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounding, "AT_ONCE", 1 << 18)
@@ -74,13 +74,13 @@ LIKELY = torch.tensor([[0.1, 0.4, 0.5], [0.4 * (1 + 2e-6), 0.2, 0.4], [0.3, 0.30
     ("k", "tie", "row", "chosen"),
     [
         (1, 0, 1, {2}),  # by 2e-6
-        (1, 1, 2, {2}),  # the next closest is none
+        (1, 1, 2, {2}),  # the next closest values are not tied
         (2, 0, 2, {0, 2}),  # the second choice, by 3e-4
         (2, 1, 0, {1, 2}),
         (3, 0, 0, {0, 1, 2}),
     ],
 )
-def test_a_replicate_settles_a_tie_of_each_choice_the_other_way(
+def test_a_replicate_resolves_one_tie_the_other_way(
     k: int, tie: int, row: int, chosen: set[int]
 ) -> None:
     likely = LIKELY.clone().requires_grad_()
@@ -97,12 +97,12 @@ def test_a_replicate_settles_a_tie_of_each_choice_the_other_way(
     assert torch.equal(indices, again) and torch.equal(indices, smallest)
     assert k > 1 or torch.equal(highest, indices[:, 0])
     assert in_all == 2  # 0.5 is tied with nothing
-    assert torch.equal(values, likely.gather(-1, indices))  # as they are
+    assert torch.equal(values, likely.gather(-1, indices))  # values are not changed
     (gradient,) = torch.autograd.grad(values.sum(), likely)
     assert gradient.sum() == 3 * k
 
 
-def test_what_has_no_ties_by_rounding_is_chosen_as_always() -> None:
+def test_choices_without_rounding_ties_are_unchanged() -> None:
     flags = torch.tensor([[0, 1, 1], [1, 0, 1]])
     whole, empty = torch.tensor(0.5), torch.zeros(0, 3)
     with OtherRounding(CPU, seed=1, coarse=False).choosing():
@@ -112,7 +112,7 @@ def test_what_has_no_ties_by_rounding_is_chosen_as_always() -> None:
         assert torch.topk(empty, 1).indices.shape == (0, 1)
 
 
-def test_a_replicate_settles_ties_of_the_first_step_that_has_one() -> None:
+def test_a_replicate_resolves_ties_of_the_first_step_with_a_tie() -> None:
     usual = LIKELY.argmax(-1)
     replicate = OtherRounding(CPU, seed=1, coarse=False)
     steps = []

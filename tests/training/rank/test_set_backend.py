@@ -1,4 +1,4 @@
-"""What a case says of its backend holds on every rank, whatever the node's own environment says."""
+"""Backend settings of a case override the node's environment on every rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from harness.launch.wire.messages import Address, Node
 from harness.training.rank.setup import set_backend
 
 
-def test_the_case_wins_but_not_over_a_nodes_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_case_overrides_the_node_except_for_its_interface(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is unset again after the test
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # registers the variable for cleanup
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     asked = {"NCCL_ALGO": "Tree", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
     set_backend(asked)
@@ -28,14 +30,14 @@ def test_the_case_wins_but_not_over_a_nodes_own_interface(monkeypatch: pytest.Mo
     assert seen == {**asked, "GLOO_SOCKET_IFNAME": "ib0"}
 
 
-def test_files_that_say_how_to_route_are_part_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_files_are_part_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_TOPO_FILE", "/etc/topo.xml")
     monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.log")
     variables = environment.of_backends("nccl")
     assert "NCCL_TOPO_FILE" in variables and "NCCL_DEBUG_FILE" not in variables
 
 
-def test_what_a_node_sets_beyond_the_case_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_only_a_node_sets_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     there = {"NCCL_ALGO": "Ring", "NCCL_NET_PLUGIN": "ofi", "NCCL_SOCKET_IFNAME": "ib0"}
     node = Node(

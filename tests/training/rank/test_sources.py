@@ -1,4 +1,4 @@
-"""Which files of loaded modules a rank calls the user's own."""
+"""Which files of loaded modules count as the user's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.base.programs import PACKAGE
 from harness.training.rank import sources
 
 
-def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
+def test_an_installed_link_to_a_users_file_counts_as_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder_of_others, mine = tmp_path / "installed", tmp_path / "mine"
@@ -37,10 +37,10 @@ def test_a_link_among_what_is_installed_leads_to_a_file_of_the_users(
     assert not any(str(folder_of_others) in name for name in known)
 
 
-def test_what_an_agent_passed_over_hides_nothing_that_came_later(
+def test_modules_that_an_agent_skipped_hide_no_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also not what takes the name of a module that was there, nor what was a user's before."""
+    """Files loaded later are found, also under the name of a module that existed before."""
 
     def module(name: str, file: str) -> ModuleType:
         (tmp_path / file).write_text("x = 1")
@@ -66,7 +66,7 @@ def test_what_an_agent_passed_over_hides_nothing_that_came_later(
 
 
 def test_a_file_of_the_case_is_among_them_wherever_it_lies(tmp_path: Path) -> None:
-    """Among what is installed, and under another name for itself."""
+    """A file of the case is included even if it is installed."""
     folder = next(path for path in sources._installed() if path != PACKAGE)
     file = next(folder.rglob("*.py"))
     named = [str(file), "harness.training.models.mlp"]

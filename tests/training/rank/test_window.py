@@ -1,4 +1,4 @@
-"""What a step is charged for: noted as often as the evidence needs, and never what was not there."""
+"""Recording of steps in a window: memory, losses, marks and samples."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Growing:
         self.held: list[mmap.mmap] = []
 
     def step(self, batch: Batch) -> torch.Tensor:
-        fresh = mmap.mmap(-1, 1 << 18)  # no allocator has it from before
+        fresh = mmap.mmap(-1, 1 << 18)  # memory that no allocator has cached
         fresh.write(bytes(1 << 18))
         self.held.append(fresh)
         return torch.tensor(float(len(self.held)))
 
 
 def logged(kept: int) -> Samples:
-    """What is noted of a window of so many steps, all of which are kept."""
+    """Return the samples of a window of ``kept`` steps without warm-up."""
     batch = Batch(ids=torch.zeros(1), inputs=torch.zeros(1, 1), targets=torch.zeros(1))
     memory = Memory(Accelerator(torch.device("cpu")))
     memory.spread(kept)
@@ -55,29 +55,29 @@ def logged(kept: int) -> Samples:
 
 
 @pytest.mark.parametrize(("kept", "looks"), [(12, 6), (20, 10), (40, 10), (100, 10), (333, 11)])
-def test_memory_is_looked_at_as_often_as_its_growth_needs(kept: int, looks: int) -> None:
+def test_memory_is_sampled_often_enough_for_its_growth(kept: int, looks: int) -> None:
     samples = logged(kept)
     assert np.count_nonzero(samples.rss_bytes) == looks
     growth = figures.growth([samples], 0)
     assert growth is not None and growth.slope == pytest.approx(1 << 18, rel=0.25)
 
 
-def test_every_loss_and_mark_is_noted() -> None:
+def test_every_loss_and_mark_is_recorded() -> None:
     samples = logged(12)
     assert samples.loss.tolist() == list(range(1, 13)) and samples.loss.dtype == np.float64
     assert samples.marks_s.shape == (13,) and samples.marks_s[0] == 0
     assert (np.diff(samples.marks_s) > 0).all() and samples.rss_bytes.dtype == np.int64
 
 
-def test_a_tensor_of_the_pool_with_other_memory_is_hashed_as_it_is() -> None:
-    """It is looked at where its bytes lie: not by who it is, and not after the window."""
+def test_a_pool_tensor_with_replaced_memory_is_hashed_anew() -> None:
+    """Tensors are recognised by their storage, not by identity, and hashed within the window."""
     pool = torch.arange(8.0).reshape(2, 4)
     intake = Intake()
     intake.pool(pool)
     model = nn.Sequential(nn.Identity())
     intake.watch(model)
     model(pool)
-    model(pool[1:])  # a part of what stays
+    model(pool[1:])  # a view of the pool
     of_pool = pool.data
     other = torch.full((2, 4), 7.0)
     pool.data = other
@@ -90,8 +90,8 @@ def test_a_tensor_of_the_pool_with_other_memory_is_hashed_as_it_is() -> None:
     assert sorted(h for h in seen.tolist() if h) == sorted(wanted.tolist())
 
 
-def test_a_class_that_calls_itself_torchs_is_not_torchs() -> None:
-    """A loss whose value comes later would let a step end before it is done."""
+def test_a_subclass_that_claims_to_be_torchs_is_not_accepted() -> None:
+    """A tensor subclass that computes its loss lazily would let a step end too early."""
     deferred = type("Deferred", (torch.Tensor,), {"__module__": "torch"})
     assert not window._of_torch(deferred)
     named_alike = type("Tensor", (torch.Tensor,), {"__module__": "torch"})

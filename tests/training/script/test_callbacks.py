@@ -1,4 +1,4 @@
-"""Callbacks of other frameworks, in their real packages: one line in a training of theirs."""
+"""Callbacks for other frameworks record a training run with one line, in the real packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Model(nn.Module):
         return {"loss": nn.functional.mse_loss(self.layers(x), labels)}
 window = dict(steps=10, warm_up=4, results="results")
 """
-#: Package -> a training of it with our line, whose batch is 8 on each rank.
+#: Package -> a training script with the callback, whose batch is 8 on each rank.
 TRAININGS = {
     "transformers": """
 from transformers import Trainer, TrainingArguments
@@ -76,7 +76,7 @@ accelerator.end_training()
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("package", sorted(TRAININGS))
-def test_one_line_records_a_training(package: str, ranks: int, tmp_path: Path) -> None:
+def test_one_line_records_a_training_run(package: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip(package)
     words = [sys.executable, "train.py"]
     if ranks > 1:
@@ -96,7 +96,7 @@ def test_one_line_records_a_training(package: str, ranks: int, tmp_path: Path) -
     assert verify(run, folder).differences == ()
 
 
-#: What most people's modules are: batches of inputs and targets, whatever starts the ranks.
+#: A usual Lightning module with batches of inputs and targets.
 PAIRS = """
 import sys, torch, lightning, harness
 class Module(lightning.LightningModule):
@@ -123,7 +123,7 @@ if __name__ == "__main__":
 def test_pairs_are_counted_however_lightning_starts_its_ranks(
     strategy: str, tmp_path: Path
 ) -> None:
-    """Its loaders are asked before the training starts, and those of a check before that, too."""
+    """Lightning iterates the loaders before training, also for its sanity check."""
     pytest.importorskip("lightning")
     (tmp_path / "train.py").write_text(PAIRS)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -139,7 +139,7 @@ def test_pairs_are_counted_however_lightning_starts_its_ranks(
 def test_lightnings_callback_reaches_ranks_that_are_spawned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are given it pickled; without Lightning here, in its words."""
+    """Spawned ranks get the callback pickled. The test simulates Lightning's modules."""
     library = types.ModuleType("lightning.pytorch")
     vars(library)["Callback"] = object
     whole = types.ModuleType("lightning")

@@ -1,4 +1,4 @@
-"""Graphs of a batch are counted and told apart, whatever else is in their batch."""
+"""Graphs of a batch are counted and distinguished, independently of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Graph = tuple[int, list[tuple[int, int]]]
 
 @st.composite
 def graph(draw: st.DrawFn) -> Graph:
-    """A number of nodes, and edges between them."""
+    """Draw a number of nodes, and edges between them."""
     num_nodes = draw(st.integers(1, 5))
     node = st.integers(0, num_nodes - 1)
     return num_nodes, draw(st.lists(st.tuples(node, node), min_size=1, max_size=6))
 
 
 def batch_of(some: list[Graph]) -> Any:
-    """As PyTorch Geometric has it; nodes are all alike, as in many of its data sets."""
+    """Return a batch like PyTorch Geometric's; nodes are identical, as in many data sets."""
     sizes = torch.tensor([0, *(num_nodes for num_nodes, _ in some)])
     starts = sizes.cumsum(0)
     edges = [
@@ -41,7 +41,7 @@ def batch_of(some: list[Graph]) -> Any:
 
 
 def hashes(batch: Any, *, as_tensors: bool = False) -> np.ndarray:
-    """The hash of each graph, sorted, as the watch over a training keeps it."""
+    """Return the sorted hashes of the graphs, as the observer of a training run computes them."""
     args = (batch.x, batch.edge_index) if as_tensors else (batch,)
     known = graphs(batch)
     assert known is not None
@@ -55,13 +55,13 @@ def hashes(batch: Any, *, as_tensors: bool = False) -> np.ndarray:
 @given(some=st.lists(graph(), min_size=2, max_size=6))
 def test_a_graph_is_the_same_in_every_batch(some: list[Graph]) -> None:
     together = hashes(batch_of(some))
-    # The order of batches is another one, and a graph's nodes have other numbers there.
+    # In the reversed batch, graphs have another order, and their nodes other numbers.
     assert (hashes(batch_of(some[::-1])) == together).all()
     assert (hashes(batch_of(some), as_tensors=True) == together).all()
 
 
 @given(num_nodes=st.integers(2, 5), some=st.sets(st.permutations(range(6)).map(tuple), min_size=2))
-def test_graphs_that_differ_in_their_edges_alone_are_several(
+def test_graphs_that_differ_only_in_edges_are_distinguished(
     num_nodes: int, some: set[tuple[int, ...]]
 ) -> None:
     ring = [(i % num_nodes, (i + 1) % num_nodes) for i in range(6)]

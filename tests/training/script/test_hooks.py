@@ -1,4 +1,4 @@
-"""Watching leaves a training's modules as they are: copied, saved, scripted, traced, compiled."""
+"""Observing does not change modules: they can be copied, saved, scripted, traced, compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = 16
 
 
 class Net(nn.Module):
-    """Modules within modules."""
+    """A model with nested modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 class Following(Observed):
-    """Looks at every step."""
+    """An observer of every step."""
 
     def mark(self) -> None: ...
 
@@ -47,7 +47,7 @@ def observed() -> Iterator[Following]:
     observed.hooks.install()
     yield observed
     observed.hooks.remove()
-    nn.Module.__call__ = call  # type: ignore[method-assign]  # stays where something was compiled
+    nn.Module.__call__ = call  # type: ignore[method-assign]  # remove() keeps it after compiling
 
 
 def trained(module: Callable[[Tensor], Tensor], parameters: nn.Module, steps: int = 3) -> None:
@@ -59,16 +59,16 @@ def trained(module: Callable[[Tensor], Tensor], parameters: nn.Module, steps: in
 
 
 def came(observed: Following) -> list[int]:
-    """Samples of each step that is over."""
+    """Return the number of samples of each finished step."""
     rows = next(iter(observed.rows.values()), Rows())
     return [rows.came(step, step + 1) for step in range(len(observed.sentences.words))]
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_watched_module_is_copied_and_saved_as_it_is(
+def test_an_observed_module_is_copied_and_saved_unchanged(
     observed: Following, *, settled: bool
 ) -> None:
-    """Its copies and its file have nothing of ours, whenever they are made."""
+    """Copies and saved files contain nothing of the observer."""
     net = Net()
     bare = io.BytesIO()
     torch.save(net, bare)
@@ -95,7 +95,7 @@ def test_a_watched_module_is_copied_and_saved_as_it_is(
         ("symbolic", torch.fx.symbolic_trace),
     ],
 )
-def test_other_forms_of_a_module_are_watched(
+def test_scripted_and_traced_modules_are_observed(
     observed: Following, way: str, made: Callable[[nn.Module], nn.Module]
 ) -> None:
     net = Net()
@@ -103,14 +103,14 @@ def test_other_forms_of_a_module_are_watched(
     trained(other, other)
     observed.hooks.settle()
     trained(other, other)
-    made(net)  # and made again while it is watched
+    made(net)  # can be repeated while the module is observed
     assert came(observed) == [BATCH] * 5, way
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of what it compiles
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's warning about compiled code
 @pytest.mark.parametrize("way", ["wrapped", "in place", "inner"])
-def test_what_is_compiled_is_watched_and_not_compiled_again(observed: Following, way: str) -> None:
-    """No compiler runs in the window for our sake."""
+def test_compiled_modules_are_observed_and_not_recompiled(observed: Following, way: str) -> None:
+    """Observing causes no compilation in the window."""
     net: nn.Module = Net()
     called: Callable[[Tensor], Tensor] = net
     if way == "wrapped":
@@ -124,7 +124,7 @@ def test_what_is_compiled_is_watched_and_not_compiled_again(observed: Following,
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     observed.hooks.settle()
     trained(called, net)
-    observed.hooks.remove()  # and goes on
+    observed.hooks.remove()  # training continues without hooks
     trained(called, net)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
     assert came(observed) == [BATCH] * 5
@@ -132,12 +132,12 @@ def test_what_is_compiled_is_watched_and_not_compiled_again(observed: Following,
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process of its own: other tests may have compiled something in this one."""
+    """Pretend that nothing was compiled in this process, although other tests may have."""
     monkeypatch.setattr("harness.training.script.hooks.compiled", lambda: False)
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_only_calls_of_roots_classes_come_to_us_once_roots_are_known(observed: Following) -> None:
+def test_only_classes_of_root_modules_are_hooked_once_roots_are_known(observed: Following) -> None:
     net = Net()
     trained(net, net)
     before = nn.Module.__call__
@@ -149,10 +149,10 @@ def test_only_calls_of_roots_classes_come_to_us_once_roots_are_known(observed: F
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_reads_are_counted_until_roots_are_known_and_anew_where_all_begins_anew(
+def test_reads_are_counted_until_roots_are_known_and_again_after_a_restart(
     observed: Following,
 ) -> None:
-    """An optimizer may read a number of each parameter in each step: no hook is there then."""
+    """Reads are not hooked later, because optimizers may read a value of every parameter."""
     item = Tensor.item
     net = Net()
     trained(net, net)
@@ -167,7 +167,7 @@ def test_reads_are_counted_until_roots_are_known_and_anew_where_all_begins_anew(
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_nothing_is_left_when_nobody_looks_any_more() -> None:
+def test_removing_the_hooks_leaves_nothing_behind() -> None:
     before = nn.Module.__call__
     observed = Following()
     observed.hooks.install()
@@ -178,8 +178,8 @@ def test_nothing_is_left_when_nobody_looks_any_more() -> None:
     assert nn.Module.__call__ is before and "__call__" not in vars(Net)
 
 
-def test_a_module_that_fails_is_left(observed: Following) -> None:
-    """The next call is a root's again."""
+def test_a_failed_forward_ends_the_call(observed: Following) -> None:
+    """After the failure, the next call counts as a call of a root module again."""
 
     class Fails(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -194,8 +194,8 @@ def test_a_module_that_fails_is_left(observed: Following) -> None:
     assert came(observed)[1:] == [BATCH]
 
 
-def test_hooks_are_of_one_observer() -> None:
-    """Two that look one after the other do not see each other's trainings."""
+def test_hooks_belong_to_one_observer() -> None:
+    """Two successive observers do not see each other's training runs."""
     first, second = Following(), Following()
     for observed in (first, second):
         observed.hooks.install()
@@ -206,9 +206,9 @@ def test_hooks_are_of_one_observer() -> None:
     assert isinstance(first.hooks, Hooks)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, of what it compiles
-def test_a_whole_step_that_is_compiled_is_not_compiled_with_us(observed: Following) -> None:
-    """Its backward passes are seen, and nothing of ours makes torch compile it again."""
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about compiled code
+def test_a_compiled_training_step_is_not_recompiled(observed: Following) -> None:
+    """Backward passes are observed, and the observer causes no recompilation."""
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -229,10 +229,10 @@ def test_a_whole_step_that_is_compiled_is_not_compiled_with_us(observed: Followi
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_what_wraps_a_root_is_known_when_its_forward_is_called(
+def test_the_wrapper_of_a_root_is_known_if_its_forward_is_called_directly(
     observed: Following, *, called: bool
 ) -> None:
-    """Barlow Twins calls ``model.forward``; its parameters were said to be sharded."""
+    """Barlow Twins, for example, calls ``model.forward``."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         net = Net()
@@ -244,8 +244,8 @@ def test_what_wraps_a_root_is_known_when_its_forward_is_called(
         dist.destroy_process_group()
 
 
-def test_parameters_are_alike_however_a_framework_wraps_them(observed: Following) -> None:
-    """Fabric's wrapper has another name for what it wraps on several ranks than on one."""
+def test_digests_of_parameters_ignore_the_wrapper_of_a_framework(observed: Following) -> None:
+    """Fabric's wrapper names the wrapped module differently on several ranks than on one."""
 
     class Framed(nn.Module):
         def __init__(self, net: nn.Module) -> None:
@@ -267,8 +267,8 @@ def test_parameters_are_alike_however_a_framework_wraps_them(observed: Following
     assert observed.bits().whole != digests[0]
 
 
-def test_what_a_backward_pass_computes_again_is_no_root_of_its_own(observed: Following) -> None:
-    """Activation checkpointing calls inner modules within the backward pass."""
+def test_recomputation_in_backward_adds_no_root(observed: Following) -> None:
+    """Activation checkpointing recomputes inner modules within the backward pass."""
 
     class Checkpointed(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -285,10 +285,10 @@ def test_what_a_backward_pass_computes_again_is_no_root_of_its_own(observed: Fol
     assert came(observed) == [BATCH] * 2
 
 
-def test_a_pass_that_trains_nothing_is_one_however_many_roots_are_within(
+def test_an_evaluation_counts_once_however_many_roots_it_calls(
     observed: Following,
 ) -> None:
-    """Parts that are also trained by themselves are called inside of it."""
+    """The pass also calls modules that are trained separately elsewhere."""
     net = Net()
     for part in (net, *net.inner):
         trained(part, part)
@@ -298,15 +298,15 @@ def test_a_pass_that_trains_nothing_is_one_however_many_roots_are_within(
 
 
 class Derived(torch.optim.SGD):
-    """Its step is its base's, and torch tells of both."""
+    """An optimizer that calls its base's step, so that torch's hooks run for both."""
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         return super().step(closure)
 
 
-def test_a_step_that_calls_its_bases_is_one(observed: Following) -> None:
+def test_an_optimizer_step_that_calls_its_bases_step_counts_once(observed: Following) -> None:
     net = Net()
-    torch.optim.SGD(net.parameters(), lr=0.1)  # from here on torch tells of its steps
+    torch.optim.SGD(net.parameters(), lr=0.1)  # installs torch's hooks in SGD.step
     observed.hooks.optimizers.clear()
     optimizer = Derived(net.parameters(), lr=0.1)
     for _ in range(3):
@@ -317,7 +317,7 @@ def test_a_step_that_calls_its_bases_is_one(observed: Following) -> None:
 
 
 class Decoder(nn.Module):
-    """Tokens of its own, and the states of an encoder."""
+    """A decoder with tokens and the states of an encoder as inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ class Decoder(nn.Module):
         return mixed
 
 
-def test_who_is_given_another_s_states_has_no_samples_of_its_own(observed: Following) -> None:
+def test_a_decoder_of_another_models_states_has_no_separate_samples(observed: Following) -> None:
     encoder, decoder = Net(), Decoder()
     both = nn.ModuleList([encoder, decoder])
 
@@ -341,14 +341,14 @@ def test_who_is_given_another_s_states_has_no_samples_of_its_own(observed: Follo
     assert set(observed.hooks.roots) == {id(encoder), id(decoder)}
 
 
-def test_towers_have_samples_of_their_own(observed: Following) -> None:
+def test_two_towers_have_separate_samples(observed: Following) -> None:
     left, right = Net(), Net()
     trained(lambda x: left(x) * right(x.flip(0)), nn.ModuleList([left, right]))
     assert set(observed.rows) == {id(left), id(right)}
 
 
 class Energy(nn.Module):
-    """Forces are the gradients of its energies, also where nothing trains."""
+    """A model whose forces are gradients of its energies, in validation, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -361,10 +361,10 @@ class Energy(nn.Module):
         return forces
 
 
-def test_a_validation_of_a_frozen_model_in_training_mode_trains_nothing(
+def test_validation_of_a_frozen_model_in_training_mode_is_an_evaluation(
     observed: Following,
 ) -> None:
-    """As in MACE: its forward pass needs gradients, so that no_grad() is not possible."""
+    """MACE does this because its forward pass needs gradients, which excludes no_grad()."""
     model = Energy()
     trained(model, model)
     before = came(observed)
@@ -379,7 +379,7 @@ def test_a_validation_of_a_frozen_model_in_training_mode_trains_nothing(
     assert came(observed) == [*before, *[BATCH] * (len(came(observed)) - len(before))]
 
 
-def test_a_frozen_critic_of_what_another_makes_is_no_evaluation(observed: Following) -> None:
+def test_a_frozen_critic_of_a_trained_model_is_no_evaluation(observed: Following) -> None:
     maker, critic = Net(), Net()
     trained(critic, critic)
     for p in critic.parameters():
@@ -389,7 +389,7 @@ def test_a_frozen_critic_of_what_another_makes_is_no_evaluation(observed: Follow
 
 
 class Wrapper(nn.Module):
-    """As DistributedDataParallel is one."""
+    """A wrapper like DistributedDataParallel."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ class Wrapper(nn.Module):
         return made
 
 
-def test_a_point_beside_the_batch_that_passes_the_wrapper_by_is_of_the_same_model(
+def test_an_extra_sample_that_bypasses_the_wrapper_belongs_to_the_same_model(
     observed: Following,
 ) -> None:
     model = Wrapper(Net())
@@ -409,10 +409,10 @@ def test_a_point_beside_the_batch_that_passes_the_wrapper_by_is_of_the_same_mode
 
 
 @pytest.mark.parametrize("attacks_alone", [False, True])
-def test_samples_that_a_perturbation_is_added_to_are_counted_once(
+def test_samples_with_an_adversarial_perturbation_are_counted_once(
     observed: Following, *, attacks_alone: bool
 ) -> None:
-    """As by FGSM, which then trains on what it has made, or for free (Shafahi 2019), in one pass."""
+    """FGSM trains on perturbed samples in a second pass, free training (Shafahi 2019) in one."""
     net, delta = Net(), torch.zeros(BATCH, 8, requires_grad=True)
 
     def attacked(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The parts of a module, past what it says of itself."""
+"""The parameters and submodules of a module are read by torch's attributes, not its overrides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Groups(nn.Module):
         raise TypeError("ask torch")
 
 
-def test_torch_s_own_parts_are_read_whatever_the_module_says() -> None:
+def test_parts_are_read_although_the_module_overrides_its_methods() -> None:
     net = nn.Sequential(Groups(), nn.LazyLinear(3), nn.BatchNorm1d(4, affine=False))
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     plain[1].weight = plain[0].weight
@@ -35,22 +35,22 @@ def test_torch_s_own_parts_are_read_whatever_the_module_says() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_collectives_of_every_kind_of_number_have_bytes() -> None:
+def test_collectives_of_every_dtype_have_bytes() -> None:
     from harness.training.observe import collectives
 
     carried = [d for d in vars(torch).values() if isinstance(d, torch.dtype) and d.itemsize]
     for dtype in set(carried):
         name = str(dtype).removeprefix("torch.")
         if name.startswith(("bits", "int", "uint", "quint4", "quint2")) and dtype.itemsize == 1:
-            continue  # parts of a byte, which nothing carries
+            continue  # types of parts of a byte, which no backend sends
         kind = torch.empty(0, dtype=dtype).type().rpartition(".")[2].removesuffix("Tensor")
         entry = {"input_sizes": [[3]], "input_dtypes": [kind]}
         if name != "bits16":
             assert collectives._payload(entry) == 3 * dtype.itemsize, kind
 
 
-def test_a_module_of_another_process_tells_nothing_and_is_not_asked() -> None:
-    """``RemoteModule`` refuses to name parameters and children: its training ended in that."""
+def test_a_remote_module_is_not_asked_for_its_parts() -> None:
+    """``RemoteModule`` raises an error if it is asked for parameters and children."""
 
     class Remote(nn.Linear):
         def named_parameters(self, *_: object, **__: object) -> Any:
@@ -61,18 +61,18 @@ def test_a_module_of_another_process_tells_nothing_and_is_not_asked() -> None:
     net = nn.Sequential(Remote(2, 3), nn.Linear(3, 1))
     assert [p.shape for p in inside.parameters(net)] == [(3, 2), (3,), (1, 3), (1,)]
     assert len(list(inside.modules(net))) == 3
-    del net[0].__dict__["_parameters"], net[0].__dict__["_modules"]  # as torch's own has none
+    del net[0].__dict__["_parameters"], net[0].__dict__["_modules"]  # as in torch's RemoteModule
     assert [p.shape for p in inside.parameters(net)] == [(1, 3), (1,)]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_module_has_the_parts_that_it_was_made_of() -> None:
+def test_a_scripted_module_has_the_parts_of_its_original() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     scripted = torch.jit.script(net)
     assert [p.shape for p in inside.parameters(scripted)] == [(3, 2), (3,), (1, 3), (1,)]
 
 
-def test_parts_have_their_modules_names_and_each_parameter_is_of_one() -> None:
+def test_parts_have_module_names_and_each_parameter_belongs_to_one() -> None:
     body = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)))
     assert list(inside.by_part([body])) == ["0", "1.0", "1.1"]
     body[1][1].weight = body[1][0].weight  # tied
@@ -84,8 +84,8 @@ def test_parts_have_their_modules_names_and_each_parameter_is_of_one() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "parts"), [(8, 16), (30, 30), (100, 1)])
-def test_many_modules_are_parts_of_what_they_are_in(blocks: int, parts: int) -> None:
-    """No more than a reader and a record have room for."""
+def test_many_modules_are_merged_into_their_parents(blocks: int, parts: int) -> None:
+    """The number of parts is limited, for readers and records."""
     deep = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(blocks)))
     by_part = inside.by_part([deep])
     assert len(by_part) == parts
@@ -93,7 +93,7 @@ def test_many_modules_are_parts_of_what_they_are_in(blocks: int, parts: int) -> 
 
 
 class Aware(nn.Module):
-    """Asks which mode it is in, as stochastic depth does."""
+    """A module whose output depends on the training mode, as with stochastic depth."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.training else 2 * x
@@ -111,5 +111,5 @@ class Aware(nn.Module):
         (nn.LayerNorm(3), False),
     ],
 )
-def test_only_what_asks_for_its_mode_differs_in_eval_mode(layer: nn.Module, differs: bool) -> None:
+def test_only_mode_dependent_layers_differ_in_eval_mode(layer: nn.Module, differs: bool) -> None:
     assert inside.differs_in_eval(nn.Sequential(nn.Linear(2, 2), layer)) is differs

@@ -1,4 +1,4 @@
-"""Whatever kind of tensor a training is called with, its samples are counted and told apart."""
+"""Samples in tensors of every kind are counted and distinguished."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ROWS = 6
 
 
 class Counting(Observed):
-    """Looks at every step."""
+    """An observer of every step."""
 
     def mark(self) -> None: ...
 
 
 def lone_mesh() -> dist.DeviceMesh:
-    """A world of this process alone."""
+    """Return a mesh of this process alone."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return init_device_mesh("cpu", (1,))
 
 
 def nested(x: Tensor, layout: torch.layout) -> Tensor:
-    """Row i has i + 1 elements, the last of which is the dense one's first."""
+    """Return a nested tensor whose row i repeats the first element of the dense row i + 1 times."""
     rows = [x[i, :1].repeat(i + 1) for i in range(len(x))]
     return torch.nested.nested_tensor(rows, layout=layout)
 
@@ -65,7 +65,7 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def hashes(x: Tensor) -> list[int]:
-    """Of the samples that a call with ``x`` brings."""
+    """Return the hashes of the samples in a call with ``x``."""
     how = arrived((x,), {}, ())
     assert how is not None and how.count == ROWS and not how.unclear
     noted = Rows()
@@ -75,7 +75,7 @@ def hashes(x: Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_of_any_kind_are_counted_and_told_apart(kind: str) -> None:
+def test_samples_of_any_kind_are_counted_and_distinguished(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nested and quantized tensors are prototypes
         torch.manual_seed(0)
@@ -92,8 +92,8 @@ def test_samples_of_any_kind_are_counted_and_told_apart(kind: str) -> None:
         assert len(set(hashes(made(other))) & set(hashes(made(dense)))) == ROWS - 1
 
 
-def test_actions_and_masks_tell_no_samples_apart_but_what_comes_after_them_does() -> None:
-    """As in rl_games: {"is_train": True, "prev_actions": .., "obs": ..}."""
+def test_actions_do_not_distinguish_samples_but_later_arguments_do() -> None:
+    """rl_games calls models with {"is_train": True, "prev_actions": .., "obs": ..}."""
     call = {"is_train": True, "prev_actions": torch.arange(ROWS) % 2, "obs": torch.randn(ROWS, 4)}
     how = arrived((call,), {}, ())
     assert how is not None and how.count == ROWS
@@ -102,8 +102,8 @@ def test_actions_and_masks_tell_no_samples_apart_but_what_comes_after_them_does(
     assert len(set(noted.of(0, 1).tolist())) == ROWS
 
 
-def test_lengths_tell_which_side_of_a_tensor_is_time() -> None:
-    """As in XLM: x of (time, samples), lengths, and languages that are as large as x."""
+def test_lengths_show_which_dimension_is_time() -> None:
+    """XLM calls models with x of shape (time, samples), lengths, and languages of x's shape."""
     x, lengths = torch.zeros(32, ROWS, dtype=torch.int64), torch.full((ROWS,), 32)
     how = arrived(("fwd",), {"x": x, "lengths": lengths, "langs": x, "causal": False}, ())
     assert how is not None and how.late and how.count == ROWS
@@ -111,7 +111,7 @@ def test_lengths_tell_which_side_of_a_tensor_is_time() -> None:
     assert rows_first is not None and not rows_first.late and rows_first.count == ROWS
 
 
-def test_places_whose_gradient_is_wanted_are_samples_where_no_loader_has_any() -> None:
+def test_inputs_with_gradients_are_samples_if_no_loader_has_any() -> None:
     places = torch.randn(ROWS, 1, requires_grad=True)
     how = arrived((places,), {}, ())
     assert how is not None and how.count == ROWS
@@ -120,8 +120,8 @@ def test_places_whose_gradient_is_wanted_are_samples_where_no_loader_has_any() -
     assert arrived((nn.Parameter(places),), {}, ()) is None, "trained itself"
 
 
-def test_pairs_of_small_numbers_are_told_apart() -> None:
-    """As users and items are: every pair of 64 and 64."""
+def test_pairs_of_small_numbers_are_distinguished() -> None:
+    """Recommenders call models with users and items: here every pair of 64 and 64."""
     pairs = torch.cartesian_prod(torch.arange(64), torch.arange(64))
     call = (pairs[:, 0].clone(), pairs[:, 1].clone())
     how = arrived(call, {}, ())
@@ -132,8 +132,8 @@ def test_pairs_of_small_numbers_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "packed", "list of sparse"])
-def test_a_training_with_any_kind_is_not_disturbed(kind: str) -> None:
-    """It ends as it does without hooks, after as many losses."""
+def test_training_with_any_kind_of_tensor_is_not_disturbed(kind: str) -> None:
+    """It gives the same parameters as without hooks, and all losses are recorded."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -175,7 +175,7 @@ def test_a_training_with_any_kind_is_not_disturbed(kind: str) -> None:
 
 
 def test_a_sharded_loss_is_read() -> None:
-    """As of a loss that stays parallel: it is a tensor of all ranks."""
+    """A loss may be a distributed tensor, as with a parallel cross entropy."""
     mesh = lone_mesh()
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -192,7 +192,7 @@ def test_a_sharded_loss_is_read() -> None:
 
 
 def test_parameters_of_any_kind_have_a_digest() -> None:
-    """One that changes with each part of them, and is a sharded one's own part's."""
+    """The digest depends on every part; that of a sharded parameter is of the local part."""
     dense = torch.arange(12.0).reshape(3, 4)
     assert digest(iter([distribute_tensor(dense, lone_mesh(), [Shard(0)])])) == digest(
         iter([dense])

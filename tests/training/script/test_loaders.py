@@ -1,4 +1,4 @@
-"""What loaders tell of a training: which of them train, and what their data sets store."""
+"""What loaders reveal about a training run: which of them train, and what their data sets store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness.training.script.observed import Observed
 
 
 class Wordless:
-    """An object whose text is where it lies."""
+    """An object whose repr contains its address."""
 
 
 class Files(Dataset[Any]):
-    """Paths, and whatever a user keeps beside them."""
+    """A data set of paths, with arbitrary other objects."""
 
     def __init__(self, folder: str) -> None:
         self.samples = [(f"{folder}/{i}.png", Wordless()) for i in range(8)]
@@ -29,7 +29,7 @@ class Files(Dataset[Any]):
         return len(self.samples)
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        raise AssertionError("no sample is drawn for our sake")
+        raise AssertionError("observing draws no samples")
 
 
 class MadeUp(Files):
@@ -52,12 +52,12 @@ class Broken(Files):
         raise NotImplementedError
 
 
-def test_the_same_files_are_one_data_set_wherever_they_lie_in_memory() -> None:
+def test_data_sets_of_the_same_files_are_identical() -> None:
     assert _stored(Files("a")) == _stored(Files("a")) != ""
     assert _stored(Files("a")) != _stored(Files("b"))
 
 
-def test_parts_of_one_are_each_a_rank_s_own() -> None:
+def test_different_subsets_are_different_data_sets() -> None:
     whole = Files("a")
     first, second = Subset(whole, [0, 1, 2, 3]), Subset(whole, [4, 5, 6, 7])
     assert _stored(first) != _stored(second)
@@ -65,19 +65,19 @@ def test_parts_of_one_are_each_a_rank_s_own() -> None:
     assert _stored(everything) == _stored(Subset(Files("a"), list(range(8))))
 
 
-def test_tensors_are_told_by_their_values() -> None:
+def test_tensors_are_distinguished_by_their_values() -> None:
     rows = torch.arange(32.0).reshape(8, 4)
     assert _stored(TensorDataset(rows)) == _stored(TensorDataset(rows.clone()))
     assert _stored(TensorDataset(rows)) != _stored(TensorDataset(rows + 1))
 
 
 @pytest.mark.parametrize("kind", [MadeUp, Slots, lambda: Broken("a"), lambda: None, lambda: [1, 2]])
-def test_what_stores_nothing_or_cannot_be_asked_is_unknown(kind: Any) -> None:
+def test_data_sets_without_stored_samples_are_unknown(kind: Any) -> None:
     assert _stored(kind()) == ""
 
 
 class Following(Observed):
-    """Looks at every step."""
+    """An observer of every step."""
 
     def mark(self) -> None: ...
 
@@ -114,10 +114,10 @@ def evaluate(net: nn.Module, batches: DataLoader[Any], most: int = 100) -> None:
 
 @pytest.mark.parametrize("most", [1, 100], ids=["breaks off", "to its end"])
 @pytest.mark.parametrize("first", [False, True], ids=["after the step", "before it"])
-def test_what_evaluations_draw_is_not_of_the_training(
+def test_evaluation_batches_do_not_count_as_training(
     observed: Following, *, first: bool, most: int
 ) -> None:
-    """Its samples, its sampler's epochs and its batches' sizes, wherever it stands in the loop."""
+    """Evaluation samples, epochs and batch sizes are ignored, before and after the step."""
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     training, rest = loader(64, 16), loader(48, 2, shuffles=True)
@@ -133,8 +133,10 @@ def test_what_evaluations_draw_is_not_of_the_training(
     assert observed.hooks.loaders.whole == 64
 
 
-def test_an_evaluation_before_the_first_step_is_not_of_the_training(observed: Following) -> None:
-    """Nor is one that a loader follows which nobody has seen: it was there before us."""
+def test_an_evaluation_before_the_first_step_does_not_count_as_training(
+    observed: Following,
+) -> None:
+    """The loader that trains afterwards was created before the observer."""
     net = nn.Linear(8, 8)
     evaluate(net, loader(3, 1))
     assert observed.hooks.loaders.sizes == [] and observed.hooks.loaders.whole == 0
@@ -144,8 +146,8 @@ def test_an_evaluation_before_the_first_step_is_not_of_the_training(observed: Fo
     assert observed.hooks.loaders.sizes == []
 
 
-def test_a_loader_made_anew_for_each_pass_is_another(observed: Following) -> None:
-    """It may lie where one was that is gone."""
+def test_a_loader_created_for_each_epoch_is_a_new_one(observed: Following) -> None:
+    """It may have the address of a deleted one."""
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(8):
@@ -156,7 +158,7 @@ def test_a_loader_made_anew_for_each_pass_is_another(observed: Following) -> Non
     assert set(observed.hooks.loaders.sizes) == {16} and observed.hooks.loaders.whole == 32
 
 
-def test_a_batch_that_a_teacher_sees_first_is_one_of_the_training(observed: Following) -> None:
+def test_a_batch_that_a_teacher_sees_first_counts_as_training(observed: Following) -> None:
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for (x,) in loader(64, 16):
@@ -177,8 +179,8 @@ def test_loaders_that_train_together_are_added_up(observed: Following) -> None:
     assert observed.drawn[1] == 24
 
 
-def test_a_batch_that_is_labelled_first_trains_together_with_another(observed: Following) -> None:
-    """As in FixMatch; a validation's last batch is out meanwhile, too."""
+def test_a_pseudo_labelled_batch_counts_together_with_the_labelled_one(observed: Following) -> None:
+    """FixMatch does this; a batch of the validation loader is also unfinished."""
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     evaluate(net, loader(40, 10), 1)
@@ -191,7 +193,7 @@ def test_a_batch_that_is_labelled_first_trains_together_with_another(observed: F
     assert observed.drawn[1] == 48 and sorted(observed.hooks.loaders.sizes) == [16, 32]
 
 
-def test_epochs_that_a_training_repeats_are_told(observed: Following) -> None:
+def test_repeated_epochs_are_reported(observed: Following) -> None:
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     batches = loader(64, 16, shuffles=True)
@@ -201,8 +203,8 @@ def test_epochs_that_a_training_repeats_are_told(observed: Following) -> None:
     assert observed.hooks.loaders.repeated
 
 
-def test_a_pass_for_statistics_is_none_of_the_training_s(observed: Following) -> None:
-    """As MACE's over its neighbours: its training's first pass has the same order."""
+def test_a_pass_for_statistics_is_no_repeated_epoch(observed: Following) -> None:
+    """MACE does this over its neighbours, in the same order as its first training epoch."""
     net = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     batches = loader(64, 16, shuffles=True)
@@ -214,20 +216,20 @@ def test_a_pass_for_statistics_is_none_of_the_training_s(observed: Following) ->
     assert not observed.hooks.loaders.repeated
 
 
-def test_a_seed_that_data_set_is_none_of_the_training(observed: Following) -> None:
+def test_a_seed_set_after_the_model_is_ignored(observed: Following) -> None:
     nn.Linear(8, 8)
     torch.manual_seed(3)
     assert observed.hooks.seed == ""
 
 
-def test_a_seed_before_the_model_is_one(observed: Following) -> None:
+def test_a_seed_set_before_the_model_is_recorded(observed: Following) -> None:
     torch.manual_seed(3)
     nn.Linear(8, 8)
     assert observed.hooks.seed == "3"
 
 
-def test_parameters_that_train_beside_all_modules_are_known(observed: Following) -> None:
-    """What an optimizer keeps for itself, a part in another precision say, is none of them."""
+def test_trained_parameters_outside_of_modules_are_known(observed: Following) -> None:
+    """Copies that an optimizer keeps, such as master weights, are not among them."""
     net = nn.Linear(8, 8)
     scale = nn.Parameter(torch.ones(()))
     master = nn.Parameter(torch.ones(8))

@@ -1,4 +1,4 @@
-"""Files that describe a world are filled in, in a launch's own copy and nowhere else."""
+"""Placeholders in files that describe a world are filled in, only in a launch's copy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filled(folder: Path, clean: tuple[str, ...] = (), words: str = CASE.script) 
     process.fill_files(spec, place, store, folder)
 
 
-def test_a_file_that_asks_for_ranks_is_filled_in(tmp_path: Path) -> None:
+def test_a_file_with_a_placeholder_for_ranks_is_filled_in(tmp_path: Path) -> None:
     (tmp_path / "world.yaml").write_text("dp: {ranks}\nall: {world}\nkept: {name}\n")
     (tmp_path / "other.json").write_text('{"node": "{node}"}')
     filled(tmp_path)
@@ -43,7 +43,7 @@ def test_a_file_that_asks_for_ranks_is_filled_in(tmp_path: Path) -> None:
     assert (tmp_path / "other.json").read_text() == '{"node": "{node}"}', "it asks for no ranks"
 
 
-def test_a_file_of_the_user_s_own_is_never_written(tmp_path: Path) -> None:
+def test_the_users_file_is_never_written(tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     mine.write_text('{"world": {world}}')
     folder = tmp_path / "copy"
@@ -58,10 +58,10 @@ def test_a_file_of_the_user_s_own_is_never_written(tmp_path: Path) -> None:
         filled(tmp_path, clean=("out",), words="train.py mine.json")
 
 
-def test_ranks_under_slurm_are_told_their_own_places(
+def test_ranks_under_slurm_get_their_own_rank_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent that srun started has the node's: a script that asks Slurm first would take it."""
+    """An agent that srun started has the node's variables, which ranks must not inherit."""
     for name in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"):
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("SLURM_NODEID", raising=False)
@@ -135,7 +135,7 @@ def test_the_last_words_of_a_script_are_its_reason(log: str, reason: str) -> Non
 
 
 def test_the_users_modules_are_found_in_the_copy(tmp_path: Path) -> None:
-    """``PYTHONPATH=.`` names the user's folder; what is installed there is not looked for anew."""
+    """``PYTHONPATH=.`` must refer to the copy, but installed packages keep their paths."""
     home, copy = tmp_path / "home", tmp_path / "copy"
     (copy / "src").mkdir(parents=True)
     installed = str(home / ".venv/lib/python3.11/site-packages")
@@ -149,7 +149,7 @@ def test_the_users_modules_are_found_in_the_copy(tmp_path: Path) -> None:
 def test_a_script_finds_no_more_in_the_users_folder_than_python_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package beside ``tools/train.py`` is on no path of ``python tools/train.py``."""
+    """``python tools/train.py`` cannot import packages next to ``tools``, and nor can a rank."""
     monkeypatch.chdir(tmp_path)
     before = [*sys.path]
     programs.own_folder()

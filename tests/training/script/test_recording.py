@@ -1,4 +1,4 @@
-"""Trainings that measure themselves: their record is that of every run, and says what it is not."""
+"""Training runs that record themselves write usual records, which state what was not checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def told_by(tmp_path: Path, *options: str, ranks: int = 1) -> Any:
-    """What the training says of its records."""
+    """Run the script and return what it prints about its records."""
     launcher: Sequence[str] = ()
     if ranks > 1:
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
@@ -43,7 +43,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return told_by(tmp_path_factory.mktemp("alone"), "--times", "2", "--short", "--breaks")
 
 
-def test_a_training_leaves_the_record_of_every_run(alone: Any) -> None:
+def test_a_recorded_training_run_has_a_usual_record(alone: Any) -> None:
     first = Path(alone["runs"][0])
     run = load(first)
     (launch,) = run.launches
@@ -59,11 +59,11 @@ def test_a_training_leaves_the_record_of_every_run(alone: Any) -> None:
 
 
 def test_a_window_can_be_measured_again_in_the_same_process(alone: Any) -> None:
-    """As in a notebook, whose cells are run again; nothing of ours is left behind."""
+    """A notebook's cell can be run again, because the first window leaves nothing behind."""
     assert len(set(alone["runs"][:2])) == 2 and alone["as_before"]
 
 
-def test_a_training_that_ends_too_early_is_told_and_goes_on(alone: Any) -> None:
+def test_a_training_run_that_ends_too_early_is_reported_and_continues(alone: Any) -> None:
     run = load(Path(alone["runs"][2]))
     (launch,) = run.launches
     why = "the script ended after 6 of the 17 steps wanted"
@@ -73,12 +73,12 @@ def test_a_training_that_ends_too_early_is_told_and_goes_on(alone: Any) -> None:
     assert verify(run, Path(alone["runs"][2])).differences == ()
 
 
-def test_a_training_that_breaks_has_a_record_only_of_a_whole_window(alone: Any) -> None:
+def test_a_failed_training_run_has_a_record_only_if_its_window_is_complete(alone: Any) -> None:
     assert alone["runs"][3] == "None"
     assert load(Path(alone["runs"][4])).launches[0].usable
 
 
-def test_starts_in_a_folder_are_compared_as_launches(
+def test_recorded_starts_in_a_folder_are_compared_as_launches(
     alone: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = [load(Path(alone["runs"][i])) for i in (0, 1, 4)]
@@ -94,8 +94,8 @@ def test_starts_in_a_folder_are_compared_as_launches(
     assert status == Exit.PASSED and "one and the same" in capsys.readouterr().out
 
 
-def test_runs_of_blocks_are_not_taken_apart(sample: RunRecord) -> None:
-    with pytest.raises(SpecError, match="not a start that a training recorded by itself"):
+def test_runs_with_blocks_are_not_pooled(sample: RunRecord) -> None:
+    with pytest.raises(SpecError, match="no start that a training recorded by itself"):
         pooled([sample, sample])
 
 
@@ -104,7 +104,7 @@ def sample() -> RunRecord:
     return load(ROOT / "results" / "samples" / "ddp-nano")
 
 
-def test_starts_with_other_software_are_no_starts_of_one_kind(alone: Any) -> None:
+def test_starts_with_different_software_are_not_pooled(alone: Any) -> None:
     run = load(Path(alone["runs"][0]))
     newer = replace(run, software={**run.software, "torch": "9.9"})
     with pytest.raises(SpecError, match=r"torch: .* \| 9.9"):
@@ -131,17 +131,17 @@ def test_every_rank_is_in_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_rank_that_was_not_watched_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_was_not_observed_is_named(tmp_path: Path) -> None:
     record = told_by(tmp_path, "--fails", "1", ranks=2)
     cause = load(Path(record["runs"][0])).launches[0].cause
     assert cause is not None and cause.rank == 1 and "left nothing within" in cause.message
 
 
 @pytest.mark.full
-def test_under_scaleproof_only_the_training_s_beginning_is_taken(
+def test_a_recording_script_can_be_measured_by_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same file is measured as a ladder: its own record is not written then."""
+    """If the file is measured by a scaling sweep, it writes no record itself."""
     (tmp_path / "train.py").write_text(SCRIPT.read_text())
     monkeypatch.chdir(tmp_path)
     words = ["run", "--script", "--cpus", "2", "--no-fabric", "--no-timeline", "--steps", "8"]

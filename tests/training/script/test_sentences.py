@@ -1,4 +1,4 @@
-"""Sentences: where one update ends and the next begins, whatever the training's style."""
+"""Where one update ends and the next begins, for every style of training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.training.script.sentences import StepSequence
 
 
 def told(text: str) -> StepSequence:
-    """F forward, B backward and its end, (..) what happens inside of one, digits optimizers."""
+    """Parse a sequence: F forward, B backward, (..) calls inside of backward, digits optimizers."""
     out = StepSequence()
     for sign in text:
         if sign == "F":
@@ -50,8 +50,8 @@ def test_an_optimizer_that_has_not_stepped_leaves_the_period_open() -> None:
     assert told("FB0" * 6).period(2) is None
 
 
-def test_an_update_of_more_passes_than_others_leaves_no_period() -> None:
-    """A skipped step, or an epoch that ends: optimizers have their period all the same."""
+def test_updates_with_different_numbers_of_passes_keep_the_period() -> None:
+    """A skipped step or the end of an epoch does not change the period of the optimizers."""
     assert told("FB0" * 5 + "FBFB0").period(1) == 1
     assert told("FBFB0FBFB0FB0" * 4).period(1) == 1
     assert told("FB0FB1" * 4 + "FB0FBFB1").period(2) == 2
@@ -59,5 +59,5 @@ def test_an_update_of_more_passes_than_others_leaves_no_period() -> None:
 
 
 def test_evaluation_between_steps_changes_nothing() -> None:
-    """Its forward passes are not told: gradients are off."""
+    """Forward passes without gradients are not recorded."""
     assert told("FB0" * 4).words == told("FB0FB0" + "FB0FB0").words

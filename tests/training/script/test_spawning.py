@@ -1,4 +1,4 @@
-"""A rank that starts ranks is told so; what else it starts is its own business."""
+"""A rank that starts ranks is refused with an explanation; other child processes are allowed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(rank: int) -> None:
 
 
 def enter(rank: int, begin: object) -> None:
-    """As a tutorial hands its training to what meets first."""
+    """Call a training function after setup, as a tutorial does."""
 
 
 def fetch(rank: int) -> None:
@@ -41,14 +41,14 @@ def refused(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(mp, "start_processes", mp.start_processes)
     monkeypatch.setattr(BaseProcess, "start", BaseProcess.start)
     monkeypatch.setattr(subprocess.Popen, "__init__", subprocess.Popen.__init__)
-    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # whatever other tests have left
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)  # other tests may leave a group
     spawning.refuse_spawning(request.param)
     yield
 
 
 @pytest.mark.parametrize("refused", ["train.py"], indirect=True)
 @pytest.mark.usefixtures("refused")
-def test_ranks_of_a_rank_are_refused_in_the_form_that_works() -> None:
+def test_ranks_started_by_a_rank_are_refused_with_a_working_command() -> None:
     with pytest.raises(LaunchError, match=r"bash launch.sh \{ranks\}"):
         mp.spawn(print, nprocs=2)
     for words in ((setup, (0,)), (train, (0,)), (enter, (0, train))):
@@ -60,7 +60,7 @@ def test_ranks_of_a_rank_are_refused_in_the_form_that_works() -> None:
 
 @pytest.mark.parametrize("refused", ["train.py --n {ranks}"], indirect=True)
 @pytest.mark.usefixtures("refused")
-def test_one_that_is_told_their_number_has_its_interpreter_put_before_it() -> None:
+def test_the_fix_for_a_script_with_a_ranks_argument_names_the_interpreter() -> None:
     with pytest.raises(LaunchError, match=r"-- env python train.py --n \{ranks\}"):
         mp.spawn(print, nprocs=2)
 
@@ -68,7 +68,7 @@ def test_one_that_is_told_their_number_has_its_interpreter_put_before_it() -> No
 @pytest.mark.parametrize("refused", ["train.py 2"], indirect=True)
 @pytest.mark.usefixtures("refused")
 def test_interpreters_that_join_a_group_are_ranks(tmp_path: Path) -> None:
-    """As Tacotron's multiproc.py starts them; a script that joins none is a helper."""
+    """Tacotron's multiproc.py starts ranks like this; a script that joins no group is allowed."""
     for name, text in (("helper.py", ""), ("setup.py", "dist.init_process_group('gloo')")):
         (tmp_path / name).write_text(text)
     (tmp_path / "train.py").write_text("import setup")

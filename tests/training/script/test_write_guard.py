@@ -1,4 +1,4 @@
-"""A guarded process changes nothing outside its folders, however a path is spelled."""
+"""A guarded process cannot change files outside its folders, however a path is spelled."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ import write_guard
 write_guard.install([work])
 {}
 """
-#: Torch, whose ``save`` asks first, as with the hooks on it.
+#: Torch with a hooked ``save``, which asks the guard first.
 TORCH = (
     "import torch; save = torch.save;"
     " torch.save = lambda value, path: (write_guard.refuse(path), save(value, path))"
@@ -87,7 +87,7 @@ def test_a_write_outside_is_stopped_and_names_the_path(tmp_path: Path, spelled: 
 
 
 @pytest.mark.parametrize("spelled", ALLOWED)
-def test_what_a_launch_may_do_goes_on(tmp_path: Path, spelled: str) -> None:
+def test_permitted_operations_are_not_stopped(tmp_path: Path, spelled: str) -> None:
     done, target = run(tmp_path, ALLOWED[spelled])
     assert done.returncode == 0, done.stderr
     assert target.read_text() == "precious"

@@ -1,3 +1,3 @@
-"""What the strict device's torch was built for: as the file of a CUDA wheel says it."""
+"""The build of the strict device's torch, as in the ``version.py`` of a CUDA wheel."""
 
 cuda: str | None = "13.0"

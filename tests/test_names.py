@@ -36,6 +36,7 @@ ALLOWED = {
         "slurm",
     ): "jobs of older versions do not record their engine",
     ("cases/typed.py", "slurm"): "the engine that replaces srun",
+    ("interface/report/screen.py", "threshold"): "the column of bounds",
     ("cases/typed.py", "torchrun"): "the launcher as users type it",
     ("cases/typed.py", "deepspeed"): "the launcher as users type it",
     ("record/upgrade.py", "emulated"): "records of schema 4 and older lack the rate of a link",

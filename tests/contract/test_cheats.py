@@ -410,7 +410,7 @@ def test_bytes_past_the_sockets_are_seen(stand: Stand, through: str) -> None:
         "compressed:beside/mlp-small", knobs={"beside.through": through}
     )
     (timed,) = stand.launch(plan, described, Purpose.TIMED)
-    word = "shared memory" if through == "memory" else "past its sockets"
+    word = "shares memory" if through == "memory" else "past its sockets"
     assert any(word in w for w in timed.wrong), timed.wrong
 
 

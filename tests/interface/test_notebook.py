@@ -40,7 +40,7 @@ def test_a_run_is_shown_with_its_figures_and_escaped(
     assert f"{compared.comparison.mean:.3f}" in compared._repr_html_()
     odd = notebook.ShownResult(result=run.result("ddp").result, doubt="<script>")
     assert "<script>" not in odd._repr_html_() and "&lt;script&gt;" in odd._repr_html_()
-    with pytest.raises(SpecError, match="no verdict of 'llama'"):
+    with pytest.raises(SpecError, match="no result has a case whose id contains 'llama'"):
         run.result("llama")
 
 

@@ -24,7 +24,7 @@ def test_a_head_that_was_changed_since_the_plan_is_refused(tmp_path: Path) -> No
     assert "state no expectations" in claims.of_files(case, Described(), None, known).error
     path.write_text(HEAD.format("micro_batched"))
     answer = claims.of_files(case, Described(), None, known)
-    assert "another one than when the case was planned" in answer.error
+    assert "has changed since the case was planned" in answer.error
 
 
 def test_a_witness_uses_only_the_files_of_the_model(tmp_path: Path) -> None:

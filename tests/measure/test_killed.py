@@ -230,7 +230,7 @@ def test_names_and_times_of_a_hostile_record_are_refused(
 @pytest.mark.parametrize("kind", ["sealed", "plan", "sweep", "state"])
 def test_a_chain_line_without_required_fields_is_refused(tmp_path: Path, kind: str) -> None:
     chain.Chain(tmp_path).add(chain.Kind(kind), 7)
-    with pytest.raises(RecordError, match=f"a line {kind} without"):
+    with pytest.raises(RecordError, match=f"a link {kind} without"):
         chain.read(tmp_path)
 
 

@@ -91,11 +91,11 @@ def test_recorded_starts_in_a_folder_are_compared_as_launches(
         Path(alone["runs"][0])
     ]
     status = main(["compare", str(results), str(results), "--metric", "throughput"])
-    assert status == Exit.PASSED and "one and the same" in capsys.readouterr().out
+    assert status == Exit.PASSED and "A and B are the same run" in capsys.readouterr().out
 
 
 def test_runs_with_blocks_are_not_pooled(sample: RunRecord) -> None:
-    with pytest.raises(SpecError, match="no start that a training recorded by itself"):
+    with pytest.raises(SpecError, match="not a start that a training recorded by itself"):
         pooled([sample, sample])
 
 

@@ -49,7 +49,7 @@ class Kind(StrEnum):
     PAIRED = "paired"  # measurements of pairs of nodes
     PLAYED = "played"  # a training that was interrupted by faults
     STATE = "state"  # other results so far: notes, nodes, seconds
-    SITTING = "sitting"  # an interrupted run was resumed: the machine, and launches that were cut off
+    SITTING = "sitting"  # a resume of the run: the machine, and the launches that were cut off
     ENDED = "ended"  # the end of the run
 
 

@@ -133,7 +133,7 @@ class Machine:
 
     @cached_property
     def hardware_class(self) -> str:
-        """The GPUs or the CPU, and the ``key``: ``8x-nvidia-h200-3f1c``, ``2core-amd-epyc-91ab``."""
+        """The GPUs or CPU, with the ``key``: ``8x-nvidia-h200-3f1c``, ``2core-amd-epyc-91ab``."""
         name = f"{self.num_gpus}x {self.gpu}" if self.gpu else f"{self.num_cores}core {self.cpu}"
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
         return f"{slug}-{self.key}"

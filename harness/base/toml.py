@@ -160,7 +160,9 @@ def tables_of(doc: Mapping[str, Any], name: str, problems: Problems) -> list[Tom
     """Return the ``[[name]]`` tables of a file with their lines."""
     rows = doc.get(name, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        problems.add(problems.line_of(name), f"{name!r} must be tables", f"write [[{name}]]")
+        problems.add(
+            problems.line_of(name), f"{name!r} must be an array of tables", f"write [[{name}]]"
+        )
         rows = []
     starts = problems.lines_of(rf"\[\[\s*{name}\s*\]\]")
     starts += [0] * (len(rows) - len(starts))  # inline tables have no header line

@@ -120,7 +120,9 @@ def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> M
         expected = "whole GPUs, because NCCL can use at most one slice of a GPU"
         return Misfit("its GPUs are divided into MIG slices", expected, "--gpus 1")
     if len(seen.names) < wanted:
-        expected = "enough GPUs in CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes"
+        expected = (
+            "enough GPUs in CUDA_VISIBLE_DEVICES, and the nodes listed in the order of --nodes"
+        )
         message = (
             f"NVML sees {machine.num_gpus} GPUs, torch {len(seen.names)}, but {wanted} are needed"
         )

@@ -180,7 +180,7 @@ def memory() -> Finding:
     free, total = (int(facts[k].split()[0]) for k in ("MemAvailable", "MemTotal"))
     text = f"{free / 2**20:.1f} of {total / 2**20:.1f} GiB available"
     if free < FREE_MEMORY * total:
-        advice = "free some memory, because a launch that swaps measures the disk"
+        advice = "free some memory, because a launch that swaps measures the speed of the disk"
         return _bad("memory", text, advice)
     return Finding(check="memory", level=Level.OK, text=text)
 
@@ -229,8 +229,8 @@ def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
 #: Services that occupy a GPU. Each entry has a part of the program's name, and advice on how to
 #: make the service release the GPU.
 _SERVICES = (
-    ("cuda-mps", "an MPS server runs: echo quit | nvidia-cuda-mps-control"),
-    ("nv-hostengine", "DCGM profiles: dcgmi profile --pause"),
+    ("cuda-mps", "stop the MPS server: echo quit | nvidia-cuda-mps-control"),
+    ("nv-hostengine", "pause the profiling of DCGM: dcgmi profile --pause"),
 )
 
 
@@ -249,7 +249,11 @@ def _gpu(g: vendor.Gpu) -> Iterator[Finding]:
         listed = ", ".join(f"{pid} ({name})" if name else f"{pid}" for pid, name in names.items())
         text = f"GPU {g.index} is used by pid{'s' if len(names) > 1 else ''} {listed}"
         services = {advice for name in names.values() for n, advice in _SERVICES if n in name}
-        yield _bad("gpus", text, "; ".join(sorted(services)) or "stop them, or hide the GPU")
+        yield _bad(
+            "gpus",
+            text,
+            "; ".join(sorted(services)) or "stop these processes, or hide the GPU from this run",
+        )
     elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
         text = f"GPU {g.index} has {g.used_bytes / 2**30:.1f} GiB in use by unknown processes"
         yield _bad("gpus", text, "nvidia-smi; a process of another container may hold it")

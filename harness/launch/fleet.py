@@ -41,7 +41,7 @@ POLL_S = 1.0
 #: Ratio of the pause between two checks of all connected agents to the duration of one check. It
 #: limits the fraction of time that checks take if there are thousands of agents.
 PAUSES = 20
-#: The most nodes that a message lists one by one.
+#: Maximum number of nodes, or ranges of nodes, that a message lists.
 SHOWN = 8
 #: File descriptors that this program needs in addition to one for each agent.
 DESCRIPTORS = 512

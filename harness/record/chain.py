@@ -118,7 +118,8 @@ class Chain:
             self._append("".join(link.line + "\n" for link in new).encode())
         except OSError as error:
             self._failed = files.unwritten(self._path.parent, error)
-            with suppress(OSError):  # readers ignore an incomplete line and accept a complete one
+            # If this fails, readers ignore an incomplete last line and accept a complete one.
+            with suppress(OSError):
                 self._cut_torn_line()
             raise self._failed from None
         self.links += new
@@ -170,7 +171,7 @@ def walk(folder: Path) -> Iterator[Link]:
         try:
             link = _parsed(line)
         except ValueError as error:
-            raise RecordError(f"not a link: {error}", where=where, fix=_FIX) from None
+            raise RecordError(f"this line is not a link: {error}", where=where, fix=_FIX) from None
         if (link.number, link.before) != (number, before) or link.line != line:
             raise RecordError(
                 "the chain is broken: this line does not follow from the one before",

@@ -234,7 +234,7 @@ class LaunchRecord:
 
     @property
     def discarded(self) -> bool:
-        """Whether the launch is ignored and does not stop the run."""
+        """Whether the launch is ignored, so that its failure does not stop the run."""
         stalled = self.stood_still and self.purpose in (Purpose.PILOT, Purpose.STALLED)
         return stalled or self.purpose is Purpose.FLAKED
 

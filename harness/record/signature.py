@@ -41,7 +41,7 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
     links = chain.read(folder)
     if not links or links[-1].kind is not chain.Kind.ENDED:
         raise RecordError(
-            "only a complete, chained run can be signed",
+            "only a complete run with a chain can be signed",
             where=str(folder),
             fix=f"scaleproof run --resume {folder}",
         )

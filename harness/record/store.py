@@ -154,9 +154,13 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
         begun = begun or chain.begun(links, str(path.parent))
         return _named(chain.folded(begun, links))
     except RecursionError:
-        raise RecordError("nested too deeply to be a record", where=str(path), fix=TAKE) from None
+        raise RecordError(
+            "the file is nested too deeply to be a record", where=str(path), fix=TAKE
+        ) from None
     except ValueError as error:
-        raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
+        raise RecordError(
+            str(error), where=str(path), fix="restore this file, or measure again"
+        ) from None
 
 
 def _record(path: Path) -> RunRecord:
@@ -191,7 +195,7 @@ def _record(path: Path) -> RunRecord:
 def _apart(text: bytes) -> tuple[Json, list[bytes]]:
     """Return the document of a record without launches, and the texts of its launches in groups.
 
-    Splitting avoids that thousands of launches are in memory three times. If the text cannot be
+    Without the groups, thousands of launches would be in memory three times. If the text cannot be
     split, the list of groups is empty and the document includes the launches.
     """
     try:

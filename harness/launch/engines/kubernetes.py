@@ -467,7 +467,7 @@ def _why_stuck(pod: Any) -> Iterator[str]:
 
 
 def _client(kubernetes: Any, host: str) -> Any:
-    """Return a client for the API server at ``host``, or for the configured one if it is empty.
+    """Return a client for the API server at ``host``, or for the configured one without a host.
 
     Raise LaunchError if no server is configured.
     """
@@ -479,7 +479,7 @@ def _client(kubernetes: Any, host: str) -> Any:
         raise LaunchError(
             f"no cluster is configured: {error}",
             where="kubernetes engine",
-            expected="~/.kube/config, KUBECONFIG, or to run inside a pod",
+            expected="~/.kube/config, the variable KUBECONFIG, or a program that runs in a pod",
             fix="kubectl cluster-info",
         ) from None
     return kubernetes.client.ApiClient()

@@ -107,7 +107,7 @@ def _check_line(line: str) -> None:
         raise SpecError(
             f"lines: {line!r} would change where ranks run",
             where="[slurm]",
-            expected="the size in --nodes and --gpus of the command, or in tasks",
+            expected="the size of the job given by --nodes and --gpus, or by the setting tasks",
             fix='tasks = "rank"' if "ntasks" in line else "--nodes 2 --gpus 16",
         )
 

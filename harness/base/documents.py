@@ -1,6 +1,4 @@
-"""Conversion of frozen dataclasses to and from JSON documents, and generation of their JSON
-Schema.
-"""
+"""Conversion of frozen dataclasses to and from JSON documents, and their JSON Schema."""
 
 import contextlib
 import dataclasses
@@ -18,8 +16,8 @@ import msgspec
 def paused() -> Iterator[None]:
     """Disable the garbage collector inside the context.
 
-    Documents have no reference cycles, but every collection would visit all objects read so far.
-    The time to read a document thus grows only with its size.
+    Documents have no reference cycles, so nothing is lost. Otherwise every collection would visit
+    all objects read so far, and reading would take more than linear time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -37,18 +35,20 @@ Json = Any
 
 
 def to_doc(value: Any) -> Json:
-    """Return the JSON document of a dataclass, or of a container of dataclasses. Sets are
-    sorted.
+    """Return the JSON document of a dataclass, or of a container of dataclasses.
+
+    Sets are written in sorted order.
     """
     return msgspec.to_builtins(value, order="deterministic", enc_hook=_python)
 
 
 def reads_as(value: Any, doc: Json) -> bool:
-    """Return whether a value that is written to a file is certain to be read as this document.
+    """Return whether a file to which ``value`` is written would be read as ``doc``.
 
-    It is False for values that standard JSON cannot represent: NaN, infinity and lone surrogates.
+    The result is False if the value contains something that standard JSON cannot represent: NaN,
+    infinity or a lone surrogate.
     """
-    try:  # not through JSON, because msgspec writes null for infinity
+    try:  # MessagePack instead of JSON, because msgspec writes infinity as null in JSON
         packed = msgspec.msgpack.encode(value, order="deterministic", enc_hook=_python)
     except (UnicodeEncodeError, OverflowError):
         return False
@@ -56,9 +56,10 @@ def reads_as(value: Any, doc: Json) -> bool:
 
 
 def says(doc: Json, value: Any) -> bool:
-    """Return whether a document describes a value, as written by this version or by an earlier one.
+    """Return whether a document describes a value.
 
-    Fields that an earlier version did not have must have their defaults.
+    This or an earlier version of the program wrote the document. Fields that the earlier version
+    did not have must have their default values.
     """
     if reads_as(value, doc):
         return True
@@ -86,18 +87,22 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _python(value: Any) -> Any:
-    """Return the Python number in a scalar of numpy or torch, which users' files may return."""
+    """Return a scalar of numpy or torch, which a user's file may return, as a Python number."""
     return value.item()
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass. ``vars`` lacks those that msgspec left at their default."""
+    """Return the fields of a dataclass as a mapping.
+
+    ``vars`` would lack the fields for which msgspec used the default.
+    """
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def lean(value: Any) -> Json:
-    """Return the document without values that equal their default, so that a new field changes no
-    digest.
+    """Return the document of a value without fields that have their default value.
+
+    Therefore a new field with a default does not change digests of older documents.
     """
     if dataclasses.is_dataclass(value):
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
@@ -108,8 +113,10 @@ def lean(value: Any) -> Json:
 
 
 def from_doc(cls: type[T], doc: Json, where: str = "") -> T:
-    """Return the dataclass that a document describes. Raise ValueError with the path of the
-    mistake.
+    """Return the dataclass that a document describes.
+
+    Raises ValueError, with the path of the mistake in the document, if the document does not fit
+    the class. ``where`` is the first part of this path, by default the name of the class.
     """
     where = where or cls.__name__
     try:
@@ -121,7 +128,7 @@ def from_doc(cls: type[T], doc: Json, where: str = "") -> T:
         if isinstance(kind, EnumType) and (wrong := text.partition("enum value ")[2]):
             text = f"{wrong} is none of {', '.join(kind)}"
         raise ValueError(f"{where}{path}: {text}") from None
-    if not reads_as(value, doc):  # this is True if the document has every field
+    if not reads_as(value, doc):  # some fields are missing or unknown
         _refuse_unknown(doc, to_doc(value), where)
     return value
 
@@ -165,8 +172,9 @@ def json_schema(cls: type, *, title: str) -> dict[str, Json]:
 
 
 def schema_text(schema: Mapping[str, Json]) -> str:
-    """Return a schema as text with one line per definition or property, so that diffs show single
-    changes.
+    """Return a schema as text with one line for each definition or property.
+
+    Therefore a diff shows which of them changed.
     """
     lines = []
     for key, value in schema.items():
@@ -179,9 +187,9 @@ def schema_text(schema: Mapping[str, Json]) -> str:
 
 
 def closed(schema: Json) -> Json:
-    """Return the schema in a fixed order and without permission for unknown fields.
+    """Return the schema with its keys in a fixed order and with unknown fields forbidden.
 
-    Docstrings lose their indentation, as Python does itself from 3.13 on.
+    The indentation of docstrings is removed, as Python 3.13 and later do themselves.
     """
     if isinstance(schema, list):
         return sorted(map(closed, schema), key=str)

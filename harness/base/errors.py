@@ -1,4 +1,4 @@
-"""Errors for users, and the exit statuses of both programs."""
+"""Errors for users, and the exit statuses of the command ``scaleproof`` and the pytest plugin."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,8 +8,9 @@ from harness.base.formatting import plain
 
 
 class Exit(IntEnum):
-    """The exit status of both programs. It is 0 only if something was judged and all of it
-    passed.
+    """The exit status of the command ``scaleproof`` and of the pytest plugin.
+
+    It is 0 only if at least one threshold was judged, and all judged thresholds pass.
     """
 
     PASSED = 0
@@ -23,7 +24,11 @@ class Exit(IntEnum):
 
 
 class ScaleproofError(Exception):
-    """An error with one clear message for a user. ``fix`` is the command to run next."""
+    """An error with a message for a user.
+
+    ``what`` says what happened, ``where`` names the object, ``expected`` says what was expected,
+    and ``fix`` is the command to run next.
+    """
 
     exit = Exit.USAGE
 
@@ -75,8 +80,9 @@ class BusyError(ScaleproofError):
 
 
 class HostError(ScaleproofError):
-    """The environment of this program lacks something. The record and the training are not the
-    cause.
+    """The environment of this program lacks something that the program needs.
+
+    Neither the record nor the training is the cause.
     """
 
 
@@ -85,15 +91,13 @@ class OutOfTimeError(BusyError):
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'ddp'?``, or an empty string if no known name is similar."""
+    """Return a hint such as ``did you mean 'ddp'?``, or "" if no known name is similar."""
     by_small_letters = {str(other).lower(): str(other) for other in known}
     near = difflib.get_close_matches(name.lower(), by_small_letters, 1)
     return f"did you mean {by_small_letters[near[0]]!r}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion to append to a sentence, ``: did you mean 'ddp'?``, or an empty
-    string.
-    """
+    """Return a hint to append to a sentence, such as ``: did you mean 'ddp'?``, or ""."""
     hint = meant(name, known)
     return f": {hint}" if hint else ""

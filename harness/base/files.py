@@ -29,12 +29,12 @@ DIGITS = 16
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """Return the first hex digits of the sha256."""
+    """Return the first ``DIGITS`` hex digits of the sha256 of these bytes."""
     return hashlib.sha256(content).hexdigest()[:DIGITS]
 
 
 def digest_of_file(path: Path) -> str:
-    """Return the digest of a file; empty if it cannot be read."""
+    """Return the digest of a file, or "" if it cannot be read."""
     try:
         return digest_of_bytes(path.read_bytes())
     except OSError:
@@ -50,9 +50,9 @@ def digest_of_package() -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-#: The file in a folder that a ``Lock`` locks. It contains the number of the process.
+#: The file in a folder that a ``Lock`` locks. It contains the id of the process that holds it.
 LOCK_FILE = ".lock"
-#: Errors of a file system without locks. There, other processes cannot be excluded.
+#: Errors of a file system that does not support locks. The lock then has no effect.
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -84,18 +84,19 @@ class Lock:
         os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
 
 
-#: Free bytes below which a disk counts as full: after a rank has failed, and before a run begins.
-#: The chain needs space for measurements, and the record for its final state.
+#: Free bytes below which a disk counts as full during a run. The chain needs space for
+#: measurements, and the record for its final state.
 FLOOR_BYTES = 64 << 10
+#: Free bytes below which a disk counts as full before a run begins.
 ROOM_BYTES = 128 << 10
 #: The file of a run's chain in its folder.
 CHAIN = "chain.jsonl"
-#: Errors of a file system that is full, or whose quota for the user is used up.
+#: Errors of a file system that is full, or on which the user's quota is used up.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnwrittenError(ScaleproofError):
-    """Results could not be written. This ends the run, which can be resumed."""
+    """Results cannot be written. The run ends and can be resumed."""
 
     exit = Exit.ERROR
 
@@ -143,8 +144,8 @@ def writing_to(folder: Path) -> Iterator[None]:
 def refuse_full(folder: Path, *, begun: bool = True) -> None:
     """Raise FullDiskError if the disk is almost full.
 
-    A launch that failed for this reason says nothing about its case. Before a run has ``begun``,
-    the limit is larger, because without a chain nothing could be resumed.
+    The check shows that a launch failed because of the disk and not because of its case. Before a
+    run has ``begun``, the limit is larger, because a run without a chain cannot be resumed.
     """
     if shutil.disk_usage(folder).free < (FLOOR_BYTES if begun else ROOM_BYTES):
         raise FullDiskError(folder, begun=begun)
@@ -153,8 +154,8 @@ def refuse_full(folder: Path, *, begun: bool = True) -> None:
 def put(path: Path, body: bytes, option: str) -> None:
     """Write a file that a user requested with this option. Raise SpecError if that fails.
 
-    A path that is not a regular file, such as ``/dev/stdout``, is written to directly; a link stays
-    a link.
+    A path that is not a regular file, such as ``/dev/stdout``, is written directly instead of being
+    replaced. If the path is a symbolic link, its target is written.
     """
     try:
         with writing_to(path.parent):
@@ -171,18 +172,19 @@ def put(path: Path, body: bytes, option: str) -> None:
 
 
 def write(texts: Mapping[Path, str | bytes]) -> None:
-    """Write files atomically, and all of them or none."""
+    """Write all files or none of them. Each file is replaced atomically."""
     with ExitStack() as stack:
         for path, text in texts.items():
             handle = stack.enter_context(whole(path))
             handle.write(text if isinstance(text, bytes) else text.encode())
-            _to_disk(handle)  # all files are on disk before the first one is renamed
+            _to_disk(handle)  # the first file is renamed only after all files are on disk
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that is written completely or not at all: temporary file, sync to disk,
-    rename.
+    """Open a file that is written completely or not at all.
+
+    The content is written to a temporary file, which is synchronized to disk and then renamed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

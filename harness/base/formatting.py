@@ -2,7 +2,8 @@
 
 import re
 
-#: Characters that end a line, including Unicode separators, which terminals and editors may follow.
+#: Characters that end a line. They include Unicode separators, because some terminals and editors
+#: break lines there.
 _BREAKS = re.compile("[\t\n\x0b\x0c\r\x1c-\x1e\x85\u2028\u2029]")
 #: Control characters, marks that change the writing direction, and lone surrogates.
 _MOVING = re.compile(
@@ -25,7 +26,10 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def si(value: float | None, unit: str = "") -> str:
-    """Return a number with SI prefix: ``1.23 MB``. A share (unit 1) has no prefix; None is n/a."""
+    """Return a number with its unit and an SI prefix, such as ``1.23 MB``, or ``n/a`` for None.
+
+    The unit ``1`` means a ratio, which gets no prefix and no unit.
+    """
     if value is None:
         return "n/a"
     if unit == "1":
@@ -47,13 +51,16 @@ def duration(seconds: float) -> str:
 
 
 def length_s(text: str) -> float | None:
-    """Return the seconds in ``330``, ``330s``, ``5m``, ``1.5h`` or ``30d``; None for other text."""
+    """Parse a duration such as ``330``, ``330s``, ``5m``, ``1.5h`` or ``30d``.
+
+    Return the duration in seconds, or None if the text is not a duration.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def rate(value: float | None) -> str:
-    """Return a throughput with separated thousands, or with four digits if it is small."""
+    """Return a throughput with separators of thousands, or with four digits if it is below 1000."""
     if value is None:
         return "n/a"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

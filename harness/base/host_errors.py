@@ -1,4 +1,4 @@
-"""Messages for errors of the operating system: the file or limit, the place, and a fix."""
+"""Messages for errors of the operating system, each with the file or limit and a fix."""
 
 import errno
 import shlex
@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.base import files
 from harness.base.errors import HostError, ScaleproofError
 
-#: The expected state and the fix for each error. For other errors the fix is ``doctor``.
+#: The expected state and the fix for each error. For other errors the fix is ``scaleproof check``.
 _KNOWN = {
     errno.ENOTDIR: ("a folder, but this is a file", "--results another/folder"),
     errno.EEXIST: ("a folder, but this is a file", "--results another/folder"),
@@ -20,7 +20,7 @@ _KNOWN = {
 
 
 def in_words(error: OSError) -> ScaleproofError:
-    """Return an error with the same layout as all other messages."""
+    """Return an error for users that describes an error of the operating system."""
     if error.errno == errno.ENOENT and not _standing():
         return ScaleproofError(
             "the working folder no longer exists",
@@ -28,7 +28,7 @@ def in_words(error: OSError) -> ScaleproofError:
             fix="cd ~",
         )
     if error.errno in files.NO_ROOM:
-        # if there are two names, the second one is the written file
+        # If the error names two files, the second one is the file that was written.
         place = error.filename2 or error.filename
         return files.FullDiskError(Path(str(place)).parent if place else Path.cwd())
     what = (error.strerror or str(error) or type(error).__name__).lower()
@@ -40,10 +40,10 @@ def in_words(error: OSError) -> ScaleproofError:
 
 
 def by_host(error: BaseException) -> HostError | None:
-    """Return the error of an environment that lacks something, or None for other exceptions.
+    """Return an error for users if this environment caused the exception, otherwise None.
 
-    Lack of memory, a library that cannot be loaded, and a locale that cannot encode a text say
-    nothing about the record that was read.
+    The environment is the cause if memory is missing, a library cannot be loaded, or the locale
+    cannot encode a text. Such an exception says nothing about the record that was read.
     """
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -65,7 +65,7 @@ def by_host(error: BaseException) -> HostError | None:
         return HostError(
             f"the encoding of this locale, {error.encoding}, cannot represent the text",
             expected="UTF-8",
-            fix="PYTHONUTF8=1 and the same command",
+            fix="export PYTHONUTF8=1, and run the same command again",
         )
     return None
 

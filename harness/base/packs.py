@@ -1,5 +1,6 @@
-"""Fast readers of many small arrays in ``.npz`` archives, and packs with the files of many
-ranks.
+"""Fast reading of the arrays in small ``.npz`` files, and packs of the files of many ranks.
+
+A pack is a zip file in the folder of a launch, which replaces one file for each rank.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 #: The compression methods of zip members.
 _STORED = 0
 _DEFLATED = 8
-#: The end record of a zip file: signature, disks and members, size and offset of the directory,
-#: comment.
+#: The layout of the end record of a zip file: signature, disks and numbers of members, size and
+#: offset of the directory, length of the comment.
 _END = struct.Struct("<4s4H2LH")
-#: A member in the directory: signature, versions, flags, method, time, CRC, packed and unpacked
-#: size, lengths of name, extra and comment, disk, attributes, offset.
+#: The layout of a member's entry in the directory: signature, versions, flags, method, time, CRC,
+#: packed and unpacked size, lengths of name, extra field and comment, disk, attributes, offset.
 _MEMBER = struct.Struct("<4s2H2H4x3L3H2H2L")
-#: The header before a member's bytes: signature, and the lengths of its name and extra.
+#: The layout of the header before a member's bytes: signature, lengths of name and extra field.
 _LOCAL = struct.Struct("<4s22x2H")
 
 
@@ -46,8 +47,8 @@ class _Member(NamedTuple):
 def arrays(raw: bytes, most_bytes: int) -> dict[str, Any]:
     """Return the arrays of a ``.npz`` file by name. They are writable.
 
-    Raises ValueError if it is not such a file, if the header of an array claims more data than
-    there is, or if the arrays and the file together exceed ``most_bytes``.
+    Raises ValueError if the bytes are not such a file, if an array has less data than its header
+    states, or if the arrays and the file together exceed ``most_bytes``.
     """
     try:
         members = _members(raw)
@@ -78,7 +79,7 @@ def _members(raw: bytes) -> list[_Member]:
     return members
 
 
-#: The flag of a member with a UTF-8 name.
+#: The flag of a member whose name is encoded in UTF-8.
 _NAMED = 1 << 11
 
 
@@ -95,9 +96,7 @@ def _whole(raw: bytes, member: _Member) -> bytes:
 
 
 def _array(name: str, body: bytes) -> Any:
-    """Return one array of a file. Raise ValueError if its data are shorter than its header
-    claims.
-    """
+    """Return one array of a file. Raise ValueError if it has less data than its header states."""
     import numpy as np  # imported here because listing and collecting do not need numpy
 
     begin = _header_end(body)
@@ -109,8 +108,9 @@ def _array(name: str, body: bytes) -> Any:
 
 
 def _header_end(body: bytes) -> int:
-    """Return the offset of an array's values: after magic, version and a header of a stated
-    length.
+    """Return the offset of an array's values in a ``.npy`` file.
+
+    They follow the magic string, the version, the length of the header, and the header.
     """
     width = 2 if body[6:7] == b"\x01" else 4
     return 8 + width + int.from_bytes(body[8 : 8 + width], "little")
@@ -118,8 +118,9 @@ def _header_end(body: bytes) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _header(text: bytes) -> tuple[tuple[int, ...], bool, Any]:
-    """Return (shape, Fortran order, dtype) of an array. It is cached because many arrays have equal
-    headers.
+    """Return (shape, whether the order is Fortran's, dtype) of an array from its header.
+
+    The result is cached, because many arrays have equal headers.
     """
     import numpy as np
 
@@ -134,17 +135,20 @@ def _header(text: bytes) -> tuple[tuple[int, ...], bool, Any]:
     return shape, by_columns, kind
 
 
-#: Largest number of ranks whose files are left unpacked.
+#: Largest number of ranks whose files stay separate. The files of more ranks are put into packs.
 MANY = 16
-#: The pack of each file by its suffix. Files with other suffixes are also in the record.
+#: The name of the pack of samples.
 SAMPLES = "ranks.zip"
+#: The name of the pack of traces.
 TRACES = "traces.zip"
+#: The pack for each suffix of a file.
 PACKS = {".npz": SAMPLES, ".trace.json.gz": TRACES, ".spans.json": TRACES}
 
 
 def pack(where: Path, ranks: Sequence[int]) -> None:
-    """Put the files of many ranks into packs, and remove their JSON files, which the record
-    contains.
+    """Put the files of many ranks into packs, and remove the JSON files of the ranks.
+
+    The record has the contents of the JSON files.
     """
     if len(ranks) <= MANY:
         return
@@ -160,11 +164,9 @@ def pack(where: Path, ranks: Sequence[int]) -> None:
 
 
 def _together(pack: Path, left: Sequence[Path]) -> None:
-    """Move files into a pack one after the other, so that only one is in memory. The pack appears
-    atomically.
-    """
+    """Move files into a new pack. The pack appears atomically, with all files in it."""
     part = pack.with_suffix(".part")
-    # not compressed again: the files are already compressed
+    # The pack is not compressed, because the files in it already are.
     with zipfile.ZipFile(part, "w") as together:
         for path in left:
             with together.open(path.name, "w") as into, path.open("rb") as source:
@@ -177,18 +179,19 @@ def _together(pack: Path, left: Sequence[Path]) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Return whether a rank's file exists, alone or in a pack."""
+    """Return whether a rank's file exists as a separate file or in a pack."""
     return path.is_file() or _member(path) is not None
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a rank's file, alone or in a pack. Raise OSError if it does not exist or is
-    unreadable.
+    """Open a rank's file, which may be a separate file or in a pack.
+
+    Raises OSError if it does not exist or is unreadable.
     """
     if path.is_file() or (pack := _pack(path)) is None:
         return path.open("rb")
     try:
-        with zipfile.ZipFile(pack) as together:  # the open member keeps the file open
+        with zipfile.ZipFile(pack) as together:  # the returned member keeps the pack open
             return together.open(path.name)
     except (KeyError, zipfile.BadZipFile) as error:
         raise OSError(str(error)) from None

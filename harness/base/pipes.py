@@ -1,8 +1,9 @@
-"""Protection of standard streams against closed pipes and full disks: the work continues without
-output.
+"""Protection of the standard streams against closed pipes and full disks.
 
-``verify RUN | true``, ``run CASE | head -1``, ``2>&-`` and ``> /dev/full`` end with the same status
-as in a terminal. If a full disk loses output, the program does not report success.
+If a stream breaks, the program continues without its output. Commands such as ``verify RUN | true``
+and ``run CASE | head -1``, or with ``2>&-`` or ``> /dev/full``, end with the same status as in a
+terminal. An exception is output that is lost because a disk is full: then the program does not
+report success.
 """
 
 import io
@@ -18,7 +19,7 @@ class ClosedPipeWriter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.lost = False  # whether output was lost that somebody needs
+        self.lost = False  # whether any output that somebody needs was lost
 
     def write(self, words: str) -> int:
         """Write text, or discard it if the stream is broken."""
@@ -102,7 +103,7 @@ def _fill() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # open() returns the lowest free number, which is this one
+            # open() returns the lowest free descriptor, which is this one.
             os.open(os.devnull, os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115

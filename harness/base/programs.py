@@ -1,4 +1,4 @@
-"""Programs of this package that other processes start, and import of files by path."""
+"""Import files by path, and define how modules of this package are started as programs."""
 
 import ast
 import importlib
@@ -10,8 +10,9 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-#: Attributes that ``@scaling`` and ``@recovering`` set on a function.
+#: The attribute that ``@scaling`` sets on a function.
 MARK = "__scaleproof_recipes__"
+#: The attribute that ``@recovering`` sets on a function.
 RECOVERS = "__scaleproof_recoveries__"
 #: The attribute with the bounds that ``@scaling`` sets.
 BOUNDS = "__scaleproof_bounds__"
@@ -20,13 +21,15 @@ _CALLED = {"scaling", "recovering"}
 
 
 def is_suite(path: Path) -> bool:
-    """Return whether a file is a suite, according to its syntax. The file is not imported."""
+    """Return whether a file is a suite, judged from its syntax without importing it."""
     try:
         source = path.read_bytes()
         if not any(name.encode() in source for name in _CALLED):
             return False  # this rejects most files without parsing them
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about a user's file are not ours to print
+            warnings.simplefilter(
+                "ignore"
+            )  # this program must not print warnings about a user's file
             nodes = list(ast.walk(ast.parse(source)))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
@@ -43,8 +46,9 @@ def is_suite(path: Path) -> bool:
 
 
 def _is_marked(function: ast.FunctionDef) -> bool:
-    """Return whether a function has one of the decorators, from any module, and takes
-    ``verdict``.
+    """Return whether a function has one of the decorators and an argument ``verdict``.
+
+    The decorator may come from any module.
     """
     names = {node.attr if isinstance(node, ast.Attribute) else node.id
              for decorator in function.decorator_list for node in ast.walk(decorator)
@@ -54,8 +58,9 @@ def _is_marked(function: ast.FunctionDef) -> bool:
 
 
 def load_module(file: str) -> ModuleType:
-    """Import the module with this dotted name, or with this path to a ``.py`` file. It is imported
-    once.
+    """Import a module, given by its dotted name or by the path of its ``.py`` file, and return it.
+
+    A module that was imported before is not imported again.
     """
     path = Path(file).resolve()
     if path.suffix != ".py":
@@ -85,24 +90,26 @@ TORCHRUN_RANK = f"{TRAINING}.rank.under_torchrun"
 SWITCH = "harness.launch.emulation.switch"
 RECORDER = "harness.measure.recorder"
 
-#: Options with which Python runs a module of this package. With ``-P`` a user's ``secrets.py`` in
-#: the working folder does not replace the standard library's module. ``own_folder`` appends the
-#: working folder for programs that are not scripts.
+#: Options with which Python runs a module of this package. ``-P`` keeps the working folder off the
+#: import path, so that a user's ``secrets.py`` does not replace the standard library's module.
+#: Programs that need the working folder append it with ``own_folder``.
 MODULE = ("-P", "-m")
 
-#: The folder of this package, and the folder that must be on the path to import it.
+#: The folder of this package.
 PACKAGE = Path(__file__).parents[1]
+#: The folder that must be on the import path to import this package.
 ROOT = PACKAGE.parent
 
 
 def own_folder() -> None:
-    """Append the working folder to the import path, after everything else."""
+    """Append the working folder to the end of the import path."""
     sys.path.append(str(Path.cwd()))
 
 
 def without_own_folder() -> None:
-    """Remove the working folder from the end of the import path. Call this before changing the
-    folder.
+    """Remove the working folder from the end of the import path.
+
+    Call this before the working folder changes.
     """
     if sys.path[-1:] == [str(Path.cwd())]:
         sys.path.pop()
@@ -111,12 +118,12 @@ def without_own_folder() -> None:
 def path() -> str:
     """Return the search path for programs: the folder of this interpreter, then the PATH.
 
-    The Python of an environment is often started by its full path, without activating the
-    environment.
+    The folder of the interpreter is included because environments are often used by the full path
+    of their Python, without activating them.
     """
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
 
 
 def which(name: str) -> str | None:
-    """Return the path of a program, or None if there is none of this name."""
+    """Return the path of the program with this name, or None if there is none."""
     return shutil.which(name, path=path())

@@ -1,8 +1,7 @@
-"""Confidence intervals for a fixed number of values, slopes and quantiles. These are pure
-functions.
+"""Confidence intervals for a fixed number of values, slopes and quantiles, as pure functions.
 
-Functions import scipy.special at their first use, because it takes 0.15 s, which ``list`` does not
-need.
+The functions import scipy.special when they first need it. The import takes 0.15 s, and some
+commands, such as ``list``, do not need it.
 """
 
 import functools
@@ -14,7 +13,10 @@ from statistics import fmean
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """The mean of n values with a two-sided interval; ``low``/``high`` are None for n < 2."""
+    """The mean of n values with a two-sided interval.
+
+    ``sd`` is the standard deviation of the values. ``low``, ``high`` and ``sd`` are None if n is 1.
+    """
 
     mean: float
     low: float | None
@@ -26,8 +28,8 @@ class Interval:
 def interval(values: Sequence[float], radius: Callable[[float, int], float | None]) -> Interval:
     """Return the mean with an interval.
 
-    ``radius`` returns half its width for a standard deviation and n, or None if it is unknown.
-    Raises ValueError if there are no values.
+    ``radius`` returns half of the interval's width for a standard deviation and n, or None if it is
+    unknown. Raises ValueError if there are no values.
     """
     n = len(values)
     if n == 0:
@@ -42,23 +44,25 @@ def interval(values: Sequence[float], radius: Callable[[float, int], float | Non
 
 
 def t_interval(values: Sequence[float], alpha: float) -> Interval:
-    """Return Student's t interval of the mean with two-sided error ``alpha``, valid for one
-    evaluation only.
+    """Return Student's t interval of the mean with two-sided error ``alpha``.
+
+    It is valid only if it is evaluated once, not repeatedly while values are added.
     """
     return interval(values, lambda sd, n: t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n))
 
 
 @functools.lru_cache(maxsize=4096)
 def t_quantile(p: float, df: int) -> float:
-    """Return the quantile of Student's t distribution."""
+    """Return the quantile ``p`` of Student's t distribution with ``df`` degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, p))
 
 
 def slope(values: Sequence[float], alpha: float = 0.05) -> Interval:
-    """Return the least-squares slope per index with its t interval. Raise ValueError below 3
-    values.
+    """Return the least-squares slope of values over their index, with its t interval.
+
+    Raises ValueError if there are fewer than 3 values. ``sd`` of the result is the standard error.
     """
     n = len(values)
     if n < 3:
@@ -74,8 +78,9 @@ def slope(values: Sequence[float], alpha: float = 0.05) -> Interval:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the quantile by linear interpolation, as numpy does by default, independent of its
-    version.
+    """Return a quantile by linear interpolation.
+
+    This is the default method of numpy, but it does not depend on the version of numpy.
     """
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
@@ -87,8 +92,8 @@ def quantile(values: Sequence[float], q: float) -> float:
 def karp_flatt(speedup: float, num_ranks: float) -> float | None:
     """Return the experimentally determined serial fraction (Karp and Flatt 1990); None at one rank.
 
-    It applies to strong scaling. ``num_ranks`` is the ratio of the subject's ranks to the
-    baseline's.
+    It applies to strong scaling. ``num_ranks`` is the subject's number of ranks divided by the
+    baseline's number of ranks.
     """
     if num_ranks <= 1:
         return None
@@ -96,8 +101,9 @@ def karp_flatt(speedup: float, num_ranks: float) -> float | None:
 
 
 def evenly(costs: Sequence[float], parts: int) -> list[int]:
-    """Divide costs into consecutive parts with the smallest possible largest sum. Return their
-    lengths.
+    """Divide costs into consecutive parts so that the largest sum of a part is minimal.
+
+    Return the number of costs in each part.
     """
     best: dict[tuple[int, int], tuple[float, int]] = {(0, 0): (0.0, 0)}  # (part, end)
     for part in range(1, parts + 1):

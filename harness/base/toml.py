@@ -1,5 +1,6 @@
-"""A strict TOML reader that reports all mistakes together, each with its line, the expectation and
-a hint.
+"""A strict TOML reader that reports all mistakes of a file together.
+
+Each mistake has its line, what was expected, and a hint.
 """
 
 import dataclasses
@@ -17,7 +18,11 @@ from harness.base.errors import ConfigError, meant
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """The type of a key in a table. ``each`` also permits a list of the type."""
+    """The permitted values of a key in a table.
+
+    ``kind`` is the type of the value. ``choices`` are the permitted strings; empty permits all. If
+    ``each`` is True, a list of such values is permitted, too.
+    """
 
     kind: type
     required: bool = False
@@ -28,8 +33,8 @@ class Key:
 def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
     """Return a key for each field of a dataclass, according to its type.
 
-    ``others`` replace keys; None removes one. A tuple field also permits a single value. A field
-    with a default is optional.
+    ``others`` replaces the key of a field, or removes it if the value is None. The key of a tuple
+    field permits a list or a single value. A key is optional if its field has a default.
     """
     hints = get_type_hints(cls)
     keys = dict[str, Key]()
@@ -49,7 +54,11 @@ def keys_of(cls: type, **others: Key | None) -> dict[str, Key]:
 
 @dataclass
 class Problem:
-    """One mistake: its line (0 = whole file), the text of the line, the mistake and a hint."""
+    """One mistake in a file.
+
+    ``line`` is its line number (0 = the whole file), and ``source`` is the text of this line.
+    ``text`` describes the mistake.
+    """
 
     line: int
     source: str
@@ -67,7 +76,7 @@ class Problems:
         self.found: list[Problem] = []
 
     def lines_of(self, pattern: str) -> list[int]:
-        """Return the numbers of the lines that begin with a pattern, indented or not."""
+        """Return the numbers of the lines that begin with a pattern, ignoring indentation."""
         return [i for i, line in enumerate(self.lines, 1) if re.match(rf"\s*{pattern}", line)]
 
     def line_of(self, pattern: str) -> int:
@@ -95,7 +104,7 @@ class Problems:
 
 @dataclass(frozen=True, kw_only=True)
 class TomlTable:
-    """One table of the file: its values, and the line of every key."""
+    """One table of a file: the line of its header, its values, and the line of every key."""
 
     line: int
     values: Mapping[str, Any]
@@ -107,8 +116,8 @@ def read(
 ) -> tuple[dict[str, Any], Problems]:
     """Read a TOML file. Return its content and an empty collection for its mistakes.
 
-    ``option`` is the option that names another file, ``then`` the command to run after the mistakes
-    are fixed. Raises ConfigError if the file is unreadable or invalid.
+    ``option`` is the command-line option with which the file was given. ``then`` is the command to
+    run after the mistakes are fixed. Raises ConfigError if the file is unreadable or invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -141,7 +150,7 @@ def read_tables(path: Path, name: str, option: str) -> tuple[list[TomlTable], Pr
 
 
 def refuse_others(doc: Mapping[str, Any], known: Sequence[str], problems: Problems) -> None:
-    """Report every top-level key that is not known."""
+    """Add every unknown top-level key to ``problems``."""
     for key in doc.keys() - set(known):
         line = problems.line_of(rf"\[*\s*{re.escape(key)}\b")
         problems.add(line, f"unknown top-level key {key!r}", meant(key, known))
@@ -151,7 +160,9 @@ def tables_of(doc: Mapping[str, Any], name: str, problems: Problems) -> list[Tom
     """Return the ``[[name]]`` tables of a file with their lines."""
     rows = doc.get(name, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        problems.add(problems.line_of(name), f"{name!r} must be tables", f"write [[{name}]]")
+        problems.add(
+            problems.line_of(name), f"{name!r} must be an array of tables", f"write [[{name}]]"
+        )
         rows = []
     starts = problems.lines_of(rf"\[\[\s*{name}\s*\]\]")
     starts += [0] * (len(rows) - len(starts))  # inline tables have no header line
@@ -180,14 +191,14 @@ def _table(values: Mapping[str, Any], start: int, problems: Problems) -> TomlTab
 
 
 def check_table(table: TomlTable, keys: Mapping[str, Key], problems: Problems, name: str) -> bool:
-    """Check a table against its keys. Return False after reporting mistakes."""
+    """Add the mistakes in a table to ``problems``, and return whether there are none."""
     before = len(problems.found)
     missing = [k for k, rule in keys.items() if rule.required and k not in table.values]
     for key, value in table.values.items():
         line = table.lines.get(key, table.line)
         if key not in keys:
             hint = meant(key, keys)
-            # do not also report the misspelt key as missing
+            # The hint names the key that was meant, so that key is not reported as missing, too.
             missing = [k for k in missing if repr(k) not in hint]
             problems.add(line, f"unknown key {key!r} in [[{name}]]", hint)
             continue
@@ -200,7 +211,7 @@ def check_table(table: TomlTable, keys: Mapping[str, Key], problems: Problems, n
 
 
 def _check_value(value: Any, rule: Key, line: int, problems: Problems) -> None:
-    """Report a value that has the wrong type or is not one of the choices."""
+    """Add a value to ``problems`` if it has the wrong type or is not one of the choices."""
     kinds = (int, float) if rule.kind is float else (rule.kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and rule.kind is not bool):
         want = "a date (2026-12-31)" if rule.kind is datetime.date else f"a {rule.kind.__name__}"

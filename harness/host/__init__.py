@@ -1,13 +1,16 @@
 """This machine: its devices, fabric and environment, and whether measurements on it are valid.
 
-machine       hardware class, facts and software; topology places devices
+machine       the hardware class, the facts and the software of this machine
+topology      how cores, memory, GPUs and network cards are connected
 vendor        the protocol of a GPU vendor's driver; nvml and amd implement it
-fabric        the links of GPUs and nodes, part of a machine's identity
-devices       known GPU models, and hardware that a run is planned for
-admission     whether this host is fit to measure on, before a run
-doctor        checks of the installation, old versions, leftovers of ranks
-cores         cores, control-group limits and run-queue waits
-environment   environment variables that change speed
+accelerators  whether torch can use the GPUs of this machine
+fabric        the links between GPUs and between nodes, which are part of a machine's identity
+devices       data sheets of known GPU models, and hardware for which a run is planned
+admission     checks that decide whether measurements on this host are valid
+doctor        checks of the installation, of versions, and of leftover processes
+cores         cores, limits by control groups, and the time that threads wait for a core
+environment   environment variables that are recorded or can change speed
 copies        copies of a user's folder for launches of a script
-secrets       values that no record may hold
+ranks         the ranks of a running job and their stacks
+secrets       values that a record must not contain
 """

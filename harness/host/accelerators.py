@@ -1,7 +1,7 @@
 """Compare the GPUs that torch can use on this machine with those that NVML reports.
 
-A query through torch initialises the driver. So it runs in a separate process, and only if NVML
-reports a GPU.
+A query through torch initialises the driver. Therefore the query runs in a separate process, and
+only if NVML reports a GPU.
 """
 
 import ast
@@ -21,10 +21,10 @@ CUDA_WHEEL = "pip install torch --index-url https://download.pytorch.org/whl/cu1
 class Accelerators:
     """The GPUs that torch can use.
 
-    ``build`` is the platform that torch was built for (``cuda 13.0``, ``hip 6.4``, ``cpu``).
-    ``names`` holds the names of the devices in torch's order, and ``as_nvml`` says whether NVML has
-    the same order. ``foreign`` holds devices for which torch has no kernels. ``error`` is the error
-    that kept torch from answering, or empty.
+    ``build`` is the platform for which torch was built (``cuda 13.0``, ``hip 6.4``, ``cpu``).
+    ``names`` lists the names of the devices in torch's order, and ``as_nvml`` says whether NVML has
+    the same order. ``foreign`` lists devices for which torch has no kernels. ``error`` is the error
+    that prevented torch from listing the devices; it is empty if there was none.
     """
 
     build: str
@@ -45,7 +45,7 @@ class Misfit:
 
 @cache
 def torch_build() -> str:
-    """Return the platform that the installed torch was built for, without importing torch.
+    """Return the platform for which the installed torch was built, without importing torch.
 
     The platform is read from torch's version file: ``cuda 13.0``, ``hip 6.4``, ``xpu ..``, ``cpu``,
     or ``none`` if torch is not installed.
@@ -66,7 +66,7 @@ def torch_build() -> str:
 
 
 def no_gpu(build: str, version: str, vendor: str = "NVIDIA") -> Misfit | None:
-    """Return the reason if a torch of this build cannot use GPUs of this vendor, else None."""
+    """Return why a torch of this build cannot use GPUs of this vendor, or None if it can."""
     kind, _, number = build.partition(" ")
     wanted = {"NVIDIA": "cuda", "AMD": "hip"}[vendor]
     if kind == wanted:
@@ -84,12 +84,12 @@ def no_gpu(build: str, version: str, vendor: str = "NVIDIA") -> Misfit | None:
     return Misfit(f"torch {version} is built without {platform}", expected, f"{wheel}, or --cpus")
 
 
-#: A file that exists if NVIDIA's kernel module is loaded, in containers, too.
+#: A file that exists if NVIDIA's kernel module is loaded. It exists in containers, too.
 _DRIVER = Path("/dev/nvidiactl")
 
 
 def hidden(build: str, version: str, driver: Path = _DRIVER) -> Misfit | None:
-    """Return the reason, if one is known, why a machine with GPUs shows none, else None."""
+    """Return a likely reason why GPUs of this machine are not visible, or None."""
     if build.startswith("xpu"):
         return no_gpu(build, version)
     if build.startswith("hip"):
@@ -108,7 +108,7 @@ def hidden(build: str, version: str, driver: Path = _DRIVER) -> Misfit | None:
 
 
 def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> Misfit | None:
-    """Return the reason if ``wanted`` ranks cannot each have a GPU on this machine, else None."""
+    """Return the reason why ``wanted`` ranks cannot each have a GPU here, or None if they can."""
     look = "nvidia-smi -L"
     maker = "AMD" if (machine.gpu or "").startswith("AMD") else "NVIDIA"
     if (built := no_gpu(seen.build, version, maker)) is not None:
@@ -120,13 +120,15 @@ def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> M
         expected = "whole GPUs, because NCCL can use at most one slice of a GPU"
         return Misfit("its GPUs are divided into MIG slices", expected, "--gpus 1")
     if len(seen.names) < wanted:
-        expected = "enough GPUs in CUDA_VISIBLE_DEVICES, and nodes in the order of --nodes"
+        expected = (
+            "enough GPUs in CUDA_VISIBLE_DEVICES, and the nodes listed in the order of --nodes"
+        )
         message = (
             f"NVML sees {machine.num_gpus} GPUs, torch {len(seen.names)}, but {wanted} are needed"
         )
         return Misfit(message, expected, look)
     if not seen.as_nvml:
-        expected = "the same order, so that clocks and cores belong to the GPU of a rank"
+        expected = "the same order, because clocks and cores are assigned to ranks in NVML's order"
         return Misfit(
             "torch and NVML number the GPUs in different orders",
             expected,

@@ -1,7 +1,7 @@
 """Check whether measurements on this host are valid, before a run and during each launch.
 
-If the host fails these checks, the verdicts of a run are INCONCLUSIVE instead of PASS or FAIL. They
-state the reasons and what to do.
+If the host fails a check, the verdicts of a run are INCONCLUSIVE instead of PASS or FAIL. Each
+verdict states the reason and what to do.
 """
 
 import os
@@ -16,25 +16,25 @@ from harness.base import programs
 from harness.host import devices as sheets, fabric, machine, nvml, vendor
 from harness.host.fabric import LinkClass
 
-#: The largest share of a core's time that other processes may use, averaged over the cores in use.
+#: The largest fraction of the CPU time of the cores in use that other processes may take.
 FOREIGN_LOAD = 0.25
-#: The largest share of a window for which a CPU quota may throttle ranks.
+#: The largest fraction of a window for which a CPU quota may throttle ranks.
 THROTTLED = 0.05
-#: The largest relative standard deviation between launches of one arm, from A/A calibration
-#: launches, for which verdicts are possible.
+#: The largest relative standard deviation between launches of one arm for which verdicts are
+#: possible. Calibration launches of the same arm measure it.
 LAUNCH_SD = 0.15
-#: Available share of host memory below which launches may swap.
+#: Fraction of the host memory that must be available. If less is available, launches may swap.
 FREE_MEMORY = 0.05
 #: The largest relative difference of maximum clocks between devices of the same name.
 CLOCK_SPREAD = 0.05
-#: CPUs that a rank with a GPU needs: for its main thread, and those of autograd, the communication
-#: backend and the data loader.
+#: Number of CPUs that a rank with a GPU needs: one each for its main thread, autograd, the
+#: communication backend and the data loader.
 CPUS_PER_GPU = 4
-#: The most bytes of memory that may be in use on an idle device.
+#: Maximum number of bytes of memory that may be in use on an idle device.
 IDLE_DEVICE_BYTES = 2 << 30
-#: Seconds of one measurement of the load.
+#: Duration of one measurement of the load, in seconds.
 LOOK_S = 0.3
-#: The most measurements of the load of a busy host.
+#: Maximum number of measurements of the load. They are repeated while the host is busy.
 LOOKS = 20
 
 
@@ -65,10 +65,11 @@ class Finding:
 
 
 def examine(num_gpus: int | None = None) -> tuple[Finding, ...]:
-    """Run every check that decides whether verdicts are valid, within LOOKS x LOOK_S seconds.
+    """Run every check that decides whether verdicts are valid.
 
-    ``num_gpus`` is the number of visible GPUs that the run uses, from the first one on, or None for
-    all. The state and the load of other GPUs are ignored; a run on CPUs uses no GPU.
+    This takes up to LOOKS x LOOK_S seconds. ``num_gpus`` is the number of visible GPUs that the run
+    uses, counted from the first one; None means all, and 0 is for a run on CPUs. The state and the
+    load of the other GPUs are ignored.
     """
     return (load(), memory(), *gpus(vendor.gpus()[:num_gpus]))
 
@@ -152,16 +153,19 @@ class Workers:
         return ticks
 
     def left(self) -> list[int]:
-        """Return the processes whose run is gone, so that nothing else will end them."""
+        """Return the processes whose main program is gone, so that no program will end them."""
         return sorted(p for p in self._before if not Path(f"/proc/{self._owners[p]}").exists())
 
     def runs(self) -> list[int]:
-        """Return the process ids of the running main programs that the processes belong to."""
+        """Return the process ids of the main programs to which these processes belong.
+
+        Main programs that are gone are left out.
+        """
         leftover = set(self.left())
         return sorted({self._owners[p] for p in self._before if p not in leftover})
 
     def computing(self) -> list[int]:
-        """Return the processes that used over 3 CPU ticks (10 ms each) since the creation."""
+        """Return the processes that used over 3 CPU ticks (10 ms each) since ``__init__``."""
         after = self._ticks()
         return sorted(p for p, t in self._before.items() if after.get(p, t) - t > 3)
 
@@ -176,13 +180,13 @@ def memory() -> Finding:
     free, total = (int(facts[k].split()[0]) for k in ("MemAvailable", "MemTotal"))
     text = f"{free / 2**20:.1f} of {total / 2**20:.1f} GiB available"
     if free < FREE_MEMORY * total:
-        advice = "free some memory, because a launch that swaps measures the disk"
+        advice = "free some memory, because a launch that swaps measures the speed of the disk"
         return _bad("memory", text, advice)
     return Finding(check="memory", level=Level.OK, text=text)
 
 
 def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
-    """Check devices for other processes, power caps, throttling, faults and unequal clocks."""
+    """Check GPUs for other processes, power caps, throttling, faults and unequal clocks."""
     if not devices:
         return []
     log = kernel_log()
@@ -222,10 +226,11 @@ def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
     return findings or [Finding(check="gpus", level=Level.OK, text=usual)]
 
 
-#: Services that occupy a GPU: a part of the program's name, and how to make it release the GPU.
+#: Services that occupy a GPU. Each entry has a part of the program's name, and advice on how to
+#: make the service release the GPU.
 _SERVICES = (
-    ("cuda-mps", "an MPS server runs: echo quit | nvidia-cuda-mps-control"),
-    ("nv-hostengine", "DCGM profiles: dcgmi profile --pause"),
+    ("cuda-mps", "stop the MPS server: echo quit | nvidia-cuda-mps-control"),
+    ("nv-hostengine", "pause the profiling of DCGM: dcgmi profile --pause"),
 )
 
 
@@ -244,7 +249,11 @@ def _gpu(g: vendor.Gpu) -> Iterator[Finding]:
         listed = ", ".join(f"{pid} ({name})" if name else f"{pid}" for pid, name in names.items())
         text = f"GPU {g.index} is used by pid{'s' if len(names) > 1 else ''} {listed}"
         services = {advice for name in names.values() for n, advice in _SERVICES if n in name}
-        yield _bad("gpus", text, "; ".join(sorted(services)) or "stop them, or hide the GPU")
+        yield _bad(
+            "gpus",
+            text,
+            "; ".join(sorted(services)) or "stop these processes, or hide the GPU from this run",
+        )
     elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
         text = f"GPU {g.index} has {g.used_bytes / 2**30:.1f} GiB in use by unknown processes"
         yield _bad("gpus", text, "nvidia-smi; a process of another container may hold it")
@@ -276,7 +285,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d+)", re.I)
 
 
 def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
-    """Find faults of a GPU: in memory, PCIe lanes or NVLinks, or errors in the kernel log."""
+    """Find faults of a GPU in its memory, PCIe lanes and NVLinks, and in the kernel log."""
     health = g.health
     look = f"nvidia-smi -q -i {g.index}"
     if health.uncorrected_errors:
@@ -286,7 +295,7 @@ def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
         text = f"GPU {g.index} has a row of memory that could not be remapped"
         yield _bad("gpus", text, f"{look} -d ROW_REMAPPER; replace the GPU")
     elif health.remapped_rows:
-        text = f"GPU {g.index} has a row of memory that waits to be remapped by a reset"
+        text = f"GPU {g.index} has a row of memory that the next reset will remap"
         advice = f"nvidia-smi --gpu-reset -i {g.index}"
         yield Finding(check="gpus", level=Level.WARN, text=text, advice=advice)
     if health.links_down:
@@ -310,7 +319,7 @@ def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
 
 
 def _without_links(devices: Sequence[vendor.Gpu]) -> Iterator[Finding]:
-    """Find devices made for NVSwitch or xGMI that can reach each other only over PCIe."""
+    """Find GPUs that can reach each other only over PCIe although they have NVSwitch or xGMI."""
     sheet = sheets.named(devices[0].name)
     used = {device.index for device in devices}
     pairs = [pair for pair in vendor.topology() if {pair.a, pair.b} <= used]

@@ -1,6 +1,6 @@
 """Read names, memory and links of AMD devices from files of the kernel's driver.
 
-This needs no HIP context. The layout of the files is that of ``amdkfd`` (Linux,
+This needs no HIP context. The driver ``amdkfd`` defines the layout of the files (Linux,
 drivers/gpu/drm/amd/amdkfd/kfd_topology.c). Clocks, power and errors are not read. The module was
 written from the kernel's sources and has not been tested with an AMD device.
 """
@@ -42,7 +42,7 @@ def topology(root: Path = Path("/")) -> tuple[Pair, ...]:
 
 
 def driver(root: Path = Path("/")) -> str | None:
-    """Return the version of the kernel module, or None if it is absent or part of the kernel."""
+    """Return the version of the module amdgpu, or None if it is absent or built into the kernel."""
     try:
         return (root / "sys/module/amdgpu/version").read_text(encoding="utf-8").strip()
     except OSError:
@@ -50,9 +50,10 @@ def driver(root: Path = Path("/")) -> str | None:
 
 
 def _visible(root: Path) -> list[Path]:
-    """Return the folders of the GPUs that ROCR_ and HIP_VISIBLE_DEVICES leave visible.
+    """Return the folders of the GPUs that are visible.
 
-    HIP reads CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is unset or empty.
+    ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES select them. If the latter is unset or empty, HIP
+    reads CUDA_VISIBLE_DEVICES instead.
     """
     nodes = sorted((root / _KFD).glob("[0-9]*"), key=lambda path: int(path.name))
     visible = [node for node in nodes if _properties(node).get("simd_count", 0)]
@@ -86,13 +87,13 @@ def _links(node: Path) -> dict[int, int]:
     links = [_properties(link) for link in (node / "io_links").glob("*")]
     links += [_properties(link) for link in (node / "p2p_links").glob("*")]
     known = [link for link in links if {"node_to", "type"} <= link.keys()]
-    # Sorted so that xGMI comes last and replaces PCIe, because xGMI is used if both exist.
+    # The links are sorted so that xGMI replaces PCIe: if a pair has both, it uses xGMI.
     kinds = sorted((link["type"], link["node_to"]) for link in known)
     return {to: kind for kind, to in kinds if kind in (_PCIE, _XGMI)}
 
 
 def _properties(folder: Path) -> Mapping[str, int]:
-    """Return the properties of a node or link, from a file with a line ``name number`` for each."""
+    """Return the properties of a node or link from its file, which has lines ``name number``."""
     lines = (line.split() for line in _text(folder / "properties").splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdigit()}
 

@@ -1,4 +1,4 @@
-"""Copy the user's folder for launches of scripts, and watch the paths that launches share."""
+"""Copy a user's folder for launches of a script, and find changes of files that launches share."""
 
 import contextlib
 import ctypes
@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 from harness.base.errors import SpecError
 from harness.base.formatting import si
 
-#: The most shared files that are compared after every launch. If there are more, only the first
-#: ones are.
+#: Maximum number of shared files that are compared after every launch. Further files are not
+#: compared.
 MOST_SHARED_FILES = 100_000
 # Flags of the system calls unshare(2) and mount(2).
 _NEW_NAMESPACE = 0x0002_0000  # CLONE_NEWNS
@@ -24,28 +24,29 @@ _REMOUNT = 0x20
 _BIND = 0x1000
 _RECURSIVE = 0x4000
 _PRIVATE = 0x4_0000
-#: Flags that have the same value for statvfs and mount, and one that differs (statvfs, mount).
+#: Mount flags that have the same value in statvfs(3) and in mount(2).
 _SAME_FLAGS = 0x2 | 0x4 | 0x8 | 0x400 | 0x800
+#: A mount flag that has different values in statvfs(3) and in mount(2), in this order.
 _RELATIVE_ATIME = (0x1000, 0x20_0000)
 
 
 class Stamp(NamedTuple):
-    """The stamp of a file, which changes if the file is written to or replaced."""
+    """Facts about a file that change if the file is written to or replaced."""
 
     inode: int
     modified_ns: int
     size: int
 
 
-#: Path of each file, relative to the user's folder -> its stamp.
+#: The stamp of each file, by its path relative to the user's folder.
 Stamps: TypeAlias = dict[str, Stamp]
 
 
 def shared_stamps(folder: Path, data: Sequence[str]) -> Stamps:
-    """Return the stamps of the files in ``data``, including those in its folders."""
+    """Return a stamp (inode, modification time, size) of every file in ``data`` and its folders."""
     by_path: Stamps = {}
     for path in _files(folder, data):
-        with contextlib.suppress(OSError):  # a file that is gone meanwhile has no stamp
+        with contextlib.suppress(OSError):  # the file was removed meanwhile, so it has no stamp
             facts = path.stat()
             stamp = Stamp(facts.st_ino, facts.st_mtime_ns, facts.st_size)
             by_path[os.path.relpath(path, folder)] = stamp
@@ -66,7 +67,7 @@ def changed_shared_files(before: Stamps, after: Stamps) -> list[str]:
 
 
 def _files(folder: Path, data: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that ``data`` names, and those in its folders."""
+    """Yield the files that ``data`` names, and the files in the folders that it names."""
     for name in data:
         path = folder / name
         if path.is_dir():
@@ -110,8 +111,9 @@ def _mounted(libc: ctypes.CDLL, path: bytes) -> bool:
     return bool(libc.mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | same_flags, None) == 0)
 
 
-#: The most bytes, and the most files, that one launch may copy.
+#: Maximum number of bytes that one launch may copy.
 MOST_BYTES = 2 << 30
+#: Maximum number of files that one launch may copy.
 MOST_FILES = 20_000
 #: Names of folders that are not copied, because a training does not read them.
 LEFT_OUT = frozenset({".git", ".hg", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
@@ -131,9 +133,10 @@ class CopiedEntry:
 
 
 def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[CopiedEntry]:
-    """Yield the entries of a copy of ``folder``; a folder comes before its content.
+    """Yield the entries of a copy of ``folder``. A folder is yielded before its content.
 
-    ``results`` is the folder of runs, which is left out. The paths in ``data`` are shared by links.
+    ``results`` is the folder of runs, which is left out. The paths in ``data`` become links to the
+    originals.
     """
     shared = {(folder / path).resolve() for path in data}
     root = folder.resolve()
@@ -160,7 +163,7 @@ def _inside(
             yield CopiedEntry(
                 relative, path, link=os.path.relpath(target, (root / relative).parent)
             )
-        elif path.is_dir() and target in above:  # a link, in a folder elsewhere, that leads back
+        elif path.is_dir() and target in above:  # a link to a folder that contains this one
             link = os.path.relpath(root / above[target], (root / relative).parent)
             yield CopiedEntry(relative, path, link=link)
         elif path.is_dir():
@@ -218,6 +221,6 @@ def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
         f"every launch would copy {si(num_bytes, 'B')} in {num_files:,} files",
         where=str(folder),
         expected=f"at most {si(MOST_BYTES, 'B')} and {MOST_FILES:,} files that the script may"
-        " write; all launches share the paths in --data, which it only reads",
+        " write; paths in --data, which the script only reads, are not copied",
         fix=f"the same command with --data {largest}, if the script only reads it",
     )

@@ -1,4 +1,4 @@
-"""CPU cores: their topology, limits by control groups, and the time that threads wait for one."""
+"""CPU cores: which ones a rank may use, quotas, and the time that threads wait for a core."""
 
 import contextlib
 import os
@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 from harness.host import vendor
 
-#: The mount point of control groups, and the file that lists the groups of this process.
+#: The mount point of control groups.
 ROOT = Path("/sys/fs/cgroup")
+#: The file that lists the control groups of this process.
 OWN = Path("/proc/self/cgroup")
 
 
 def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
-    """Return the CPUs that the tightest quota allows this process, or None without a quota.
+    """Return the number of CPUs that quotas allow this process, or None without a quota.
 
-    Quotas of the process's control group and of all groups above it count.
+    It is the smallest quota of the process's control group and of all groups above it.
     """
     allowed = []
     for group in _groups(root, membership):
@@ -76,16 +77,16 @@ def _groups(root: Path, membership: Path) -> Iterator[Path]:
 
 #: The folder with a subfolder for each thread of this process.
 TASKS = Path("/proc/self/task")
-#: The largest share of the process's CPU time that ended threads may have used. Their waiting time
-#: is unknown, because only the process keeps their CPU time.
+#: The largest fraction of the process's CPU time that ended threads may have used. The kernel keeps
+#: the CPU time of ended threads, but not the time for which they waited.
 UNSEEN = 0.02
-#: Seconds of CPU time that may be missing, because the kernel updates a running thread's time at
-#: ticks.
+#: Seconds of CPU time that may be missing, because the kernel updates the time of a running thread
+#: only at its ticks.
 TICK_S = 0.01
 
 
 class RunQueue(NamedTuple):
-    """Seconds that each thread has run on a core, and waited for a core while ready to run."""
+    """The seconds for which each thread ran on a core, and for which it waited for a core."""
 
     cpu_s: dict[str, float]
     waited_s: dict[str, float]
@@ -111,8 +112,8 @@ def read(tasks: Path = TASKS) -> RunQueue | None:
 def waited(before: RunQueue | None, after: RunQueue | None, cpu_s: float) -> float | None:
     """Return the seconds that all threads together waited between two readings.
 
-    ``cpu_s`` is the CPU time of this process between them. Return None if threads that have ended
-    used a part of it, because their waiting time is unknown.
+    ``cpu_s`` is the CPU time of this process between the readings. Return None if ended threads
+    used more than ``UNSEEN`` of this time, because their waiting time is unknown.
     """
     if before is None or after is None:
         return None
@@ -123,18 +124,18 @@ def waited(before: RunQueue | None, after: RunQueue | None, cpu_s: float) -> flo
 
 
 SYS = Path("/sys")
-#: The least CPUs to which a rank is pinned. Fewer cannot hold its main thread and those of autograd
-#: and the backend.
+#: Minimum number of CPUs to which a rank is pinned. Its main thread and the threads of autograd and
+#: the backend need that many.
 LEAST_CPUS = 2
 
 
 def near_gpus() -> tuple[frozenset[int], ...]:
-    """Return the CPUs next to each visible GPU; an entry is empty if /sys does not report them."""
+    """Return the local CPUs of each visible GPU; an entry is empty if /sys does not report them."""
     return tuple(near(gpu.bus_id) for gpu in vendor.gpus())
 
 
 def near(bus_id: str | None) -> frozenset[int]:
-    """Return the CPUs next to a PCI device; ``bus_id`` is NVML's (``00000000:1B:00.0``)."""
+    """Return the local CPUs of a PCI device. NVML reports its address as ``00000000:1B:00.0``."""
     if bus_id is None:
         return frozenset()
     domain, _, rest = bus_id.lower().partition(":")
@@ -148,9 +149,10 @@ def near(bus_id: str | None) -> frozenset[int]:
 def slices(near_each: Sequence[frozenset[int]], allowed: Collection[int]) -> list[tuple[int, ...]]:
     """Divide the allowed CPUs among devices, and return the CPUs of each device.
 
-    Devices next to the same cores get equal parts of these cores, and no core is split. If the sets
-    of cores overlap without being equal, all allowed CPUs are divided among all devices. A device
-    whose part would be smaller than ``LEAST_CPUS`` may use all CPUs next to it.
+    ``near_each`` has the local CPUs of each device. Devices with the same local cores get equal
+    parts of these cores, and no core is split. If the sets of cores overlap without being equal,
+    all allowed CPUs are divided among all devices. A device whose part would be smaller than
+    ``LEAST_CPUS`` may use all its local CPUs.
     """
     everywhere = frozenset(allowed)
     homes = [frozenset(near & everywhere) or everywhere for near in near_each]
@@ -171,9 +173,10 @@ def beside(
 ) -> tuple[int, ...]:
     """Return the CPUs for a rank that uses ``count`` visible GPUs from number ``first`` on.
 
-    ``near_each`` holds the CPUs next to each visible GPU; if it is empty, the rank may use all
-    allowed CPUs. If each rank of a node is a separate ``task``, a scheduler may have bound it to
-    certain CPUs, which are then not divided again.
+    ``near_each`` has the local CPUs of each visible GPU; if it is empty, the rank may use all
+    allowed CPUs. ``tasks`` is the number of separate tasks that start the ranks of the node. If
+    there are several, a scheduler may have bound each task to certain CPUs, which are then not
+    divided again.
     """
     allowed = os.sched_getaffinity(0)
     bound = tasks > 1 and len(allowed) < (os.cpu_count() or 1)

@@ -19,12 +19,12 @@ from harness.host.machine import Machine
 class Sheet:
     """The data sheet of a GPU model.
 
-    ``memory_gib`` is its memory in GiB, ``memory_gb_s`` the memory bandwidth in GB/s, and
-    ``tflops`` the peak TFLOP/s by dtype. ``link_gb_s`` is the rate in GB/s at which it sends to the
-    GPUs of its node, and ``network_gb_s`` that to GPUs of other nodes. ``link`` and ``network`` are
-    the usual classes of these connections. ``mesh`` is the number of devices that its links connect
-    pairwise if it is the same in every node, else 0. ``names`` and ``words`` are patterns for the
-    name that NVML reports and for the names in published tables.
+    ``memory_gib`` is its memory in GiB, ``memory_gb_s`` is the memory bandwidth in GB/s, and
+    ``tflops`` is the peak TFLOP/s by dtype. ``link_gb_s`` is the rate in GB/s at which it sends to
+    the GPUs of its node, and ``network_gb_s`` is the rate at which it sends to GPUs of other nodes.
+    ``link`` and ``network`` are the usual classes of these connections. ``mesh`` is the number of
+    devices that its links connect pairwise; 0 if this number depends on the node. ``names`` is a
+    pattern for the name that NVML reports. ``words`` is a pattern for names in published tables.
     """
 
     gpu: str
@@ -42,7 +42,10 @@ class Sheet:
 
 @cache
 def sheets() -> Mapping[str, Sheet]:
-    """Return every known model by its short name, such as ``h100``; more specific names first."""
+    """Return every known model by its short name, such as ``h100``.
+
+    More specific names come first.
+    """
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {short: _sheet(table) for short, table in tables.items()}
 
@@ -103,10 +106,10 @@ HOST_GIB = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A number of nodes with identical machines; ``nodes`` holds the GPUs on each.
+    """Several nodes with identical machines.
 
-    ``link_bytes`` and ``network_bytes`` are rates in B/s for each GPU, in one direction: inside a
-    node and between nodes.
+    ``nodes`` has the number of GPUs on each node. ``link_bytes`` is the rate of each GPU inside a
+    node, and ``network_bytes`` is its rate between nodes. Both are in B/s for one direction.
     """
 
     name: str
@@ -150,7 +153,7 @@ def _known() -> str:
 
 
 def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
-    """Return the hardware of an earlier run. Raise SpecError if no data sheet has its links."""
+    """Return the hardware of an earlier run. Raise SpecError if there is no data sheet for it."""
     sheet = named(machine.gpu)
     if sheet is None:
         raise SpecError(
@@ -168,7 +171,7 @@ def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
 
 
 def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
-    """Return hardware with this many GPUs on each node. Raise SpecError for less than one."""
+    """Return hardware with this many GPUs on each node. Raise SpecError if there is no GPU."""
     if min(gpus, nodes) < 1:
         raise SpecError(
             f"--on {name} has no GPU", expected="at least 1 node with 1 GPU", fix="--on 8xh100"
@@ -200,7 +203,10 @@ def _of(name: str, sheet: Sheet, gpus: int, nodes: int) -> Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class StatedHardware:
-    """A ``[[hardware]]`` table of a file; for a known ``gpu`` the other keys are optional."""
+    """A ``[[hardware]]`` table of a file.
+
+    If ``gpu`` is a known model, its data sheet gives the values of keys that are missing.
+    """
 
     gpu: str
     gpus: int

@@ -1,4 +1,4 @@
-"""Check this machine: missing packages, wrong settings, old versions and leftovers of ranks."""
+"""Check this machine for missing packages, wrong settings, old versions and leftover ranks."""
 
 import contextlib
 import hashlib
@@ -37,8 +37,9 @@ class Standing(StrEnum):
 class Component:
     """One entry of the table of minimum versions.
 
-    ``least`` is the minimum of all versions. If there are ``trains`` instead, each is the minimum
-    of the versions with the same first number. ``why`` and ``source`` justify the minimum.
+    ``least`` is the minimum version. A component with several release branches has ``trains``
+    instead: each of them is the minimum of the versions with the same first number. ``why`` and
+    ``source`` justify the minimum.
     """
 
     name: str
@@ -95,7 +96,10 @@ def _numbers(version: str) -> list[int]:
 
 
 def _here(name: str) -> str:
-    """Return a component's version, or "" if it cannot be read without root and without CUDA."""
+    """Return the version of a component, or "" if it cannot be read.
+
+    Versions are read without root rights and without CUDA.
+    """
     if name == "driver":
         return vendor.driver() or ""
     if name == "connectx firmware":
@@ -106,7 +110,7 @@ def _here(name: str) -> str:
 
 
 def _packages(name: str) -> Iterator[str]:
-    """Yield the version of the package with this name, or of NVIDIA's package for CUDA 13 or 12."""
+    """Yield the version of the package ``name``, and of NVIDIA's packages for CUDA 13 and 12."""
     for package in (name, f"nvidia-{name}-cu13", f"nvidia-{name}-cu12"):
         try:
             yield metadata.version(package)
@@ -132,7 +136,7 @@ def _toolkit() -> str:
 
 
 SHM = Path("/dev/shm")
-#: Seconds: a younger file may belong to a rank that is about to map it, and is not removed.
+#: Minimum age, in seconds, of a file that is removed. A rank may be about to map a younger file.
 YOUNG_S = 60.0
 
 
@@ -177,7 +181,7 @@ def remove_paths(folder: Path, paths: Sequence[str]) -> None:
 _LOCKED = 32 << 30
 #: Bytes of shared memory that NCCL and data loaders need.
 _SHARED = 8 << 30
-#: Seconds that the agents of a killed program may take to end.
+#: Seconds to wait until the agents of a killed program have ended.
 _LEAVING_S = 8.0
 
 
@@ -211,7 +215,7 @@ def notes() -> list[str]:
 
 
 def _found(check: str, good: bool, text: str, advice: str = "", bad: Level = Level.WARN) -> Finding:
-    """Return a finding; the advice is left out if the result is good."""
+    """Return a finding, with the level ``bad`` and the advice only if the result is not good."""
     level = Level.OK if good else bad
     return Finding(check=check, level=level, text=text, advice="" if good else advice)
 
@@ -277,7 +281,7 @@ def _gpus() -> Finding:
 
 
 def _leftovers() -> Finding:
-    """Check for ranks and agents whose run is gone.
+    """Check that there are no ranks or agents whose run is gone.
 
     Agents notice within seconds that their main program was killed, so the check waits for them to
     exit. Processes of a run in progress do not count.
@@ -316,7 +320,7 @@ def _clock() -> Finding:
 
 
 def _ways() -> Finding:
-    """Check for connections between devices that environment variables switch off."""
+    """Check that no environment variable switches off a connection between devices."""
     machine_here = machine.detect()
     off = environment.switched_off(
         environment.recorded(), infiniband=machine_here.infiniband, num_gpus=machine_here.num_gpus

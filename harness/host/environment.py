@@ -1,6 +1,6 @@
-"""Decide which environment variables are recorded, and which of them can change speed.
+"""Select the environment variables to record, and those that can change the speed of a run.
 
-No other module makes these decisions.
+No other module decides this.
 """
 
 import hashlib
@@ -53,8 +53,8 @@ def changes_speed(name: str) -> bool:
 def recorded() -> dict[str, str]:
     """Return the variables to record: all except secrets and those of a session.
 
-    Of a variable that no known library reads only a digest is kept. It shows whether two runs had
-    the same value without revealing the value.
+    If no known library reads a variable, only a digest of its value is recorded. The digest shows
+    whether two runs had the same value without revealing it.
     """
     variables = secrets.kept(
         {key: value for key, value in os.environ.items() if not _SESSION.match(key)}
@@ -76,7 +76,7 @@ def _digest(value: str) -> str:
 
 
 def of_backends(*backends: str) -> dict[str, str]:
-    """Return the variables of these backends that can change speed, without secrets.
+    """Return the variables of these backends that can change speed and are not secrets.
 
     They are part of a case. Without arguments, the backends are NCCL and gloo.
     """
@@ -103,14 +103,14 @@ def names_interface(name: str) -> bool:
 
 
 def switched_off(variables: Mapping[str, str], *, infiniband: bool, num_gpus: int) -> list[str]:
-    """Return sentences about connections that the hardware has and variables switch off."""
+    """Return a sentence for each connection of the hardware that a variable switches off."""
     switches = {
         "NCCL_IB_DISABLE": (infiniband, "InfiniBand"),
         "NCCL_P2P_DISABLE": (num_gpus > 1, "direct transfers between GPUs"),
         "NCCL_SHM_DISABLE": (num_gpus > 1, "shared memory between ranks"),
     }
     return [
-        f"{what} is switched off by {name}={variables[name]}, and this hardware has it"
+        f"{what} is switched off by {name}={variables[name]}, although this hardware has it"
         for name, (has, what) in switches.items()
         if has and variables.get(name, "0") != "0"
     ]

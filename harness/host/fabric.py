@@ -1,7 +1,7 @@
 """The fabric of a machine: the links between its GPUs, and its network to other nodes.
 
 Two machines with the same GPUs and different fabrics are different hardware: an all-reduce can be a
-hundred times slower on one of them. So the fabric is part of a machine's identity.
+hundred times slower on one of them. Therefore the fabric is part of a machine's identity.
 """
 
 import re
@@ -17,10 +17,11 @@ from harness.host.vendor import Gpu, Pair
 class LinkClass(StrEnum):
     """The class of the links between the GPUs of one node, which is the class of the slowest pair.
 
-    ``pcie-peer``: a GPU reads the memory of another one directly. ``pcie-host``: data are copied
-    through the memory of the host. The driver may not allow peer access (GeForce cards), or the
-    pair is connected through a CPU, and NCCL does not use peer access there by default
-    (NCCL_P2P_LEVEL). ``none``: the node has a single GPU.
+    In class ``pcie-peer``, a GPU reads the memory of another one directly. In class ``pcie-host``,
+    data are copied through the memory of the host. One reason is that the driver does not allow
+    peer access (GeForce cards). Another is that the pair is connected through a CPU, where NCCL
+    does not use peer access by default (NCCL_P2P_LEVEL). Class ``none`` means that the node has a
+    single GPU.
     """
 
     NVSWITCH = "nvswitch"
@@ -42,10 +43,11 @@ class Network(StrEnum):
     UNKNOWN = "unknown"
 
 
-#: Networks that can read the memory of a GPU without its host.
+#: Networks whose cards can read the memory of a GPU directly, without a copy through the host.
 RDMA = frozenset({Network.INFINIBAND, Network.ROCE, Network.EFA})
-#: Values that a threshold can require for the fabric of one node, and of several nodes.
+#: Values that a threshold can require for the fabric of one node.
 LINKS = tuple(map(str, LinkClass))
+#: Values that a threshold can require for the fabric of several nodes.
 NETWORKS = tuple(map(str, Network))
 NAMES = tuple(dict.fromkeys([*LINKS, *NETWORKS]))
 #: The name of a fabric in records of older versions, which did not record it.
@@ -57,9 +59,9 @@ class MachineFabric:
     """The links inside a node and the network between nodes.
 
     ``link_gb_s`` is the rate of a GPU's links in GB/s, as the driver reports it. ``network_gbit_s``
-    is the rate of the node's cards together in Gbit/s. Both are for one direction, and 0 if
-    unknown. Only the cards of the kind and rate with the highest total count, because a slower
-    card usually serves storage.
+    is the total rate of the node's network cards in Gbit/s. Both are for one direction, and 0 if
+    unknown. The cards are grouped by kind and rate, and only the group with the highest total rate
+    is included, because a slower card usually serves storage.
     """
 
     link: LinkClass
@@ -87,7 +89,10 @@ class MachineFabric:
         return str(self.link if num_nodes == 1 else self.network)
 
     def identity(self, num_nodes: int) -> str:
-        """Return what must be identical to compare results of ``num_nodes`` nodes, with rates."""
+        """Return the kinds and rates of the connections as text.
+
+        Results of ``num_nodes`` nodes are comparable only if this text is identical.
+        """
         link = f"{self.link} of {self.link_gb_s:g} GB/s"
         if num_nodes == 1:
             return link
@@ -128,8 +133,7 @@ def detect(
     )
 
 
-#: Links over which NCCL forwards data, so that every GPU reaches all others if the links connect
-#: them as a graph.
+#: Links over which NCCL forwards data. Therefore not every pair of GPUs needs a direct link.
 _MESHES = {"NVLink": LinkClass.NVLINK, "xGMI": LinkClass.XGMI}
 #: Paths between PCIe devices that do not lead through a CPU.
 _BELOW_CPU = ("internal", "PIX", "PXB")
@@ -156,7 +160,7 @@ def _link(gpus: Sequence[Gpu], pairs: Sequence[Pair], cpu: str) -> LinkClass:
 
 
 def _connected(num_gpus: int, pairs: Collection[Pair]) -> bool:
-    """Return whether these pairs connect all GPUs to one group."""
+    """Return whether every GPU reaches all others over the links of these pairs."""
     ends = [{pair.a, pair.b} for pair in pairs]
     reached = set().union(*ends[:1])
     for _ in range(num_gpus):
@@ -165,7 +169,10 @@ def _connected(num_gpus: int, pairs: Collection[Pair]) -> bool:
 
 
 def _network(sys: Path) -> tuple[Network, float]:
-    """Return the kind of the node's cards and their total rate in Gbit/s, RDMA before Ethernet."""
+    """Return the kind of the node's network cards, and their total rate in Gbit/s.
+
+    Ethernet cards are used only if the node has no RDMA card.
+    """
     cards = Counter(_rdma(sys)) or Counter(_ethernet(sys))
     together = {(rate * count, count, kind) for (kind, rate), count in cards.items()}
     gbit_s, _, kind = max(together, default=(0.0, 0, Network.UNKNOWN))
@@ -173,7 +180,7 @@ def _network(sys: Path) -> tuple[Network, float]:
 
 
 def _rdma(sys: Path) -> Iterator[tuple[Network, float]]:
-    """Yield (kind, Gbit/s) of each active port, without software devices (RXE) and iWARP."""
+    """Yield (kind, Gbit/s) of each active RDMA port, except of software devices (RXE) and iWARP."""
     for port in (sys / "class/infiniband").glob("*/ports/*"):
         card = port.parents[1]
         real = (card / "device").exists() and not _read(card / "node_type").startswith("4")
@@ -182,7 +189,7 @@ def _rdma(sys: Path) -> Iterator[tuple[Network, float]]:
 
 
 def _ethernet(sys: Path) -> Iterator[tuple[Network, float]]:
-    """Yield (ethernet, Gbit/s) of each card that is up, without IPoIB and members of a bond."""
+    """Yield (ethernet, Gbit/s) of each card that is up, except IPoIB and members of a bond."""
     for card in (sys / "class/net").glob("*"):
         over_infiniband = _read(card / "type") == "32"
         represents = "vf" in _read(card / "phys_port_name")  # it represents a virtual function

@@ -19,7 +19,7 @@ from harness.base.documents import fields_of
 from harness.host import cores as cgroup, environment, fabric, topology, vendor
 from harness.host.fabric import RDMA, MachineFabric
 
-#: Clock sources that are read without a system call and are the same on all cores.
+#: Clock sources that can be read without a system call and give the same time on all cores.
 GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "ptp_kvm")
 
 
@@ -133,14 +133,14 @@ class Machine:
 
     @cached_property
     def hardware_class(self) -> str:
-        """A readable name with a short hash: ``8x-nvidia-h200-3f1c``, ``2core-amd-epyc-91ab``."""
+        """The GPUs or CPU, with the ``key``: ``8x-nvidia-h200-3f1c``, ``2core-amd-epyc-91ab``."""
         name = f"{self.num_gpus}x {self.gpu}" if self.gpu else f"{self.num_cores}core {self.cpu}"
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
         return f"{slug}-{self.key}"
 
     @cached_property
     def key(self) -> str:
-        """Four hex digits that hash the devices, their memory, the CPU and the kinds of links."""
+        """A hash of the devices, their memory, the CPU and the kinds of links, as 4 hex digits."""
         facts = [self.cpu, self.num_cores, self.gpu, self.num_gpus, self.gpu_memory_gib, self.mig]
         facts += [self.fabric.kinds] if self.fabric is not None else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:4]
@@ -195,10 +195,10 @@ def _cores() -> int:
 
 
 def busy_s(cpus: Collection[int]) -> float | None:
-    """Return the seconds since boot that these CPUs were busy, including time a hypervisor took.
+    """Return for how many seconds since boot these CPUs were busy.
 
-    Interrupts are left out, because those of the network are caused by the program that sends.
-    Return None if /proc does not report the times.
+    Time that a hypervisor took away counts as busy. Interrupts are left out, because the measured
+    program causes those of the network itself. Return None if /proc does not report the times.
     """
     names = {f"cpu{i}" for i in cpus}
     total, num_seen = 0, 0
@@ -221,7 +221,7 @@ def detect() -> Machine:
     cpu = _cpu_model()
     here = fabric.detect(gpus, vendor.topology(), cpu=cpu)
     names = sorted({gpu.name for gpu in gpus})
-    # A MIG slice has less memory than its GPU, and NVML reports that of the GPU.
+    # MIG slices are left out: NVML reports the memory of the whole GPU, and a slice has less.
     memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes and not gpu.mig]
     return Machine(
         cpu=cpu,
@@ -260,7 +260,7 @@ def software() -> dict[str, str]:
 
 
 def c_compiler() -> str | None:
-    """Return the C compiler that Triton uses for launchers of kernels, found as Triton does."""
+    """Return the path of the C compiler that Triton uses for its kernel launchers, or None."""
     names = filter(None, (os.environ.get("CC"), "clang", "gcc"))
     return next((path for path in map(shutil.which, names) if path), None)
 

@@ -1,4 +1,4 @@
-"""Read NVIDIA devices through NVML: names, memory, clocks, power, throttling; set power limits."""
+"""Read facts and current readings of NVIDIA devices through NVML, and set their power limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.host.vendor import Gpu, Health, Pair
 
 NAME = "NVIDIA"
 NOTICE = ""
-#: Bits of the clocks-event reasons mask that mean the device ran slower than it could.
+#: Bits in the mask of clock-event reasons that are set if the device runs slower than it could.
 THROTTLE = {
     0x4: "sw_power_cap",
     0x8: "hw_slowdown",
@@ -28,15 +28,16 @@ THROTTLE = {
 }
 
 
-#: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: payload over all links, in KiB.
+#: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX: the fields of the bytes sent and received, in KiB.
 _NVLINK_TX = 138
 _NVLINK_RX = 139
-#: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON and _LINK_COUNT: speed and number of active links.
+#: NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON and _LINK_COUNT: the fields of the speed in MB/s and the
+#: number of active links.
 _NVLINK_MB_S = 90
 _NVLINK_COUNT = 91
-#: Generation of PCIe -> GB/s of one lane in one direction.
+#: The rate of one PCIe lane in one direction in GB/s, by generation.
 _PCIE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-#: Scope of a field: UINT_MAX means all links, and 0 only the first one (nvml.h).
+#: The scope with which a field is queried for all links together (UINT_MAX in nvml.h).
 _ALL_LINKS = 0xFFFFFFFF
 
 
@@ -44,10 +45,11 @@ _ALL_LINKS = 0xFFFFFFFF
 class GpuWindow:
     """The readings of a device during the measured window of a launch.
 
-    Tuples are (min, max) over the readings; a field is None if the device does not report it.
-    ``mean_clock_mhz`` is the mean SM clock over the readings. ``energy_j`` is the energy in joules
-    that the device used during the window, according to its counter. ``node`` is the node of the
-    ranks that ran on it.
+    The clock, power, temperature and utilization are (min, max) over the readings; a field is None
+    if the device does not report it. ``throttle`` names the reasons for lower clocks. ``lost`` is
+    True if the device stopped answering. ``mean_clock_mhz`` is the mean SM clock over the readings.
+    ``energy_j`` is the energy in joules that the device used during the window, according to its
+    counter. ``node`` is the number of the node that has the device.
     """
 
     index: int
@@ -209,15 +211,16 @@ def _health(device: _Device) -> Health:
 
 
 def _now_and_most(device: _Device, what: str) -> tuple[int, int] | None:
-    """Return the current and the highest value of a property, or None if either is unknown."""
+    """Return the current and the highest value of a property, or None if one of them is unknown."""
     now = device(f"GetCurr{what}")
     most = device(f"GetMax{what}")
     return None if now is None or most is None else (int(now), int(most))
 
 
-#: Nearest common ancestor of the slots of two devices (nvml.h) -> name of the path between them.
+#: The name of the path between two devices, by their nearest common ancestor in the PCIe topology
+#: (nvml.h).
 _JOINED = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-#: NVML_P2P_CAPS_INDEX_READ and _NVLINK, NVML_P2P_STATUS_OK (nvml.h).
+#: NVML_P2P_CAPS_INDEX_READ, NVML_P2P_CAPS_INDEX_NVLINK and NVML_P2P_STATUS_OK (nvml.h).
 _READ = 0
 _OVER_NVLINK = 2
 _OK = 0
@@ -238,7 +241,7 @@ def topology() -> tuple[Pair, ...]:
 
 
 def _pair(a: _Device, b: _Device, switched: bool) -> Pair:
-    """Return two devices with the connection between them."""
+    """Return a pair of devices and the connection between them."""
     direct = a("GetP2PStatus", b.handle, _OVER_NVLINK)
     peer = a("GetP2PStatus", b.handle, _READ)
     path = _JOINED.get(a("GetTopologyCommonAncestor", b.handle), "")
@@ -325,11 +328,12 @@ def follow(
     *,
     links: bool,
 ) -> None:
-    """Write a line with readings of these visible devices every ``every_s`` seconds until the end.
+    """Write a line with readings of some visible devices every ``every_s`` seconds.
 
-    ``over`` waits for the given number of seconds and returns whether to stop. One more line is
-    written then. Nothing is written without a driver. A query of the PCIe counters takes 20 ms, so
-    ``links`` are read only on request.
+    ``places`` are the positions of the devices among the visible ones. ``over`` waits for the given
+    number of seconds and returns True at the end; then one last line is written. Nothing is written
+    without a driver. ``links`` adds readings of PCIe and NVLink. They are optional, because a query
+    of the PCIe counters takes 20 ms.
     """
     with _nvml() as nvml:
         if nvml is None:
@@ -347,7 +351,10 @@ def follow(
 
 
 def followed(file: Path) -> list[list[dict[str, Json]]]:
-    """Return the readings that ``follow`` wrote, one list for each line; skip incomplete lines."""
+    """Return the readings that ``follow`` wrote, one list for each line.
+
+    Incomplete lines are skipped.
+    """
     polls = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
@@ -358,10 +365,10 @@ def followed(file: Path) -> list[list[dict[str, Json]]]:
 def _reading(device: _Device, *, links: bool) -> dict[str, Json]:
     """Read a device once.
 
-    The reading holds clock, power, temperature, the mask of throttle reasons, utilisation in
-    percent, and the energy in mJ since the driver was loaded. With ``links`` it also holds PCIe
-    traffic in kB/s, and NVLink traffic in kB since the driver was loaded. ``time_ns`` is on the
-    clock of the ranks' traces.
+    The reading has the clock, the power, the temperature, the mask of throttle reasons, the
+    utilization in percent, and the energy in mJ since the driver was loaded. With ``links`` it also
+    has the PCIe traffic in kB/s, and the NVLink traffic in kB since the driver was loaded.
+    ``time_ns`` is the time of the same clock as in the ranks' traces.
     """
     power, name, used = (device(f"Get{x}") for x in ("PowerUsage", "Name", "UtilizationRates"))
     reading: dict[str, Json] = {
@@ -398,10 +405,11 @@ def summarise(
     window_ns: tuple[int, int] | None = None,
     node: int = 0,
 ) -> tuple[GpuWindow, ...]:
-    """Summarise readings as one window for each device; a device that stops answering is ``lost``.
+    """Summarise the readings of each device.
 
-    Only readings within ``window_ns`` count, because devices are idle during set-up and have other
-    clocks then. If there are none, all readings count.
+    Only readings within ``window_ns`` count, because devices are idle during set-up and have
+    different clocks then. If there are none, all readings count. A device that stopped answering is
+    ``lost``.
     """
     windows = []
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
@@ -474,8 +482,9 @@ def refused_power_cap(watts: int) -> str:
             return f"GPU {limit.index} accepts {limit.least_w} to {limit.most_w} W, not {watts}"
         if not limit_power(limit.index, limit.now_w):
             return (
-                f"NVML does not let this user set GPU {limit.index}'s power limit: run as root, or"
-                f" have the site set it (nvidia-smi -pl {watts}) and run each power cap separately"
+                f"NVML does not let this user set the power limit of GPU {limit.index}: run as"
+                f" root, or ask the site to set it (nvidia-smi -pl {watts}) and run each power cap"
+                " separately"
             )
     return ""
 
@@ -484,8 +493,8 @@ def refused_power_cap(watts: int) -> str:
 def capped_power(places: Collection[int], watts: int) -> Iterator[None]:
     """Limit the power of the visible devices at these positions, and restore it at the end.
 
-    0 watts changes nothing. A device whose limit cannot be set is left as it is, because the
-    correctness checks read the actual limit.
+    If ``watts`` is 0, nothing is changed. A limit that cannot be set is ignored here, because the
+    correctness checks compare the actual limit.
     """
     before = [limit for i, limit in enumerate(power_limits()) if watts and i in places]
     for limit in before:

@@ -1,4 +1,4 @@
-"""Find secrets that must not be recorded, by the last word of a name and by the form of tokens.
+"""Find secrets, which must not be recorded, by the last word of a name or the form of a value.
 
 A script's secret must be given by the name of a variable: the record keeps
 ``--api-key {env:API_KEY}``, and each rank inserts the value from its environment. A password
@@ -22,7 +22,7 @@ _SURE = frozenset({
     "cred", "apikey", "jwt", "pat", "sas", "sig", "signature", "bearer", "cookie", "authorization",
 })  # fmt: skip
 #: Last words that may also be normal options of a training (``--image-key``, ``--pad-token``). The
-#: value, or the word before in ``_QUALIFIED``, decides.
+#: value is a secret if it looks like one, or if the previous word of the name is in ``_QUALIFIED``.
 _PERHAPS = frozenset({"token", "key", "auth", "pass", "login", "license", "user"})
 _QUALIFIED = frozenset({
     "api", "access", "private", "account", "client", "auth", "refresh", "bearer", "ssh",
@@ -30,9 +30,10 @@ _QUALIFIED = frozenset({
 })  # fmt: skip
 #: Values that are never secrets, whatever their name.
 _PLAIN = re.compile(r"(true|false|yes|no|none|null|on|off|auto|[\d.]{0,3})", re.I)
-#: The name of a variable whose value each rank inserts.
+#: Pattern of a placeholder for a variable, whose value each rank inserts.
 _NAMED = re.compile(r"\{env:(\w+)\}")
-#: Forms of secrets: private keys, HTTP authorization, passwords in URLs. The group is hidden.
+#: Forms of secrets: private keys, HTTP authorization, passwords in URLs. The matched group is
+#: replaced.
 _LOOKS = (
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*)"),
     re.compile(r"\b(?:bearer|basic)\s+(\S{8,})", re.I),
@@ -45,14 +46,19 @@ _SERVICES = re.compile(
 )
 _USER = re.compile(r"://([^\s/@:]+)@")
 _HOOK = re.compile(r"://\S*hook\S*?/(\w{8,}\S*)")
-#: ``name=value`` and ``name: value`` inside a word, as in URLs, JSON, connection strings, headers.
+#: Pattern of ``name=value`` or ``name: value`` inside a word, as in URLs, JSON, connection strings
+#: and headers.
 _PAIR = re.compile(
     r"""(?<![A-Za-z0-9_])(?=([A-Za-z][\w.@\[\]-]*)["']?\s*[=:]\s*["']?(?!//)([^\s,;&"'{}]+))"""
 )
 
 
 class Secret(NamedTuple):
-    """The position of a secret in a command: the word, and start and end in it; and its name."""
+    """The position of a secret in a command, and its name.
+
+    ``word`` is the number of the word that contains it. ``start`` and ``end`` are positions in this
+    word.
+    """
 
     word: int
     start: int
@@ -75,12 +81,12 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(text: str) -> str:
-    """Return a text in which everything that looks like a secret is hidden."""
+    """Return a text in which everything that looks like a secret is replaced."""
     return masked_words([text])[0]
 
 
 def masked_words(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command with its secrets hidden."""
+    """Return the words of a command with its secrets replaced."""
     return tuple(_replaced(words, lambda secret: HIDDEN))
 
 
@@ -112,7 +118,7 @@ def filled(words: Sequence[str]) -> list[str]:
         if match[1] not in os.environ:
             raise SpecError(
                 f"{match[0]}: there is no such variable in the environment of the ranks",
-                expected=f"{match[1]} in the environment that starts the ranks",
+                expected=f"{match[1]} is set in the environment in which the ranks are started",
                 fix=f"export {match[1]}=...",
             )
         return os.environ[match[1]]
@@ -143,7 +149,7 @@ def _words_of(value: str) -> list[str]:
 
 
 def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
-    """Yield every secret in a command; of secrets that overlap, only the first."""
+    """Yield every secret in a command. If secrets overlap, only the first one is yielded."""
     ordered = sorted(itertools.chain(_of_options(words), _of_looks(words)))
     word = -1
     end = 0
@@ -204,7 +210,7 @@ def _is_named(name: str, value: str) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """Return the words of a name in the singular; ``hfToken`` and ``--api-keys`` have two each."""
+    """Return the words of a name in the singular: ``hfToken`` gives hf, token."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     parts = [part for part in re.split(r"[^a-z0-9]+", apart.lower()) if part]
     return [p[:-1] if p.endswith("s") and p[:-1] in _SURE | _PERHAPS else p for p in parts]
@@ -213,7 +219,7 @@ def _parts(name: str) -> list[str]:
 def _looks_random(value: str) -> bool:
     """Return whether a value looks random.
 
-    It does if a run of letters and digits often changes between lower case, upper case and digits.
+    A value looks random if lower case, upper case and digits alternate often in it.
     """
     for run in re.findall(r"[A-Za-z0-9]{8,}", value):
         kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in run]
@@ -224,7 +230,7 @@ def _looks_random(value: str) -> bool:
 
 
 def _is_token(run: str) -> bool:
-    """Return whether the run after a service's prefix looks like a token and not like a word."""
+    """Return whether the letters and digits after a service's prefix look like a token."""
     return len(run) >= 16 and any(c.isdigit() or c.isupper() for c in run)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.host import vendor
 
-#: The entry of a GPU's line for the GPU itself, as in ``nvidia-smi topo -m``.
+#: The entry for the GPU itself in its line of the matrix, as in ``nvidia-smi topo -m``.
 ITSELF = "X"
 
 
@@ -64,7 +64,7 @@ def _cpus(sys: Path) -> str:
 
 
 def _caches(sys: Path) -> str:
-    """Return the last-level caches and their CPUs, such as ``L3 32768K: cpus 0-7; ..``."""
+    """Return the last-level caches and their CPUs as text, such as ``L3 32768K: cpus 0-7; ..``."""
     caches: dict[str, tuple[int, str]] = {}
     for index in (sys / "devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level = _read(index / "level")
@@ -81,7 +81,7 @@ def _gpus(sys: Path) -> Iterator[tuple[str, str]]:
     """Yield each GPU's line of the matrix that ``nvidia-smi topo -m`` prints, and its NUMA node."""
     gpus = vendor.gpus()
     if not gpus:
-        yield "topology: gpus", "none: no NVIDIA driver answers here"
+        yield "topology: gpus", "none: no GPU driver answers on this machine"
         return
     joined = {frozenset((p.a, p.b)): p.joined for p in vendor.topology() if p.joined}
     for gpu in gpus:

@@ -1,7 +1,8 @@
 """Query the GPUs of this machine, from whichever vendor's driver is present.
 
-A vendor is a module of this folder with the functions of ``Vendor``. Only NVIDIA's (``nvml``) also
-reads clocks, power and energy while ranks run. For other vendors these are ``n/a``.
+A vendor is a module of this folder with the functions of ``Vendor``. Only the module for NVIDIA
+(``nvml``) also reads clocks, power and energy while ranks run. For other vendors these values are
+shown as ``n/a``.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ class Health:
     """Faults of a device or its links; a field is None if the driver does not report it.
 
     ``uncorrected_errors`` counts memory errors since the driver was loaded. ``remapped_rows`` is
-    ``pending`` if rows of memory wait for a reset, ``failed`` if they could not be remapped, or
-    empty. ``links_down`` holds the NVLinks that exist and are inactive. ``pcie_width`` and
-    ``pcie_generation`` are (now, at most); an idle link may use a lower generation. ``persistent``
-    means that the driver stays loaded while no program uses the device.
+    ``pending`` if defective rows of memory will be remapped at the next reset, ``failed`` if they
+    could not be remapped, and empty otherwise. ``links_down`` lists the NVLinks that exist and are
+    inactive. ``pcie_width`` and ``pcie_generation`` are pairs of the current and the highest value;
+    an idle link may use a lower generation. ``persistent`` means that the driver stays loaded while
+    no program uses the device.
     """
 
     uncorrected_errors: int | None = None
@@ -37,11 +39,11 @@ class Health:
 class Gpu:
     """One visible device.
 
-    ``memory_bytes`` is its total memory, ``used_bytes`` the memory in use, and ``pids`` the
+    ``memory_bytes`` is its total memory, ``used_bytes`` is the memory in use, and ``pids`` are the
     processes that use the device. ``uuid`` is never part of a machine's class. ``power_limit_w`` is
-    the limit that is enforced now, ``default_limit_w`` the manufacturer's. ``bus_id`` is its PCI
-    address. ``nvlink_gb_s`` is the rate of its active NVLinks together, and ``pcie_gb_s`` the rate
-    of its slot, both in GB/s for one direction.
+    the limit that is enforced now, and ``default_limit_w`` is the limit set by the manufacturer.
+    ``bus_id`` is the PCI address. ``nvlink_gb_s`` is the total rate of the active NVLinks, and
+    ``pcie_gb_s`` is the rate of the PCIe slot, both in GB/s for one direction.
     """
 
     index: int

@@ -1,11 +1,13 @@
-"""Starting ranks: engines, agents, the launches over them, and the cause of a failure.
+"""Start ranks through engines and agents, follow their launches, and find the cause of a failure.
 
-engine      the protocol of an engine; engines/ has one file for each
-deploy      from an engine's name to a fleet; cluster reads cluster files
-dialers     start agents, which connect to this program
-fleet       all agents as one; agents has their connections, monitoring and replacement
-running     one launch over the agents of a fleet
-causes      which rank ended a launch, and how certain that is
+engine      the protocol of an engine; engines/ has one file for each engine
+deploy      starts the fleet of an engine
+cluster     reads cluster files
+dialers     starts agents, which connect to this program
+agents      connects to agents, monitors them and replaces lost ones
+fleet       launches worlds on all agents of a run
+running     follows one launch on the agents of a fleet
+causes      finds the rank that ended a launch, and how certain that is
 wire/       messages between this program, agents and ranks
-emulation/  nodes emulated on one machine
+emulation/  emulates several nodes on one machine
 """

@@ -35,10 +35,10 @@ class AgentLink:
     channel: Channel | None
     about: Node | None = None
     heard_at: float = field(default_factory=time.monotonic)
-    silent_s: float = 0.0  # without a message, counted only while the monitor was listening
+    silent_s: float = 0.0  # time without a message, counted only while the monitor was listening
     lost: str = ""
     left_out: bool = False  # no replacement could be started, so the node is no longer used
-    compiles: bool = False  # the agent has imported the modules that ranks need for torch.compile
+    compiles: bool = False  # the agent has imported what its ranks need for torch.compile
     last_words: str = ""  # the reason for its end, if the agent could still send one
 
     @property
@@ -92,7 +92,7 @@ ROUND_S = 1.0
 
 
 class AgentMonitor:
-    """Receive messages from links, and count how long each link is silent meanwhile.
+    """Receive messages from links, and count for how long no message arrives on each link.
 
     Channels stay registered with the selector from one round to the next, because registering
     thousands of channels costs more than receiving their messages.

@@ -15,11 +15,11 @@ from harness.record import Cause
 #: Point-to-point operations. Only two ranks take part and number them, so the numbers of different
 #: pairs cannot be compared.
 _PAIRED = ("send", "recv")
-#: Seconds between the first and the last rank of a collective from which the last one counts as
-#: late.
+#: The last rank of a collective counts as late if it enters at least this many seconds after the
+#: first rank.
 LATE_S = 1.0
 
-#: Process group -> rank -> number of the collective -> collective.
+#: The collectives of each rank: process group -> rank -> sequence number -> collective.
 Logs = dict[str, dict[int, dict[int, Collective]]]
 
 
@@ -36,7 +36,10 @@ class Divergence:
 
     @property
     def usual(self) -> str:
-        """The collective that most ranks issued; in a tie, a collective wins over none."""
+        """The collective that most ranks issued, as text.
+
+        In a tie, a collective is preferred to the empty text.
+        """
         counts = Counter(self.did.values())
         return max(counts, key=lambda what: (counts[what], bool(what)))
 
@@ -120,7 +123,7 @@ def latest(flights: Mapping[int, Sequence[Collective]]) -> LateRank | None:
 
 
 def _logs(flights: Mapping[int, Sequence[Collective]]) -> Logs:
-    """Sort the collectives by process group, and keep the groups with at least two ranks."""
+    """Group the collectives by process group, and keep the groups with at least two ranks."""
     logs: Logs = {}
     for rank, entries in flights.items():
         for collective in entries:

@@ -14,10 +14,11 @@ from harness.cases import Entry
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-#: Time limits that the table of any engine may set, and their defaults, in seconds.
-#: ``join_s``: for agents to connect once their job runs. ``queue_s``: for the job to wait in a
-#: queue (0: no limit). ``lost_s``: for an agent to be silent. ``collective_s``: for a collective
-#: to finish (0: one minute, and longer if steps are slow).
+#: Time limits that the table of any engine may set, and their defaults, in seconds. ``join_s``
+#: limits how long agents take to connect after their job has started. ``queue_s`` limits how long
+#: the job waits in a queue (0: no limit). ``lost_s`` limits how long an agent sends no message.
+#: ``collective_s`` limits the duration of a collective (0: one minute, and longer if steps are
+#: slow).
 WAITS = dict(join_s=300.0, queue_s=0.0, lost_s=10.0, collective_s=0.0)
 
 

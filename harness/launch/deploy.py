@@ -21,9 +21,9 @@ from harness.launch.wire.channel import Channel, Listener, make_token, read_toke
 class Fleets:
     """The fleets of one run: one for the main environment, and one for each setup in use.
 
-    A setup is another Python environment that some cases run in; ``setups`` maps its name to its
-    interpreter. ``own`` is the fleet of the main environment. The fleet of a setup starts when a
-    case first needs it, and stays until ``close``.
+    A setup is another Python environment in which some cases run. ``setups`` maps the name of each
+    setup to its interpreter. ``own`` is the fleet of the main environment. The fleet of a setup
+    starts when a case first needs it, and runs until ``close``.
     """
 
     def __init__(self, engine: Entry, where: Where, setups: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from harness.launch.wire.channel import Channel
 
 #: Seconds that an agent has to exit after its connection is closed, before it is killed.
 LEAVE_S = 5.0
-#: Option of prctl(2): the signal that a process receives when its parent dies.
+#: Option of prctl(2) that sets the signal that a process receives when its parent dies.
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,7 +58,7 @@ class InheritingJob(Job):
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._said: dict[int, IO[bytes]] = {}
         self._channels: dict[int, Channel] = {}
-        evidence.adopt()  # so that the processes left by a killed agent can be ended, too
+        evidence.adopt()  # makes it possible to end the processes that a killed agent leaves
         self._families: dict[int, dict[str, str]] = {}
         for node in self._commands:
             self._start(node)
@@ -188,7 +188,7 @@ class Host:
 
 
 class Processes(Job):
-    """Agents started by commands that run on this machine as long as the agents do (srun, ssh).
+    """Agents started by commands on this machine (srun, ssh), which run until the agents end.
 
     A command that a person has to run by hand is printed instead.
     """
@@ -224,7 +224,7 @@ class Processes(Job):
         self._processes[name] = process
 
     def renew(self, node: int, command: Command | None, token: bytes) -> Channel | None:
-        """Start another agent for a node, after killing a command that started only that agent."""
+        """Kill the command of a node's agent if it started only that agent, and run the new one."""
         assert command is not None
         self.abandon(node)
         self._start(_alone(node), command, token)
@@ -261,5 +261,5 @@ class Processes(Job):
 
 
 def _alone(node: int) -> str:
-    """Return the name, of process and log, of the agent of a node if it was started alone."""
+    """Return the name of the command that starts only the agent of this node, and of its log."""
     return f"agent{node}"

@@ -21,7 +21,8 @@ from harness.cases import Device, Entry
 from harness.launch.wire.channel import Channel
 from harness.launch.wire.messages import LaunchSpec, RankEnd
 
-#: A function that is called a few times a second during a launch, with the slowest rank's step.
+#: A function that is called a few times a second during a launch. Its argument is the number of
+#: steps that the slowest rank has made.
 Tick = Callable[[int], None]
 #: A function that is called several times a second while agents start. Its arguments are the number
 #: of agents that are ready, the number that is wanted, and the status text of their job.
@@ -89,8 +90,9 @@ class Deployment(Where):
 class Command:
     """A command to run on this machine, which starts the agents of ``nodes``.
 
-    ``files`` maps paths to texts that are written before it runs. ``by_hand`` means that a person
-    has to run the command on the node. ``place`` says where another program runs it, if one does.
+    ``files`` maps paths to texts that are written before the command runs. ``by_hand`` means that a
+    person has to run the command on the node. If another program runs the command, such as Ray,
+    ``place`` says where.
     """
 
     nodes: tuple[int, ...]
@@ -120,7 +122,7 @@ class Job(ABC):
         return {}
 
     def prepare(self, spec: LaunchSpec) -> None:
-        """Set up what a launch needs besides its ranks, for example the rates of links.
+        """Set up what a launch needs in addition to its ranks, for example the rates of links.
 
         The default does nothing.
         """
@@ -135,7 +137,7 @@ class Job(ABC):
         raise LaunchError("this engine cannot start a single agent")
 
     def abandon(self, node: int) -> None:
-        """Give up what was started for one node, so that its end does not end the job."""
+        """Give up the agent of one node, so that the end of this agent does not end the job."""
         return None
 
     @abstractmethod
@@ -144,7 +146,7 @@ class Job(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End the job, and wait until nothing of it is left. May be called twice."""
+        """End the job, and wait until all its processes are gone. May be called twice."""
 
 
 def last_line(text: str, otherwise: str = "no output") -> str:
@@ -181,10 +183,10 @@ class Queue(Protocol):
         """Submit a job whose first node runs this command, and return its id."""
 
     def left(self, deployment: Deployment, command: Sequence[str]) -> str:
-        """Return the script of such a job, which a user could submit by hand."""
+        """Return the script of the job that ``leave`` submits. A user could submit it, too."""
 
     def log(self, folder: Path) -> Path:
-        """Return the path of the file to which such a job writes its output."""
+        """Return the path of the file to which a job of ``leave`` writes its output."""
 
     def state_of(self, job: str) -> tuple[str, str]:
         """Return the scheduler's state for a job and the reason it reports.

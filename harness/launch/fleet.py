@@ -1,7 +1,7 @@
 """The fleet: an agent on each node, and launches of worlds that span all of them.
 
 The engine starts the agents, which connect to the main program. For each launch, every agent
-receives its share of the ranks. The agent of rank 0 opens the rendezvous store, and the main
+receives the numbers of the ranks to start. The agent of rank 0 opens the rendezvous store. The main
 program passes the store's address to the other agents. The agents send heartbeats back. The first
 failure on any node ends the world on all nodes.
 """
@@ -36,18 +36,20 @@ from harness.record import Described
 
 #: A function that starts the agents. It returns their job, and the listener if they connect to one.
 Begin: TypeAlias = Callable[[], tuple[Job, Listener | None]]
-#: Seconds between two questions about the state of a job to its scheduler.
+#: Minimum time in seconds between two requests to a scheduler for the state of a job.
 POLL_S = 1.0
 #: Ratio of the pause between two checks of all connected agents to the duration of one check. It
-#: limits the share of time that checks take with thousands of agents.
+#: limits the fraction of time that checks take if there are thousands of agents.
 PAUSES = 20
-#: The most nodes that a message lists one by one.
+#: Maximum number of nodes, or ranges of nodes, that a message lists.
 SHOWN = 8
 #: File descriptors that this program needs in addition to one for each agent.
 DESCRIPTORS = 512
-#: Seconds to wait for the description of a case. The agent itself gives up a file after a minute.
+#: Seconds to wait for the description of a case. It is longer than the time after which the agent
+#: itself reports that the case's files do not answer (60 s).
 DESCRIBE_S = 90.0
-#: Seconds to wait for the examination of a node, which watches a busy node for some of them.
+#: Seconds to wait for the examination of a node. On a busy node, the examination repeats its
+#: measurement of the load for several seconds.
 EXAMINE_S = 60.0
 
 
@@ -82,7 +84,7 @@ class Fleet:
         """Take the settings from a cluster file, for an engine that is itself a fleet."""
 
     def start(self) -> None:
-        """Start the agents, and return at once while they import torch."""
+        """Start the agents, and return without waiting until they have imported torch."""
         if self._job is None:
             self._job, self._listener = self._begin()
             self._polled_at = 0.0
@@ -129,8 +131,8 @@ class Fleet:
         pause_s = TICK_S
         # With thousands of agents, only those that have not reported are checked in every round.
         silent = list(self._links)
-        # They have a separate monitor. Otherwise every change between the two groups would register
-        # all channels again.
+        # These agents have a separate monitor. With a single monitor, each switch between checking
+        # them and checking all agents would register all channels again.
         by_newcomers = AgentMonitor()
         while len(self._links) < self.num_agents or silent:
             silent += joined(self._listener, self._links, TICK_S)
@@ -158,7 +160,7 @@ class Fleet:
                     fix="squeue --start",
                 )
             lost = [link for link in heard if link.lost]
-            if lost:  # ask the job again, because the last line of the agent's process is there now
+            if lost:  # poll again: the last line of the lost agent's output may be written by now
                 self._polled_at = 0.0
                 _, says = self._poll()
             late = time.monotonic() - since > self._join_s
@@ -193,7 +195,7 @@ class Fleet:
         )
 
     def _poll(self) -> tuple[State, str]:
-        """Return the state of the job; a scheduler is asked at most once every ``POLL_S``."""
+        """Return the state of the job, which is requested at most once every ``POLL_S``."""
         assert self._job is not None
         if time.monotonic() - self._polled_at > POLL_S:
             self._said = self._job.poll()
@@ -297,7 +299,10 @@ class Fleet:
             world.watch()
 
     def _check_alive(self, links: Sequence[AgentLink]) -> None:
-        """Raise LaunchError if one of these agents is lost, with the engine's text about it."""
+        """Raise LaunchError if one of these agents is lost.
+
+        The message includes the engine's text about its job.
+        """
         if lost := [link for link in links if link.lost]:
             says = self._job.poll()[1] if self._job is not None else ""
             reason = "; ".join(f"{x.name}: {x.lost}" for x in lost) + (f" ({says})" if says else "")
@@ -325,7 +330,10 @@ class Fleet:
 
 
 def _ended(world: Running, ear: AgentMonitor, lost_s: float) -> Ended:
-    """Return how a world ended; if it failed, also find the nodes that others cannot reach."""
+    """Return how a world ended.
+
+    If the world failed on several nodes, also find the nodes that the others cannot reach.
+    """
     agents = "+".join(link.about.agent for link in world.links if link.about is not None)
     asked = world.failing and len(world.links) > 1
     return Ended(
@@ -342,7 +350,8 @@ def absent(
 ) -> LaunchError:
     """Return an error that names the missing and the lost agents.
 
-    ``wanted`` is the number of expected agents, ``says`` the engine's text, ``kind`` the type.
+    ``wanted`` is the number of expected agents, ``says`` is the engine's text about its job, and
+    ``kind`` is the type of the error.
     """
     numbers = [link.about.order for link in links if link.about is not None]
     missing = sorted(set(range(wanted)) - {*numbers}) if -1 not in numbers else []
@@ -381,8 +390,9 @@ def _allow(descriptors: int) -> None:
 
 
 def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple[int, ...]]:
-    """Return the nodes of each world: the ones it names, with spare nodes for those left out.
+    """Return the nodes of each world.
 
+    These are the nodes that the world names, but a spare node replaces each node that is left out.
     Raise LaunchError if there are not enough spare nodes.
     """
     wanted = [spec.hosts or tuple(range(len(spec.case.nodes))) for spec in specs]
@@ -407,11 +417,12 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple
 def shares(
     spec: LaunchSpec, links: Sequence[AgentLink], where: Where, hosts: Sequence[int] = ()
 ) -> list[tuple[AgentLink, Share]]:
-    """Return the agents of a world, each with its share of the ranks.
+    """Return the agents of a world, each with the ranks that it starts.
 
-    With an agent for each rank, every agent gets one rank. If several worlds run concurrently, a
-    rank uses the cores that belong to its devices in the largest world. Then nodes that are
-    emulated on one machine do not share a core either.
+    If there is an agent for each rank, every agent starts one rank. If several worlds run
+    concurrently (``spec.devices`` is set), each rank gets the cores that its devices would have in
+    the largest world. Therefore no two of these worlds use the same core, even if all nodes are
+    emulated on one machine.
     """
     sizes, per_rank = spec.case.nodes, spec.case.devices_per_rank
     chosen = hosts or spec.hosts or tuple(range(len(sizes)))

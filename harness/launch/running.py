@@ -13,8 +13,8 @@ from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
 #: Seconds of silence after which an agent counts as lost. Silence counts only while the main
 #: program listens.
 LOST_S = 10.0
-#: Seconds between the first failure and the end of the world, in which the ranks of other nodes
-#: may write down their evidence.
+#: Seconds between the first failure and the end of the world. In this time, the ranks of other
+#: nodes may write down their evidence.
 GRACE_S = 1.0
 #: Seconds that agents have to end their ranks before they count as lost.
 END_S = 10.0
@@ -89,7 +89,7 @@ class Running:
                 link.lose(f"its agent reported {len(ends)} ranks, expected {share.count}")
 
     def _close(self, link: AgentLink, ends: list[RankEnd]) -> None:
-        """Record how the ranks of an agent ended; it sends nothing more about this launch."""
+        """Record how the ranks of an agent ended. The agent is done with this launch."""
         self._ended[link.node] = ends
         self.lasted_s = time.monotonic() - self._began
 
@@ -129,7 +129,7 @@ class Running:
                 link.send({"kill": self.spec.launch})
 
     def _unseen(self, link: AgentLink) -> list[RankEnd]:
-        """Return ends for the ranks of an agent that will not report them itself."""
+        """Return a ``RankEnd`` for each rank of an agent that will not report them itself."""
         share = self._shares[link.node]
         beats = self._beats.get(link.node, [])
         lost = []

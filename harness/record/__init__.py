@@ -1,12 +1,14 @@
 """The record of a run: what was measured, its parts, its files and its schema.
 
     record      RunRecord, which every command reads
-    launch      LaunchRecord; rank has the part of one rank, described what was known before
+    launch      LaunchRecord, one start of one world of rank processes
+    rank        RankRecord, the part of a launch that one rank measured
+    described   the facts and expectations of a case, stated before it runs
     outcome     statuses, reasons and verdicts
-    budget      the time of a step in terms that add up to it
-    chain       the append-only, hashed log of a run while it is made
-    store       how a record lies on disk; upgrade reads older schemas
-    archive     archives of runs; signature signs them; redaction removes names
+    budget      the time of a step, divided into terms that add up to it
+    chain       the append-only, hash-linked log that is written during a run
+    store       reads and writes records on disk; upgrade converts older schemas
+    archive     archives of runs; signature signs runs; redaction removes names
 
 Import the types from this package, and the functions from their modules.
 """

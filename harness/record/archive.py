@@ -1,8 +1,9 @@
 """Archives that transport runs: a tar file with the digest of every file.
 
-runs -> {path: bytes} -> MANIFEST.json, files -> archive.tar.gz -> checked -> folders again
+runs -> {path: bytes} -> MANIFEST.json and files -> archive.tar.gz -> checks -> folders of runs
 
-The same runs always give the same bytes, so the digest of an archive can be stated in advance.
+The same runs always give the same archive, byte for byte. Therefore the digest of an archive can be
+published before the archive itself.
 """
 
 import filecmp
@@ -30,21 +31,23 @@ from harness.record.signature import FILE as SIGNATURE
 
 #: The file of an archive that lists its runs and the digests of its files.
 MANIFEST = "MANIFEST.json"
-#: The agreed thresholds, if a run is delivered with them.
+#: The file of the agreed thresholds, if a run is delivered with them.
 CONTRACT = "contract.toml"
 #: The files of a run, besides the folders of its launches.
 _KEPT = ("record.json", "record.sha256", chain.FILE, SIGNATURE)
-#: Limits of the unpacked bytes of an archive: a multiple of its size, and an amount that is always
-#: permitted. Records are text and compress well; their samples do not.
+#: Upper limit of the unpacked size of an archive, as a multiple of its packed size. Records are
+#: text and compress well; their samples do not.
 MOST_RATIO = 200
+#: Unpacked size in bytes that is permitted for every archive.
 LEAST_ROOM = 64 << 20
 #: Upper limit of the number of files in an archive.
 MOST_FILES = 200_000
-#: Bytes of a file that are extracted at a time.
+#: Number of bytes of a file that are extracted at a time.
 PIECE = 1 << 20
-#: Names of hardware classes, runs and launches. They cannot lead out of a folder.
+#: Pattern of the names of hardware classes, runs and launches. Such a name cannot lead out of a
+#: folder.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
-#: The paths that an archive may contain.
+#: Pattern of the paths that an archive may contain.
 _FILE = re.compile(
     rf"runs/{_NAME}/{_NAME}/({'|'.join(map(re.escape, (*_KEPT, CONTRACT)))}"
     rf"|launches/{_NAME}/(rank[0-9]+\.(npz|trace\.json\.gz)|{SAMPLES}|{TRACES}))"
@@ -55,8 +58,9 @@ _FILE = re.compile(
 class Packed:
     """One run of an archive.
 
-    ``redacted_from`` is the hash of the last link of its chain before names were removed, empty if
-    they were not.
+    ``folder`` is the path of the run in the archive. ``head`` is the hash of the last link of its
+    chain. ``redacted_from`` is this hash before names were removed; it is empty if no names were
+    removed.
     """
 
     run: str
@@ -74,15 +78,17 @@ class Manifest:
 
 
 def of_run(run: RunRecord) -> str:
-    """Return the path of a run in an archive, and below the results folder into which it is
-    unpacked.
+    """Return the path of a run in an archive.
+
+    It is also the path below the results folder into which the archive is unpacked.
     """
     return f"runs/{run.machine.hardware_class}/{run.run}"
 
 
 def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
-    """Return the files of a run by their relative path, with ``traces`` if wanted. Pages and logs
-    are left out.
+    """Return the contents of the files of a run by their relative path.
+
+    Traces are included if ``traces`` is True. Pages and logs are left out.
     """
     contents = {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
     for path in sorted((folder / "launches").glob("*/*")):
@@ -93,7 +99,7 @@ def files_of(folder: Path, *, traces: bool) -> dict[str, bytes]:
 
 
 def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Manifest]:
-    """Return the bytes of an archive, and its manifest."""
+    """Return the bytes of an archive of these runs, and its manifest."""
     files = {
         f"{packed.folder}/{name}": body for packed, of_run in runs for name, body in of_run.items()
     }
@@ -111,11 +117,12 @@ def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Ma
 
 
 def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
-    """Write the runs of an archive below ``results``, readable only by the user: all runs or none.
+    """Write all runs of an archive below ``results``, or none of them.
 
-    Raises RecordError if the files do not match the manifest, or if another run has the same path.
-    An archive may come from a stranger. Therefore only one piece of a file is in memory at a time,
-    and the unpacked size is limited by the size of the archive.
+    The files are readable only by the user. Raises RecordError if the files do not match the
+    manifest, or if another run has the same path. An archive may come from a stranger. Therefore
+    only one piece of a file is in memory at a time, and the unpacked size is limited to a multiple
+    of the size of the archive.
     """
     is_new = not results.exists()
     results.mkdir(parents=True, exist_ok=True)
@@ -133,7 +140,7 @@ def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
 
 
 def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Path]]:
-    """Move the checked files of an archive to their places below ``results``."""
+    """Extract an archive into ``scratch``, check it, and move its files to ``results``."""
     manifest = _checked(path, _extracted(path, scratch), scratch)
     targets = {scratch / name: results / name for name in manifest.files}
     for source, target in targets.items():
@@ -174,8 +181,9 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
 
 
 def _refuse_strange(path: Path, member: tarfile.TarInfo, left: int, number: int) -> None:
-    """Raise RecordError unless a member is a file of a run, so that no path leaves the target
-    folder.
+    """Raise RecordError unless a member is a file of a run and the limits of size are kept.
+
+    A member with another path could be written outside the target folder.
     """
     known = member.name == MANIFEST or _FILE.fullmatch(member.name)
     if not member.isreg() or not known:
@@ -224,7 +232,7 @@ def _checked(path: Path, digests: dict[str, str], scratch: Path) -> Manifest:
 
 
 def _damaged(path: Path, what: str) -> RecordError:
-    """Return the error for an archive that was changed."""
+    """Return the error for an archive that was changed after it was packed."""
     return RecordError(
         what,
         where=str(path),

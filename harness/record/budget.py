@@ -1,27 +1,30 @@
 """The time budget of a step, which assigns every nanosecond of each rank and step to one term.
 
-compute, exposed move, wait, bubble, exposed transfer, data, launch, host idle, other
+The terms, in this order, are: compute, exposed move, wait, bubble, exposed transfer, data, launch
+(of kernels), host idle, other.
 
-Each term takes only time that the terms before it left, so their sum is exactly the step time.
-Communication that overlaps with compute is in no term, because it costs nothing.
-``analysis/timeline`` computes budgets from traces.
+A term gets only the time that no earlier term has, so the sum of the terms is exactly the step
+time. Communication that overlaps with compute is in no term, because it does not make a step
+longer. ``analysis/timeline`` computes budgets from traces.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: How a window was captured: with every operator, or with only waits, spans and ranges (outline).
+#: What the profiler recorded in a window: every operator.
 OPERATORS = "operators"
+#: What the profiler recorded in a window: only waits, spans and ranges.
 OUTLINE = "outline"
 
 
 class Term(StrEnum):
     """A part of the time of a step.
 
-    ``wait``: exposed communication before the last rank had arrived. ``bubble``: the same for a
-    send or recv. ``exposed_comm``: exposed communication that could not be divided, because traces
-    of other ranks are missing.
+    Exposed communication does not overlap with compute. ``wait`` is exposed communication before
+    the last rank has arrived at a collective. ``bubble`` is exposed communication before the peer
+    of a send or recv has arrived. ``exposed_comm`` is exposed communication that cannot be divided,
+    because traces of other ranks are missing. ``launch`` is the time of kernel launches.
     """
 
     COMPUTE = "compute"
@@ -42,11 +45,12 @@ EXPOSED = (Term.WAIT, Term.BUBBLE, Term.TRANSFER, Term.UNDIVIDED)
 
 @dataclass(frozen=True, kw_only=True)
 class RankBudget:
-    """The steps of one rank: ns of each term in each step. The terms of every step add up to
-    ``step_ns``.
+    """The time budget of the steps of one rank, in ns.
 
-    ``comm_ns`` is all communication, overlapped or not. ``wait_free_ns`` estimates ``wait`` without
-    comparing clocks: the duration of a collective minus the shortest one among its ranks.
+    ``terms`` has the time of each term in each step. The terms of a step add up to its ``step_ns``.
+    ``comm_ns`` is the time of all communication in each step, overlapped or not. ``wait_free_ns``
+    estimates ``wait`` without comparing clocks: it is the duration of a collective on this rank
+    minus the shortest duration on any of its ranks.
     """
 
     rank: int
@@ -56,7 +60,7 @@ class RankBudget:
     wait_free_ns: tuple[int, ...] | None
 
     def mean_ns(self, *terms: Term) -> float:
-        """Return the time of these terms together in a mean step, in ns."""
+        """Return the mean time per step of these terms together, in ns."""
         return sum(sum(self.terms.get(term, ())) for term in terms) / len(self.step_ns)
 
 
@@ -64,13 +68,14 @@ class RankBudget:
 class Blame:
     """The rank for which the other ranks waited most, and the term that delayed it.
 
-    Waiting is attributed within each step and then added up. ``waited_ns`` is the time that other
-    ranks waited for this rank per step, minus its own waiting in the same step: a rank that is late
-    because it waited passes the blame on. ``share`` is its part of all waiting after this
-    subtraction. ``gross_ns`` is all waiting of all ranks per step. ``net_ns`` is the time that
-    other ranks waited for this rank minus its waiting, over all steps together. ``term`` is the
-    term that exceeds the median of the other ranks most, by ``excess_ns``. Records until schema 9
-    have no gross, and attributed waiting over all steps at once.
+    Waiting is attributed within each step and then added up. ``waited_ns`` is the time per step for
+    which other ranks waited for this rank, minus the time for which this rank waited in the same
+    step. The subtraction passes the blame on from a rank that is late because it waited. ``share``
+    is the fraction of all waiting, after this subtraction, that this rank caused. ``gross_ns`` is
+    the waiting of all ranks per step. ``net_ns`` is computed like ``waited_ns``, except that the
+    subtraction is done once for the sum over all steps. ``term`` is the term of this rank that
+    exceeds the median of the other ranks most, and ``excess_ns`` is the excess. Records until
+    schema 9 have no ``gross_ns`` and attribute the waiting of all steps together.
     """
 
     rank: int
@@ -83,15 +88,20 @@ class Blame:
 
     @property
     def in_turn(self) -> bool:
-        """Whether ranks wait for each other alternately: less than half of the waiting remains over
-        all steps.
+        """Whether ranks wait for each other alternately.
+
+        Then most waiting cancels over the steps, and ``net_ns`` is less than half of ``gross_ns``.
         """
         return 2 * self.net_ns < self.gross_ns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """An operator or kernel by name: its ns in a mean step, without the operators that it calls."""
+    """The operators or kernels with one name.
+
+    ``self_ns`` is their time in a mean step, in ns, without the operators that they call. ``count``
+    is their number in a mean step, rounded up.
+    """
 
     name: str
     self_ns: int
@@ -102,9 +112,10 @@ class Operator:
 class Budget:
     """The budgets of all ranks of one profiled window.
 
-    ``clock_ns`` is the error bound of comparing the ranks' clocks; None for one rank. ``unsure``
-    lists what these traces cannot show. ``operators`` are those that took longest, the longest
-    first. ``capture`` says what was recorded; in an outline, compute includes work of the host.
+    ``clock_ns`` is the error bound of comparing the ranks' clocks, in ns; None for one rank.
+    ``unsure`` lists what these traces cannot show. ``operators`` are the operators that took the
+    most time, in descending order. ``capture`` is ``OPERATORS`` or ``OUTLINE``; in an outline, the
+    term compute includes work of the host.
     """
 
     device: str
@@ -126,47 +137,48 @@ class Budget:
         return sum(sum(rank.step_ns) for rank in self.ranks) / len(self.ranks) / self.steps
 
     def mean_ns(self, *terms: Term) -> float:
-        """Return the time of these terms together in a mean step of a mean rank, in ns."""
+        """Return the time of these terms together, as a mean over steps and ranks, in ns."""
         return sum(rank.mean_ns(*terms) for rank in self.ranks) / len(self.ranks)
 
     def total_ns(self, term: Term) -> int:
-        """Return the time of a term over all ranks and steps, in ns. It is exact."""
+        """Return the sum of a term over all ranks and steps, in ns."""
         return sum(sum(rank.terms.get(term, ())) for rank in self.ranks)
 
     @property
     def exposed_share(self) -> float:
-        """The share of communication in a step that does not overlap with compute."""
+        """The fraction of a step in which communication does not overlap with compute."""
         return self.mean_ns(*EXPOSED) / self.step_ns
 
     @property
     def comm_share(self) -> float:
-        """The share of all communication in a step, overlapped or not."""
+        """The time of all communication, overlapped or not, as a fraction of the step time."""
         mean_comm_ns = sum(sum(rank.comm_ns) for rank in self.ranks) / len(self.ranks) / self.steps
         return mean_comm_ns / self.step_ns
 
     @property
     def wait_share(self) -> float | None:
-        """The share of waiting for late ranks in a step."""
+        """The fraction of a step that is spent waiting for late ranks."""
         return self._share(Term.WAIT)
 
     @property
     def bubble_share(self) -> float | None:
-        """The share of waiting for the send of a neighbouring stage in a step."""
+        """The fraction of a step that is spent waiting for the peer of a send or recv."""
         return self._share(Term.BUBBLE)
 
     @property
     def data_share(self) -> float | None:
-        """The share of waiting for data in a step."""
+        """The fraction of a step that is spent waiting for data."""
         return self._share(Term.DATA)
 
     @property
     def host_idle_share(self) -> float | None:
-        """The share of a step in which the device has no work."""
+        """The fraction of a step in which the device has no work."""
         return self._share(Term.IDLE)
 
     def _share(self, term: Term) -> float | None:
-        """Return the share of a term; None if it was not measured, because undivided waits are not
-        0.
+        """Return a term as a fraction of the step time.
+
+        None if a rank has no value of the term: undivided communication may contain it.
         """
         if any(term not in rank.terms for rank in self.ranks):
             return None
@@ -174,14 +186,15 @@ class Budget:
 
     @property
     def stage_imbalance(self) -> float | None:
-        """The compute time of the busiest rank over that of the mean rank, if any compute was
-        recorded.
+        """The longest compute time of a rank divided by the mean over ranks.
+
+        None if no compute was recorded.
         """
         return self.imbalance if self.total_ns(Term.COMPUTE) else None
 
     @property
     def imbalance(self) -> float:
-        """The compute time of the busiest rank over that of the mean rank: 1 is balanced."""
+        """The longest compute time of a rank divided by the mean over ranks; 1 is balanced."""
         compute_ns = [rank.mean_ns(Term.COMPUTE) for rank in self.ranks]
         mean = sum(compute_ns) / len(compute_ns)
         return max(compute_ns) / mean if mean else 1.0

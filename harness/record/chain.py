@@ -38,26 +38,27 @@ class Kind(StrEnum):
     """The kind of a link. The comment beside each one says what its body contains."""
 
     SEALED = "sealed"  # everything that was fixed before the first launch
-    PLAN = "plan"
-    DESCRIBED = "described"  # descriptions of cases by their files
-    WINDOWS = "windows"
+    PLAN = "plan"  # a plan and its hash
+    DESCRIBED = "described"  # the descriptions of cases (Described), by the hash of the case
+    WINDOWS = "windows"  # the windows of arms, by the hash of the plan
     BLOCK = "block"  # the arms of a block in their order
-    LAUNCH = "launch"
-    SWEEP = "sweep"
-    BROKEN = "broken"  # a fabric sweep without results, by the name of its launch
-    TRIAL = "trial"
+    LAUNCH = "launch"  # a LaunchRecord
+    SWEEP = "sweep"  # the rows of a fabric sweep
+    BROKEN = "broken"  # the name of the launch of a failed fabric sweep, and the reason
+    TRIAL = "trial"  # an injected fault and the recovery from it
     PAIRED = "paired"  # measurements of pairs of nodes
     PLAYED = "played"  # a training that was interrupted by faults
     STATE = "state"  # other results so far: notes, nodes, seconds
-    SITTING = "sitting"  # an interrupted run was resumed
-    ENDED = "ended"
+    SITTING = "sitting"  # a resume of the run: the machine, and the launches that were cut off
+    ENDED = "ended"  # the end of the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """One line of the chain.
 
-    ``number`` counts from 0, ``before`` is the hash of the previous line, ``body`` is a JSON value.
+    ``number`` counts from 0, and ``at`` is the time in ISO format. ``before`` is the hash of the
+    previous line. ``body`` is a JSON value.
     """
 
     number: int
@@ -87,7 +88,7 @@ class Chain:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._lock = Lock(folder)
-        # left by a process that was killed while it wrote
+        # remove incomplete files of a process that was killed while it wrote them
         for torn in folder.glob(".record.json.*"):
             torn.unlink(missing_ok=True)
         self.links = list(read(folder))
@@ -102,8 +103,9 @@ class Chain:
     def add(self, kind: Kind, *bodies: object) -> None:
         """Append one link for each body. All links are on disk when this returns.
 
-        Raises UnwrittenError if they cannot be written. Then none of them is in the chain, and this
-        process appends nothing more, because the log would have a gap. A resumed run can continue.
+        Raises UnwrittenError if they cannot be written. Then the chain has none of them, and this
+        process appends nothing more, because the chain would have a gap. A resumed run can continue
+        the chain.
         """
         self.refuse_failed()
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -116,7 +118,8 @@ class Chain:
             self._append("".join(link.line + "\n" for link in new).encode())
         except OSError as error:
             self._failed = files.unwritten(self._path.parent, error)
-            with suppress(OSError):  # readers ignore an incomplete line and accept a complete one
+            # If this fails, readers ignore an incomplete last line and accept a complete one.
+            with suppress(OSError):
                 self._cut_torn_line()
             raise self._failed from None
         self.links += new
@@ -148,17 +151,18 @@ class Chain:
 
 
 def read(folder: Path) -> tuple[Link, ...]:
-    """Return the links of a run, () if it has no chain.
+    """Return the links of a run, or () if it has no chain.
 
     Raises RecordError if a link does not follow from the one before. An incomplete last line is
-    ignored, because it was being written.
+    ignored, because a killed process may have left it.
     """
     return tuple(walk(folder))
 
 
 def walk(folder: Path) -> Iterator[Link]:
-    """Yield the links one after the other, so that the caller need not hold all of them in
-    memory.
+    """Yield the links of a run one by one, without holding all of them in memory.
+
+    Raises RecordError if a link does not follow from the one before.
     """
     path = folder / FILE
     before = ""
@@ -167,7 +171,7 @@ def walk(folder: Path) -> Iterator[Link]:
         try:
             link = _parsed(line)
         except ValueError as error:
-            raise RecordError(f"not a link: {error}", where=where, fix=_FIX) from None
+            raise RecordError(f"this line is not a link: {error}", where=where, fix=_FIX) from None
         if (link.number, link.before) != (number, before) or link.line != line:
             raise RecordError(
                 "the chain is broken: this line does not follow from the one before",
@@ -193,8 +197,9 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _parsed(line: str) -> Link:
-    """Return the link in a line. Raise ValueError if there is none. The body can be any JSON and is
-    not copied.
+    """Return the link in a line. Raise ValueError if the line is not a link.
+
+    The body can be any JSON value and is not copied.
     """
     doc = json.loads(line)
     if not isinstance(doc, dict) or "body" not in doc:
@@ -241,8 +246,9 @@ Entry = TypeVar("Entry")
 
 
 def begun(links: Sequence[Link], where: str) -> RunRecord:
-    """Return the record of a run that has only a chain. Raise RecordError if the chain has no
-    beginning.
+    """Return the record of a run that has only a chain, as it was before the first launch.
+
+    Raises RecordError if the chain does not begin with a SEALED link of the present schema.
     """
     if not links or links[0].kind is not Kind.SEALED or links[0].body.get("schema") != SCHEMA:
         raise RecordError(
@@ -272,7 +278,8 @@ def begun(links: Sequence[Link], where: str) -> RunRecord:
 def folded(record: RunRecord, links: Sequence[Link]) -> RunRecord:
     """Return the record of an interrupted run, extended by everything in its chain.
 
-    Verdicts are dropped, because later launches may change them: ``analysis.reading`` judges again.
+    Its verdicts are dropped, because later launches may change them. ``analysis.reading`` judges
+    the run again.
     """
     if record.complete or not links or record.head == links[-1].hash:
         return record

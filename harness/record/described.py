@@ -1,4 +1,4 @@
-"""Descriptions of cases that an agent makes before they run: facts, expectations and refusals."""
+"""Descriptions of cases, which an agent makes before a case runs: facts and expectations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """Closed-form facts of a model at one size. FLOPs count forward and backward of one sample.
+    """Facts of a model at one size, which are known before the model is trained.
 
-    ``activation_bytes_per_sample`` is the memory that forward keeps for backward. ``cast_bytes`` is
-    the part of it for copies of weights, which does not grow with the batch. ``block_bytes`` are
-    the shares of the blocks for one sample. ``again_bytes`` is the memory that the largest block
-    needs while it is recomputed. ``again_flops_per_sample`` are recomputed in backward (None:
-    unknown). ``loss_bytes_per_sample`` are temporaries of the loss in forward and backward.
-    ``copies`` is the number of weight-sized buffers in training: weights, gradients, and two
-    moments of AdamW. ``frozen_bytes`` are additional weights that are not trained; every rank holds
-    them whole. ``step_s`` is the time of a step if the model itself determines it, as simulated
-    compute does. ``loss_floor`` is the entropy of its data in nats, if known.
+    ``flops_per_sample`` counts the forward and the backward pass of one sample.
+    ``again_flops_per_sample`` are additional FLOPs because the backward pass recomputes activations
+    (None: unknown). ``activation_bytes_per_sample`` is the memory that the forward pass keeps for
+    the backward pass, and ``block_bytes`` is the part of each block of the model. ``cast_bytes`` is
+    the memory that the forward pass keeps for copies of weights in another dtype; it does not grow
+    with the batch. ``again_bytes`` is the memory that the largest block needs while it is
+    recomputed. ``loss_bytes_per_sample`` is the memory for temporary tensors of the loss in both
+    passes. ``copies`` is the number of weight-sized buffers in training: weights, gradients, and
+    two moments of AdamW. ``frozen_bytes`` is the size of additional weights that are not trained;
+    every rank holds all of them. ``step_s`` is the time of a step in seconds if the model itself
+    determines it, as simulated compute does. ``loss_floor`` is the entropy of the data in nats, if
+    known.
     """
 
     num_params: int
@@ -39,8 +42,8 @@ class ModelFacts:
 def exchanges(steps: range, period: int, until: int = 0, growth: float = 1.0) -> int:
     """Return in how many of these steps the ranks communicate.
 
-    They communicate in each of the first ``until`` steps, then in the last step of each period.
-    Each period is ``growth`` times as long as the previous one.
+    The ranks communicate in each of the first ``until`` steps, then in the last step of each
+    period. Each period is ``growth`` times as long as the previous one.
     """
     step = -1
     length = float(period)
@@ -57,25 +60,28 @@ class Expected:
     """The expectations that a strategy states for a case before it runs. Bytes are per rank and
     step.
 
-    ``sent_bytes`` is the closed form for the case's backend, one number per rank. ``payload_bytes``
-    maps a collective to the input bytes that each rank issues in one step (one number per rank). It
-    has bytes instead of counts because the number of buckets is an implementation detail of DDP.
-    ``largest_message`` is the largest single message. ``dense_bytes`` is the amount that an
-    uncompressed all-reduce would send, 0 if this comparison does not apply. ``balance`` is the part
-    of ``ideal_efficiency`` that remains with unequal stages. ``module``, ``schedule`` and
-    ``placements`` must equal those that ran (placements () = not checked). ``memory_bytes`` is a
-    rough estimate of the memory of a rank. ``stages`` is the number of ranks that a sample passes
-    through in sequence; if there are several, no rank can run without its neighbours. ``remedies``
-    maps a term of the time budget to the setting that reduces it.
+    ``sent_bytes`` is the number of bytes that each rank sends, by the closed form for the case's
+    backend. ``payload_bytes`` maps a kind of collective to the number of input bytes on each rank.
+    It has bytes instead of counts because the number of buckets is an implementation detail of DDP.
+    ``largest_message`` is the size of the largest single message in bytes. ``dense_bytes`` is the
+    number of bytes that an uncompressed all-reduce would send; it is 0 if this comparison does not
+    apply. ``ideal_efficiency`` is the highest scaling efficiency that the strategy permits. It
+    includes the factor ``balance``, by which unequal pipeline stages reduce it. ``module``,
+    ``schedule`` and ``placements`` must equal what the ranks observe in the run (empty placements
+    are not checked). ``memory_bytes`` is a rough estimate of the memory of a rank. ``stages`` is
+    the number of ranks that a sample passes through in sequence; if it is more than 1, no rank can
+    run alone. ``remedies`` maps a term of the time budget to the setting that reduces it.
 
-    Ranks may communicate in every ``period``-th step only, and then send ``period`` times as much;
-    whole periods are timed. Up to step ``until`` they communicate in each step. Periods grow by the
-    factor ``growth``. ``whole_steps`` are ranges (start, stop, stride) of steps in which complete
-    gradients are exchanged, so that a rank sends ``whole_bytes`` and nothing else. ``blocks`` is
-    the number of blocks of each rank, if the knob ``split`` can change it. ``staleness`` is the
-    largest permitted one. A training is not ``repeatable`` if ranks use whatever has arrived.
-    ``casts``: it rounds at other places than its reference. ``reorders``: it adds in another order,
-    so that bits may differ.
+    If ``period`` is more than 1, ranks communicate in every ``period``-th step only, and then send
+    ``period`` times as much; timed windows cover whole periods. In steps before ``until``, ranks
+    communicate in each step. Each period is ``growth`` times as long as the previous one.
+    ``whole_steps`` are ranges (start, stop, stride) of steps in which ranks exchange complete
+    gradients; in such a step a rank sends ``whole_bytes`` and nothing else. ``blocks`` is the
+    number of blocks on each rank, if the knob ``split`` can change it. ``staleness`` is the largest
+    number of steps by which one rank may lag behind another (None: no limit, or no lag).
+    ``repeatable`` is False if two trainings can differ because ranks use whatever has arrived.
+    ``casts`` is True if the strategy rounds at other places than its reference. ``reorders`` is
+    True if it adds numbers in another order than its reference, so that bits may differ.
     """
 
     sent_bytes: tuple[float, ...]
@@ -118,10 +124,10 @@ def bytes_sent(expected: Expected, rank: int, steps: range) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Products of the same kind in a step: their number, the FLOPs and bytes of each, and their
-    dtype.
+    """A group of identical matrix products (or attentions) in a step.
 
-    ``kind``: ``product`` of matrices, or ``attention``.
+    ``kind`` is ``product`` or ``attention``. ``flops`` and ``moved_bytes`` are for one of them, and
+    ``count`` is their number.
     """
 
     kind: str
@@ -135,8 +141,8 @@ class Product:
 class Work:
     """The work of a step on ``samples`` samples if one device has the whole model.
 
-    ``moved_bytes`` is the memory traffic of everything except the products, ``update_bytes`` that
-    of the optimizer.
+    ``moved_bytes`` is the memory traffic of everything except the products. ``update_bytes`` is the
+    memory traffic of the optimizer.
     """
 
     samples: int
@@ -147,12 +153,13 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The training with which a case's losses are compared: its plain model, on ``shards`` ranks.
+    """The training with which the losses of a case are compared.
 
-    Cases with the same ``key`` share it. ``limit`` is the largest relative difference of the loss
-    of a step that rounding explains, 0 if every bit must be equal. If the reference has replicates,
-    their spread replaces ``limit``. ``coarse``: gradients are exchanged in 16 bits.
-    ``memory_bytes`` is the memory of one of its ranks, which holds the whole model.
+    It trains the case's model without the strategy, on ``shards`` ranks. Cases with the same
+    ``key`` have the same reference. ``limit`` is the largest relative difference of the loss of a
+    step that rounding explains; 0 if every bit must be equal. If the reference has replicates,
+    their spread replaces ``limit``. ``coarse`` is True if gradients are exchanged in 16 bits.
+    ``memory_bytes`` is the memory of one rank of the reference, which holds the whole model.
     """
 
     key: str
@@ -166,13 +173,14 @@ class Reference:
 class Described:
     """The answer to ``describe``: facts and expectations, or why there are none.
 
-    ``reference`` is None if nothing can be compared (incorrect on purpose, older records). ``twin``
-    is the index of the correctness check's twin among its candidates (``cases/twins.py``). ``work``
-    is the work of a step, if devices are compared with their data sheets. ``own_ideal``: the ideal
-    efficiency is stated by a user's strategy. ``excuses`` are statements by which a user's strategy
-    prevents a comparison of its losses, or a bitwise one. ``theirs`` are the kinds of its files
-    that a user wrote, whose statements are not verified. ``unsupported`` is a refusal by the case's
-    files (SKIP); ``error`` is an exception in them (ERROR).
+    ``reference`` is None if losses cannot be compared (the case is incorrect on purpose, or the
+    record is old). ``twin`` is the index of the small model (twin) that the correctness check
+    trains, among its candidates (``cases/twins.py``). ``work`` is the work of a step, if devices
+    are compared with their data sheets. ``own_ideal`` is True if a user's strategy states the ideal
+    efficiency. ``excuses`` are statements by which a user's strategy prevents a comparison of its
+    losses, or a bitwise one. ``theirs`` lists which kinds of the case's files a user wrote; the
+    statements of these files are not verified. ``unsupported`` is the reason with which the case's
+    files refuse it (SKIP). ``error`` is an exception in these files (ERROR).
     """
 
     facts: ModelFacts | None = None

@@ -1,7 +1,7 @@
-"""Measurements of the fabric: how fast ranks exchange data, before anything is trained over it.
+"""Measurements of how fast ranks exchange data over the fabric, without any training.
 
-Bus bandwidth is the data rate of the busiest link. It can be compared with the hardware for any
-operation and any number of ranks (as in nccl-tests, doc/PERFORMANCE.md).
+The bus bandwidth is the data rate of the busiest link. It can be compared with the rate of the
+hardware for any operation and any number of ranks (as in nccl-tests, doc/PERFORMANCE.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,9 @@ def factor(operation: str, n: int) -> float:
 
 
 def sizes(device: Device) -> tuple[int, ...]:
-    """Return the payloads of a sweep in bytes: one for the latency, the others for the
-    bandwidth.
+    """Return the payloads of a sweep in bytes.
+
+    The smallest one measures the latency; the others measure the bandwidth.
     """
     if device is Device.CUDA:
         return (8, 1 << 20, 64 << 20, 1 << 30)
@@ -42,11 +43,12 @@ def sizes(device: Device) -> tuple[int, ...]:
 class Row:
     """The result of one operation at one payload on one world, in one launch.
 
-    ``time_s`` is the median over iterations of the slowest rank, ``worst_s`` the longest one.
-    ``network`` holds the settings of an emulated network. ``right``: every rank received the
-    correct result. ``refused`` is the reason if the operation could not run. ``attempt`` 1 is the
-    new set of launches that confirms a FAIL. ``link_mbit`` is the rate in Mbit/s to which the
-    engine set each node's link, if it did.
+    The time of an iteration is that of its slowest rank. ``time_s`` is the median over iterations,
+    and ``worst_s`` is the longest time. ``nodes`` is the number of ranks on each node. ``network``
+    has the settings of an emulated network as text. ``right`` is True if every rank received the
+    correct result. ``refused`` is the reason if the operation could not run. ``attempt`` is 1 in
+    the new set of launches that confirms a FAIL, otherwise 0. ``link_mbit`` is the rate in Mbit/s
+    to which the engine limited the link of each node; None if it did not.
     """
 
     nodes: tuple[int, ...]
@@ -64,22 +66,23 @@ class Row:
 
     @property
     def algorithm_bps(self) -> float | None:
-        """The payload divided by time, B/s."""
+        """The payload divided by the time, in B/s."""
         return None if not self.time_s else self.payload_bytes / self.time_s
 
     @property
     def bus_bps(self) -> float | None:
-        """The data rate of the busiest link, B/s."""
+        """The data rate of the busiest link, in B/s."""
         rate = self.algorithm_bps
         return None if rate is None else rate * factor(self.operation, sum(self.nodes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Two nodes by host name, and the result of one launch on both.
+    """The result of one launch on a pair of nodes.
 
-    ``time_s`` is the time of a training step or of an all-reduce. ``bps`` is the bus bandwidth of
-    the all-reduce (B/s). None: the launch failed.
+    ``a`` and ``b`` are the host names of the nodes. ``time_s`` is the time of a training step or of
+    an all-reduce in seconds; None if the launch failed. ``bps`` is the bus bandwidth of the
+    all-reduce in B/s; None if the launch failed or trained a case.
     """
 
     a: str
@@ -91,7 +94,11 @@ class Paired:
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A slow node or link (two hosts): it is ``slower`` by this share, with this log evidence."""
+    """A slow node (one host) or a slow link (two hosts).
+
+    ``slower`` is the relative slowdown (0.1 = 10 %). ``log_evidence`` is the natural logarithm of
+    the evidence for it.
+    """
 
     hosts: tuple[str, ...]
     slower: float
@@ -102,12 +109,13 @@ class Slow:
 class Suspects:
     """The results of measuring nodes in pairs, round by round.
 
-    ``nodes`` are slow with every partner; ``links`` are slow although both of their nodes are not.
-    ``slow`` lists both with their evidence. ``case`` is the case that a pair trained; "" = it ran
-    all-reduces. ``hosts`` are all nodes. The rounds continue until no node can be slower by
-    ``wanted`` without being detected, up to ``most`` rounds; nodes that are still open are
-    ``undecided``. ``most`` is None in records with another rule for the rounds. ``limit_bps`` is
-    set in records that regarded every pair below it as slow.
+    ``nodes`` are the nodes that are slow with every partner. ``links`` are the pairs that are slow
+    although neither of their nodes is. ``slow`` lists both with their evidence. ``case`` is the
+    case that each pair trained; it is empty if the pairs ran all-reduces. ``hosts`` are all
+    measured nodes. The rounds continue until no node can be slower by ``wanted`` without being
+    detected, but not longer than ``most`` rounds. Nodes that are still open then are listed as
+    ``undecided``. ``most`` is None in older records, which had another rule for the rounds.
+    ``limit_bps`` is set in older records that regarded every pair with a lower rate as slow.
     """
 
     pairs: tuple[Paired, ...]
@@ -131,14 +139,17 @@ def label(network: Sequence[tuple[str, Json]]) -> str:
 
 
 def shapes(nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the worlds of a sweep: the largest node, one rank on each node, and all ranks."""
+    """Return the worlds of a sweep, as numbers of ranks on each node.
+
+    They are the largest node alone, one rank on each node, and all ranks on all nodes.
+    """
     worlds = [(max(nodes),), (1,) * len(nodes), tuple(nodes)]
     return tuple(dict.fromkeys(shape for shape in worlds if sum(shape) > 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """One operation on one world, with its rows of all sweeps."""
+    """The rows of all sweeps for one operation on one world."""
 
     nodes: tuple[int, ...]
     network: str
@@ -165,7 +176,7 @@ class Swept:
 
     @property
     def latency_s(self) -> tuple[float, ...]:
-        """The times at the smallest payload, one for each sweep."""
+        """The times at the payload that measures latency, in seconds, one for each sweep."""
         small = [row.time_s for row in self.rows if row.payload_bytes <= LATENCY_BYTES]
         return tuple(t for t in small if t is not None)
 
@@ -177,7 +188,7 @@ class Swept:
         return tuple(row for row in timed if row.payload_bytes == most)
 
     def bus_bps(self, payload: int | None = None) -> tuple[float, ...]:
-        """Return the bus bandwidths at this payload, or at the largest, one for each sweep."""
+        """Return the bus bandwidth in B/s of each sweep, at this payload or else the largest."""
         sized = self.largest if payload is None else self.rows
         wanted = [row for row in sized if payload in (None, row.payload_bytes)]
         return tuple(row.bus_bps for row in wanted if row.bus_bps is not None)
@@ -186,7 +197,7 @@ class Swept:
 def swept(rows: Sequence[Row], attempt: int | None = None) -> list[Swept]:
     """Group rows by world, network and operation, in the order of the sweeps.
 
-    ``attempt`` selects one attempt; None = all attempts.
+    ``attempt`` selects the rows of one attempt; None selects all rows.
     """
     grouped: dict[tuple[tuple[int, ...], str, str], list[Row]] = {}
     for row in rows:

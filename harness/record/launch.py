@@ -11,16 +11,19 @@ from harness.host.nvml import GpuWindow
 from harness.record.budget import Budget
 from harness.record.rank import RankRecord
 
-#: The start of the message of a launch whose simulated compute missed its scheduled deadlines.
+#: The first words of the message about a launch whose simulated compute missed its deadlines.
 STOOD_STILL = "slot too short"
-#: How often the launches of a plan are timed again for this reason, together with concurrent ones.
+#: Upper limit of how often the launches of a plan are timed again because simulated compute missed
+#: its deadlines. Launches that ran concurrently are timed again with them.
 STALLS = 2
-#: The suffix of the slot of profiles that follow a timed window.
+#: The suffix in the name of the slot of profiles. Such a profile follows a timed window in the same
+#: world.
 BEHIND = "-behind"
-#: Kinds of causes that may be temporary: a lost node or rank, or silence. Exceptions, exits, lack
-#: of memory and mismatched collectives are not among them, because they would recur.
+#: Kinds of causes that may be temporary: a lost node or rank, or a rank that stopped sending
+#: messages. Exceptions, exits, lack of memory and mismatched collectives are not among them,
+#: because they would recur.
 PASSING = frozenset({"node", "signal", "hang", "late", "peer"})
-#: How often launches of a plan may end by a temporary cause and are repeated once.
+#: Upper limit of how often launches of a plan are repeated after a temporary failure.
 FLAKES = 1
 
 
@@ -32,15 +35,16 @@ class LaunchStatus(StrEnum):
 
 
 class Purpose(StrEnum):
-    """The purpose of a launch. Only ``timed`` launches are compared, and budgets come from
+    """The purpose of a launch. Only ``timed`` launches are compared, and time budgets come from
     ``profile`` launches.
 
-    ``probe`` launches run a baseline both alone and concurrently with others. A ``stalled`` launch
-    was timed, but the host stopped while simulated compute waited for its schedule. It says nothing
-    about the case and is timed again, together with the launches that ran concurrently. A
-    ``flaked`` launch ended by a temporary cause and was repeated once; ``intended`` is its original
-    purpose. A ``round`` launch runs on two nodes to find slow ones. ``bits`` compares the results
-    of ranks for the same micro-batches.
+    ``gate`` launches check correctness. ``pilot`` launches calibrate the number of steps. ``probe``
+    launches run a baseline both alone and concurrently with other launches. A ``stalled`` launch
+    was timed, but its simulated compute missed its deadlines because the host paused. It says
+    nothing about the case and is timed again, together with the launches that ran concurrently. A
+    ``flaked`` launch failed for a temporary cause and was repeated once; the field ``intended`` has
+    its original purpose. A ``round`` launch runs on two nodes to find slow nodes. ``bits`` launches
+    compare the results of ranks for the same micro-batches bit by bit.
     """
 
     GATE = "gate"
@@ -66,12 +70,12 @@ REPEATED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Steadiness:
-    """The trend in a launch's kept window. ``drift`` is the log of the mean step of its later half
-    over that of its earlier half.
+    """The trend of the step time in the kept window of a launch.
 
-    ``t`` is the drift over its standard error, from means of 5 steps; None if the window is too
-    short. ``mser`` is the number of further steps that MSER-5 would drop. ``steady`` is the
-    conclusion from this launch alone.
+    ``drift`` is the natural logarithm of the mean step time of the window's later half divided by
+    that of its earlier half. ``t`` is the drift divided by its standard error, which is estimated
+    from means of 5 steps; None if the window is too short. ``mser`` is the number of further steps
+    that the rule MSER-5 would drop. ``steady`` is the conclusion from this launch alone.
     """
 
     drift: float
@@ -82,9 +86,11 @@ class Steadiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """The rank that ended a launch and the reason. ``sure`` refers to the rank, not to the reason.
+    """The rank that ended a launch, and the reason.
 
-    ``kind`` is exception, memory, signal, exit, node, collective, hang or peer.
+    ``kind`` is exception, memory, signal, exit, node, collective, hang, late or peer. ``sure`` is
+    True if it is certain which rank failed; it says nothing about the reason. ``phase`` and
+    ``step`` say where the rank was. ``victims`` are the other ranks that failed.
     """
 
     rank: int | None
@@ -99,7 +105,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The times of the kept steps of a launch in seconds. Each step counts as long as on its
+    """The step times in the kept window of a launch, in seconds. The time of a step is that of its
     slowest rank.
     """
 
@@ -112,10 +118,10 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """The steps of the kept window that took several times the median.
+    """The steps of the kept window that took several times the median step time.
 
-    ``steps`` are their numbers in the launch. ``share`` is the part of the window by which they
-    exceeded the median.
+    ``steps`` are the numbers of these steps in the launch. ``share`` is the time by which they
+    exceeded the median, as a part of the window's duration.
     """
 
     steps: tuple[int, ...]
@@ -124,11 +130,11 @@ class Stalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The memory growth in bytes per step (least squares) of the fastest-growing rank, with a 95 %
-    interval.
+    """The memory growth of the fastest-growing rank.
 
-    ``steady`` is the share of steps in which memory grew. It is large for a leak, and small for an
-    allocator that settles.
+    ``slope`` is the growth in bytes per step by least squares, with the 95 % interval from ``low``
+    to ``high``. ``steady`` is the fraction of steps in which memory grew. It is large for a leak,
+    and small for an allocator that settles.
     """
 
     rank: int
@@ -142,7 +148,7 @@ class Growth:
 class Reached:
     """The point at which the mean loss of several steps reached the target of the plan.
 
-    It is given in steps, samples, and seconds since training began.
+    ``steps``, ``samples`` and ``seconds`` are counted from the beginning of the training.
     """
 
     steps: int
@@ -155,24 +161,26 @@ class LaunchRecord:
     """One launch of one arm: a new world of processes, which is the unit of replication.
 
     ``attempt`` is 0, or 1 for the new set of launches that confirms a FAIL. ``foreign_load`` is the
-    share of the ranks' cores that other processes used during the launch.
+    fraction of the CPU time of the ranks' cores that other processes used during the launch.
 
-    ``turn`` counts passes over the plan's arms: launches of one turn form a pair. ``consumed`` is
-    the number of distinct samples that the world trained on in the kept window. ``losses`` is a
-    digest of every step's loss, and ``compared`` the number of losses that were compared with the
-    reference. ``wall_s`` is the time from the command to the end of the last rank. ``agent``
-    identifies the process that forked the ranks. ``wrong`` lists deviations from the request that
-    the parent found (world, samples, bytes); a launch with any is never judged. ``accepted`` lists
-    the deviations that the user of a script accepts. A profiled launch has a ``budget``. Its
-    ``perturbation`` is the ratio of its profiled steps to its other steps, with the lower end
-    ``perturbation_low`` if there is an interval.
+    ``turn`` is the number of the pass over the plan's arms. Launches with the same turn form pairs.
+    ``consumed`` is the number of distinct samples that the world trained on in the kept window.
+    ``losses`` is a digest of the losses of all steps, and ``compared`` is the number of losses that
+    were compared with the reference. ``wall_s`` is the time in seconds from the command to the end
+    of the last rank. ``agent`` identifies the process that forked the ranks. ``wrong`` lists the
+    deviations from the request (world, samples, bytes) that the parent process found. A launch with
+    any deviation is never judged. ``accepted`` lists the deviations that the user of a script
+    accepts. A profiled launch has a ``budget``. Its ``perturbation`` is the time of its profiled
+    steps divided by that of its other steps. ``perturbation_low`` is the lower end of the interval
+    of this ratio, if there is one.
 
     ``reached`` is None if the plan has no target loss, or if the launch did not reach it.
-    ``final_loss`` is the mean loss of the last steps, for plans with a target.
+    ``final_loss`` is the mean loss of the last steps; only plans with a target have it.
 
-    ``hosts`` are the numbers of the nodes that it ran on (empty = the first ones). Launches of one
-    ``slot`` ran concurrently on separate ``devices``, given as the first device on every host.
-    ``behind`` names the timed launch whose following steps, in the same world, this profile covers.
+    ``hosts`` are the numbers of the nodes on which the launch ran (empty = the first ones).
+    Launches with the same ``slot`` ran concurrently on separate devices. ``devices`` has the number
+    of the first device on each host. If this launch is a profile that was taken after a timed
+    window in the same world, ``behind`` is the name of the timed launch.
     """
 
     launch: str
@@ -214,25 +222,25 @@ class LaunchRecord:
 
     @property
     def asked(self) -> Purpose:
-        """The purpose for which it was launched, also if it stalled or failed temporarily."""
+        """The original purpose of the launch, even if it stalled or failed temporarily."""
         if self.purpose in (Purpose.STALLED, Purpose.FLAKED):
             return self.intended or Purpose.TIMED
         return self.purpose
 
     @property
     def stood_still(self) -> bool:
-        """Whether the only deviation is that the host made it miss its schedule."""
+        """Whether the only deviation is that the simulated compute missed its deadlines."""
         return bool(self.wrong) and all(word.startswith(STOOD_STILL) for word in self.wrong)
 
     @property
     def discarded(self) -> bool:
-        """Whether the launch is ignored and does not stop the run."""
+        """Whether the launch is ignored, so that its failure does not stop the run."""
         stalled = self.stood_still and self.purpose in (Purpose.PILOT, Purpose.STALLED)
         return stalled or self.purpose is Purpose.FLAKED
 
     @property
     def passing(self) -> bool:
-        """Whether it failed for a reason that may be temporary."""
+        """Whether the launch failed for a reason that may be temporary."""
         failed = self.status is LaunchStatus.FAILED and self.cause is not None
         return failed and self.cause is not None and self.cause.kind in PASSING
 
@@ -243,17 +251,20 @@ class LaunchRecord:
 
     @property
     def usable(self) -> bool:
-        """Whether it ended normally and ran as requested."""
+        """Whether the launch ended normally and ran as requested."""
         return self.status is LaunchStatus.OK and not self.wrong
 
     @property
     def changed(self) -> float:
-        """The factor by which the profiler certainly lengthened its steps; 1 if unknown."""
+        """A lower limit of the factor by which the profiler lengthened the steps that it recorded.
+
+        It is the measured ratio if there is no interval, and 1 if nothing was measured.
+        """
         return self.perturbation_low or self.perturbation or 1.0
 
     @property
     def throughput(self) -> float | None:
-        """The samples that were consumed / wall time of the kept window of the slowest rank, in
+        """The consumed samples divided by the duration of the slowest rank's kept window, in
         samples/s.
         """
         return (
@@ -264,17 +275,16 @@ class LaunchRecord:
 
     @property
     def tail_throughput(self) -> float | None:
-        """The samples of a mean step / 95th percentile of step time, in samples/s."""
+        """The samples of a mean step divided by the 95th percentile of step times, in samples/s."""
         if self.steps is None:
             return None
         return self.consumed / self.steps.count / self.steps.p95_s
 
     @property
     def denied(self) -> float | None:
-        """The share of the ranks' cores that they could not use, because of other processes or of a
-        quota.
+        """The fraction of their CPU time that the ranks could not use.
 
-        None if neither is known.
+        Other processes or a CPU quota used it. None if neither is known.
         """
         if self.foreign_load is None and self.throttled is None:
             return None
@@ -282,8 +292,9 @@ class LaunchRecord:
 
     @property
     def throttled(self) -> float | None:
-        """The share of the window for which a CPU quota stopped the most affected rank; None if
-        unknown.
+        """The fraction of the window for which a CPU quota stopped the most affected rank.
+
+        None if unknown.
         """
         shares = [
             rank.throttled_s / rank.window_s
@@ -294,8 +305,9 @@ class LaunchRecord:
 
     @property
     def late(self) -> float | None:
-        """The share of its window by which a simulated launch exceeded its schedule; None for other
-        launches.
+        """The time by which a simulated launch exceeded its schedule, as a fraction of its window.
+
+        None for other launches.
         """
         planted = [rank.planted_s for rank in self.ranks if rank.planted_s]
         if self.steps is None or not planted or len(planted) < len(self.ranks):
@@ -306,15 +318,17 @@ class LaunchRecord:
 
     @property
     def peak_bytes(self) -> float | None:
-        """The peak memory of the largest rank in bytes; None if a rank does not report it."""
+        """The highest peak memory of any rank in bytes; None if a rank does not report it."""
         peaks = [rank.peak_bytes for rank in self.ranks if rank.peak_bytes is not None]
         known = self.steps is not None and len(peaks) == len(self.ranks)
         return float(max(peaks)) if known else None
 
     @property
     def reserved_bytes(self) -> float | None:
-        """The peak memory that the allocator of the largest rank reserved on its device; None on
-        CPUs.
+        """The highest peak of memory that the allocator of any rank reserved on its device, in
+        bytes.
+
+        None on CPUs.
         """
         peaks = [rank.allocator.reserved_bytes for rank in self.ranks if rank.allocator is not None]
         known = self.steps is not None and len(peaks) == len(self.ranks)
@@ -322,8 +336,9 @@ class LaunchRecord:
 
     @property
     def sent_bytes(self) -> float | None:
-        """The mean bytes per step that the busiest rank sent; None if sockets do not carry the
-        traffic.
+        """The mean number of bytes per step that the rank with the most traffic sent.
+
+        None if the traffic does not go through sockets.
         """
         sent = [rank.sent_bytes for rank in self.ranks if rank.sent_bytes is not None]
         known = self.steps is not None and len(sent) == len(self.ranks)
@@ -331,13 +346,16 @@ class LaunchRecord:
 
     @property
     def skipped_steps(self) -> float | None:
-        """The steps that the gradient scaler skipped, including warm-up; None without a scaler."""
+        """The number of steps that the gradient scaler skipped, including those of the warm-up.
+
+        None without a scaler.
+        """
         counts = [len(rank.ran.skipped) for rank in self.ranks if rank.ran.skipped is not None]
         return float(max(counts)) if self.steps is not None and counts else None
 
     @property
     def staleness(self) -> float | None:
-        """The largest number of steps by which the slowest rank lagged behind another rank.
+        """The largest number of steps by which one rank lagged behind another.
 
         None if all ranks step together.
         """
@@ -346,11 +364,10 @@ class LaunchRecord:
 
     @property
     def fed(self) -> Mapping[str, float] | None:
-        """The work of making batches in a step, as a mean over ranks; None for inputs that do not
-        report it.
+        """The work of producing the batches of a step, as a mean over ranks.
 
-        ``read_s`` and ``decode_s`` are times of all workers of a rank, ``disk_bytes`` the bytes
-        from disks.
+        ``read_s`` and ``decode_s`` are seconds summed over the workers of a rank. ``disk_bytes`` is
+        the number of bytes read from disks. None for inputs that do not report their work.
         """
         medians = [rank.ran.fed for rank in self.ranks if rank.ran.fed]
         return (
@@ -361,12 +378,15 @@ class LaunchRecord:
 
     @property
     def compile_s(self) -> float | None:
-        """The seconds for which the slowest rank compiled, all before the window."""
+        """The time that the slowest rank spent on compilation before the window, in seconds."""
         return max((rank.ran.compile_s for rank in self.ranks if rank.ran.compile_s), default=None)
 
     @property
     def codec_s(self) -> tuple[float, float] | None:
-        """The seconds per step that the slowest rank spends (encoding and adding, decoding)."""
+        """The seconds per step that a compressor needs on the slowest rank.
+
+        The first number is for encoding and adding, the second for decoding.
+        """
         parts = [rank.ran.codec_s for rank in self.ranks if rank.ran.codec_s]
         if not parts:
             return None
@@ -375,8 +395,8 @@ class LaunchRecord:
 
     @property
     def expert_variation(self) -> float | None:
-        """The standard deviation of the experts' loads over their mean, in the most uneven
-        layer.
+        """The standard deviation of the loads of the experts divided by their mean, for the most
+        uneven layer.
         """
         by_layer = loads(self.ranks).values()
         return max((pstdev(load) / fmean(load) for load in by_layer), default=None)
@@ -390,11 +410,10 @@ class LaunchRecord:
 
     @property
     def energy_per_sample(self) -> float | None:
-        """The energy of the devices in the kept window per sample, J; None if a device does not
-        report it.
+        """The energy of all devices in the kept window divided by the samples, in J.
 
-        Older records have only the devices of one node, so their launches on several nodes have no
-        value.
+        None if a device does not report its energy. Older records have only the devices of one
+        node, so their launches on several nodes have no value.
         """
         taken = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
         everywhere = {gpu.node for gpu in self.gpus} == {rank.node for rank in self.ranks}
@@ -419,7 +438,7 @@ class LaunchRecord:
 
 
 def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
-    """Return the number of tokens assigned to each expert by layer, over all ranks."""
+    """Return, for each layer, the number of tokens assigned to each expert, over all ranks."""
     by_layer: dict[str, tuple[int, ...]] = {}
     for rank in ranks:
         for layer, routed in (rank.routed or {}).items():
@@ -429,5 +448,8 @@ def loads(ranks: Iterable[RankRecord]) -> Mapping[str, tuple[int, ...]]:
 
 
 def num_again(launches: Iterable[LaunchRecord], purpose: Purpose) -> int:
-    """Return how often launches were repeated for this purpose, ``STALLED`` or ``FLAKED``."""
+    """Return how often launches were repeated. ``purpose`` is ``STALLED`` or ``FLAKED``.
+
+    Launches that ran concurrently are repeated together and count once.
+    """
     return len({launch.slot or launch.launch for launch in launches if launch.purpose is purpose})

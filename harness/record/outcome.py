@@ -1,4 +1,4 @@
-"""Results of a run: the six statuses, the list of all reasons, and the Verdict."""
+"""The results of a run: verdicts, their statuses and reasons, and points of scaling sweeps."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Status(StrEnum):
     SKIP = "SKIP"
 
 
-#: All statuses, the worst first. Tables use this order.
+#: All statuses, ordered from the worst to the best. Tables use this order.
 SEVERITY = (
     Status.ERROR,
     Status.FAIL,
@@ -68,21 +68,27 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One judged contrast: its value with an interval, and the bound that it was compared with.
+    """One judged contrast: its value with an interval, and the bound to which it was compared.
 
+    A contrast is the ratio of a metric between two arms. It is measured in pairs of launches.
     ``value``, ``low`` and ``high`` are in the metric's unit; None means not measured. The interval
-    is the one that was judged: each end is wrong at most one time in twenty, over all evaluations
-    together. ``widened`` says in one word what widened it (``load``: by the effect that other
-    processes can have had in one direction; empty: nothing). ``evidence`` is the e-value for a PASS
-    or FAIL. ``mde`` is the smallest relative change of the value that this run would have detected
-    with 90 % power (0.02 = 2 %). ``p95`` is the value for 95th percentiles of steps, ``worst`` that
-    of the worst pair. ``sd`` and ``lag1`` (of the pairs in order) are hints: a high lag-1 shows
-    that the noise lasts longer than a pair. ``launches`` names every launch behind the verdict,
-    ``pairs`` has the value of each pair, ``again`` those of the confirming set. ``waived`` FAILs
-    stay FAIL in every table but do not fail the run. ``more`` is the number of further pairs that
-    would decide an open verdict if they scatter like these; None if no number would. ``doubt`` is a
-    caveat. ``simulated`` verdicts are those on simulated hardware in a run that requested real
-    devices. They are shown and decide nothing.
+    is the one that was judged: each of its ends is wrong with a probability of at most 5 %, over
+    all evaluations together. ``widened`` says in one word why the interval was widened (``load``:
+    by the effect that other processes can have had in one direction; empty: it was not widened).
+    ``evidence`` is the e-value for a PASS or FAIL. ``mde`` is the smallest relative change of the
+    value that this run would have detected with 90 % power (0.02 = 2 %).
+
+    ``pairs`` has the value of each pair, and ``again`` has the values of the pairs of the
+    confirming set. ``p95`` is the value computed from the 95th percentiles of step times, and
+    ``worst`` is the value of the worst pair. ``sd`` is the standard deviation of the pairs, and
+    ``lag1`` is their autocorrelation at lag 1 in the order of measurement. A high ``lag1`` is a
+    hint that the noise lasts longer than a pair. ``launches`` names every launch behind the
+    verdict. ``more`` is the number of further pairs that would decide an open verdict if they
+    scatter like the measured ones; None if no number would. ``doubt`` is a caveat.
+
+    A FAIL that is ``waived`` stays FAIL in every table but does not fail the run. A verdict is
+    ``simulated`` if it was measured on simulated hardware in a run that requested real devices. It
+    is shown and decides nothing.
     """
 
     contrast: str
@@ -135,11 +141,11 @@ class Verdict:
 class ScalingPoint:
     """One world size of a scaling sweep relative to one baseline, with intervals.
 
-    ``throughput`` is in samples/s over the whole world; ``speedup`` = T / T_baseline,
-    ``efficiency`` = speedup / (N / N_baseline); ``karp_flatt`` = (1/S - 1/N) / (1 - 1/N), the
-    experimentally determined serial fraction under strong scaling (Karp and Flatt, CACM 33(5),
-    1990). ``p95`` is the efficiency for 95th percentiles of steps, ``worst`` that of the worst
-    pair.
+    ``throughput`` T is in samples/s over the whole world. ``speedup`` S is T / T_baseline, and
+    ``efficiency`` is S / (N / N_baseline), where N is the number of ranks. ``karp_flatt`` is
+    (1/S - 1/N) / (1 - 1/N), the experimentally determined serial fraction under strong scaling
+    (Karp and Flatt, CACM 33(5), 1990). ``p95`` is the efficiency computed from the 95th percentiles
+    of step times, and ``worst`` is the efficiency of the worst pair.
     """
 
     case: str
@@ -159,10 +165,10 @@ class ScalingPoint:
 
 
 def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
-    """Combine statuses into one exit status: ERROR before FAIL before INCONCLUSIVE.
+    """Combine statuses into one exit status. ERROR overrides FAIL, and FAIL overrides INCONCLUSIVE.
 
-    RECORDED and SKIP judge nothing. Without a PASS they give NOTHING_JUDGED. INCONCLUSIVE does the
-    same if ``inconclusive_fails`` is False.
+    RECORDED and SKIP judge nothing. If there are only these, the exit status is NOTHING_JUDGED. If
+    ``inconclusive_fails`` is False, INCONCLUSIVE judges nothing either.
     """
     if Status.ERROR in statuses:
         return Exit.ERROR

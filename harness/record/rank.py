@@ -8,15 +8,15 @@ from harness.record.spans import Category
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutedModel:
-    """The model that really ran, as the strategy observed it. It never repeats what was requested.
+    """The model that ran, as the strategy observed it. No field is copied from the request.
 
-    ``module`` is the class of the trained module, ``placements`` are those of its parameters, and
-    ``compute_dtype`` is the dtype that leaf modules returned. ``staleness`` is the largest number
-    of steps by which the slowest rank lagged behind another rank.
-    ``codec_s`` are the times of the parts of a compressor in a median step. ``skipped`` are the
-    steps that the gradient scaler skipped. ``recompiled``: blocks were also compiled in the kept
-    window. ``compile_s`` is the compile time before it. ``fed`` is the work of an input for a
-    median step, by name.
+    ``module`` is the class of the trained module, ``placements`` are the DTensor placements of its
+    parameters, and ``compute_dtype`` is the dtype that leaf modules returned. ``staleness`` is the
+    largest number of steps by which one rank lagged behind another. ``codec_s`` are the
+    seconds of each part of a compressor in a median step. ``skipped`` are the numbers of the steps
+    that the gradient scaler skipped. ``recompiled`` is True if blocks were compiled again within
+    the kept window. ``compile_s`` is the compile time before the window, in seconds. ``fed`` is the
+    work of producing the batches of a median step, by the name of the quantity.
     """
 
     module: str
@@ -49,8 +49,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveCount:
-    """The collectives of one kind that a rank issued in one step; payload is the input of this
-    rank.
+    """The number of collectives of one kind that a rank issued in one step.
+
+    ``payload_bytes`` is the size of this rank's inputs.
     """
 
     count: int
@@ -84,8 +85,8 @@ class Allocator:
 class Routed:
     """The assignments of one rank's tokens to the experts of a layer.
 
-    ``asked`` counts them by expert, ``top`` is the number of experts per token, ``dropped`` counts
-    those that exceeded an expert's capacity.
+    ``asked`` is the number of assignments to each expert. ``top`` is the number of experts per
+    token. ``dropped`` is the number of assignments that exceeded an expert's capacity.
     """
 
     asked: tuple[int, ...]
@@ -97,8 +98,8 @@ class Routed:
 class Ceiling:
     """The measured peak rates of a rank's device.
 
-    ``matmul_flops`` is that of a matrix product in FLOP/s, ``copy_bps`` that of a copy in its
-    memory in B/s (each byte counts as read and as written).
+    ``matmul_flops`` is the rate of a matrix product in FLOP/s. ``copy_bps`` is the rate of a copy
+    within the device's memory in B/s; each byte counts twice, because it is read and written.
     """
 
     dtype: str
@@ -108,7 +109,7 @@ class Ceiling:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanRow:
-    """One span of a profiled window, in ns of the rank's clock."""
+    """One span (a named time range) of a profiled window, in ns of the rank's clock."""
 
     name: str
     category: Category
@@ -117,67 +118,72 @@ class SpanRow:
     end_ns: int
 
 
-#: The text that follows in ``Watched.sampler`` if only a part of a data set is shared out.
+#: The text in ``ScriptObservations.sampler`` before the samples to which a sampler is limited, if
+#: it distributes only a part of a data set.
 PART = ", of samples "
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptObservations:
-    """The observations of a user's training by hooks in one rank. Counts are per step.
+    """The observations that hooks made in one rank of a user's training. Counts are per step.
 
-    ``world_size`` and ``backend`` are those of the process group that it created (1 and empty
-    without one). ``optimizers`` are the classes that step together, in their order within a step,
-    and ``backwards`` is the number of backward passes of the last step. ``unusual`` steps of the
-    window have another number of backward passes than most; ``passes`` is a digest of all these
-    numbers. ``regular``: every kept step had the same optimizers. ``even``: every kept step
-    exchanged the same number of bytes, apart from collectives of a few values. ``roots`` are the
-    modules that the training calls, with the number of rows that reached each one in the last step.
-    ``start`` is a digest of the parameters before the first step; of this rank's part of them if
-    they are ``sharded``. ``first`` is the sum of the hashes of the samples before the first update.
-    ``collectives`` are those of the last step, ``small`` is the number of them that carry single
-    values, and ``reads`` is how often a step of the warm-up reads one (``Tensor.item``).
-    ``repeated``: a sampler shuffled two epochs identically. ``seeded``: ``torch.manual_seed`` was
-    called before a model was created, last with ``seed``. ``source`` is a digest of the script's
-    file, ``way`` how its process was started. ``flops`` are those of the step after the window (0:
-    not counted, or the batch was short), ``aside`` the part of them that no gradient depends on.
-    ``distinct`` is the share of a step's rows that differ from all other rows of this rank.
-    ``ragged``: rows of some batches are larger than those of others.
+    ``world_size`` and ``backend`` describe the process group that the script created (1 and empty
+    without one). ``optimizers`` are the classes that step together, in their order within a step.
+    ``backwards`` is the number of backward passes of the last step. ``unusual`` is the number of
+    steps in the window whose number of backward passes differs from that of most steps; ``passes``
+    is a digest of all these numbers. ``regular``: every kept step had the same optimizers.
+    ``even``: every kept step exchanged the same number of bytes, apart from collectives of a few
+    values. ``roots`` are the modules that the training calls, with the number of rows that reached
+    each one in the last step. ``start`` is a digest of the parameters before the first step; if
+    they are ``sharded``, it covers only this rank's part. ``first`` is the sum of the hashes of the
+    samples before the first update. ``collectives`` are the collectives of the last step, and
+    ``small`` is the number of them that carry single values. ``reads`` is how often a warm-up step
+    reads a single value (``Tensor.item``). ``repeated``: a sampler shuffled two epochs identically.
+    ``seeded``: ``torch.manual_seed`` was called before a model was created; ``seed`` is the last
+    value. ``source`` is a digest of the script's file. ``way`` is how its process was started.
+    ``flops`` is the number of FLOPs of the step after the window (0: not counted, or the batch was
+    short). ``aside`` is the part of these FLOPs that no gradient depends on. ``distinct`` is the
+    fraction of a step's rows that differ from all other rows of this rank. ``ragged``: rows of some
+    batches are larger than those of other batches.
 
-    ``drawn`` is the number of samples that loaders returned for a step (median; 0: unknown).
-    ``as_drawn``: at least a quarter of the steps had as many rows as samples. ``usual`` is the
-    number of rows of a median step over that of a mean step, ``spread`` their standard deviation
-    over the mean. ``skips``: some steps have more forward passes than others. ``saved`` are the
-    files that ``torch.save`` wrote. ``whole`` is the size of the data set if the loader of this
-    rank draws all of it alone (0: a part, or unknown). ``stored`` is a digest of the stored data of
-    some samples (empty: nothing). ``unclear`` is the reason if the rows that reached the model
-    cannot be identified as samples. ``evaluations`` are forward passes without training in the
-    window, ``acted`` those before it. ``silent`` is the number of steps in the window that exchange
-    nothing although others do. ``in_eval``: weights were updated after passes in eval mode only.
-    ``searched``: DDP searched for unused parameters and there were none. ``random``: the first
-    forward pass drew random numbers, as dropout does. ``parallel``: ranks are replicas, or shards
-    of one, and share the data. ``ahead_s`` is the host time of a median step up to its backward
-    passes: batches, logs and forward passes, before ranks wait for each other (0: unknown).
+    ``drawn`` is the number of samples that loaders returned for a median step (0: unknown).
+    ``as_drawn``: in more than a quarter of the steps, as many rows reached the model as loaders
+    returned samples. ``usual`` is the number of rows in a median step divided by the mean number of
+    rows. ``spread`` is the standard deviation of the number of rows divided by its mean. ``skips``:
+    some steps have more forward passes than others. ``saved`` are the files that ``torch.save``
+    wrote. ``whole`` is the size of the data set if the loader of this rank draws all of it (0: it
+    draws a part, or this is unknown). ``stored`` is a digest of the stored data of some samples
+    (empty: nothing was examined). ``unclear`` is the reason if the rows that reached the model
+    cannot be identified as samples. ``evaluations`` is the number of forward passes without
+    training in the window, and ``acted`` is their number before the window. ``silent`` is the
+    number of steps in the window that exchanged nothing although other steps did. ``in_eval``:
+    weights were updated after passes in eval mode only. ``searched``: DDP searched for unused
+    parameters and there were none. ``random``: the first forward pass drew random numbers, as
+    dropout does. ``parallel``: ranks are replicas, or shards of one replica, and divide the data
+    among them. ``ahead_s`` is the host time in seconds of a median step up to its backward passes,
+    before ranks wait for each other: batches, logging and forward passes (0: unknown).
 
-    ``trained_bytes`` are those of the parameters that get gradients (0: not distinguished).
+    ``trained_bytes`` is the size of the parameters that get gradients (0: not distinguished).
     ``workers`` is the number of processes of the loader with the most batches. ``again`` is the
-    share of a step's samples that the previous step also had. ``idle`` is the share of the examined
-    updates that left the examined elements of their parameters unchanged. ``cut``: the parameters
-    count as ``sharded`` only because ranks exchange data within a forward pass. ``cleared``:
-    gradients are cleared between the backward passes of one update (SAM, LBFGS), so that each pass
-    exchanges separate gradients. ``uncleared``: gradients of the previous update still existed at
-    the start of one. ``twice``: an optimizer stepped twice without a backward pass in between.
-    ``unstepped`` are modules with gradients that no optimizer has. ``unchanged``: no parameter of
-    this rank changed by any bit between the first step and the last. ``reduced`` are the bytes that
-    forward passes of the last step all-reduced. ``began`` and ``ended`` are short digests of the
-    parameters before the first and after the last step, one for each of the ``modules``, whose
-    names only the first rank of each node has. ``sums_before`` and ``sums_after`` are sums of some
-    of their elements with random signs. They show whether differences between ranks are due to
-    rounding. ``rates`` are the learning rates at the end, ``exchanging`` the roots whose forward
-    passes exchange more than single values. ``sampler`` describes how a DistributedSampler of the
-    main loader shares out samples, which must be the same on all ranks (empty: there is none).
-    ``bursts_s`` is the time by which a mean step exceeds a median one up to its backward passes,
-    caused by work that only some steps do. ``loose`` are short digests, after the last step, of
-    parameters that get gradients and are updated but belong to no root.
+    fraction of a step's samples that the previous step also had. ``idle`` is the fraction of the
+    examined updates that left the examined elements of their parameters unchanged. ``cut``: the
+    parameters count as ``sharded`` only because ranks exchange data within a forward pass.
+    ``cleared``: gradients are cleared between the backward passes of one update (SAM, LBFGS), so
+    that each pass exchanges separate gradients. ``uncleared``: gradients of the previous update
+    still existed when an update began. ``twice``: an optimizer stepped twice without a backward
+    pass in between. ``unstepped`` are modules with gradients that belong to no optimizer.
+    ``unchanged``: no bit of this rank's parameters changed between the first step and the last.
+    ``reduced`` is the number of bytes that forward passes of the last step all-reduced. ``began``
+    and ``ended`` are short digests of the parameters before the first and after the last step. They
+    have one entry for each of the ``modules``, whose names only the first rank of each node
+    records. ``sums_before`` and ``sums_after`` are sums of some of the parameters' elements with
+    random signs. They show whether differences between ranks are due to rounding. ``rates`` are the
+    learning rates at the end. ``exchanging`` are the roots whose forward passes exchange more than
+    single values. ``sampler`` describes how a DistributedSampler of the main loader distributes
+    samples over ranks; it must be the same on all ranks (empty: there is none). ``bursts_s`` is the
+    time up to the backward passes in a mean step minus that in a median step, in seconds; it shows
+    work that only some steps do. ``loose`` are short digests, after the last step, of parameters
+    that get gradients and are updated but belong to no root.
     """
 
     world_size: int
@@ -249,27 +255,28 @@ class ScriptObservations:
 class RankRecord:
     """The measurements of one rank. Times are in s on the rank's monotonic clock, sizes in bytes.
 
-    The times of single steps are not here but in the samples (``rank<r>.npz``: marks_s, loss,
-    sample_ids, rss_bytes), whose digest is ``samples_sha256``. ``sent_bytes`` and ``resent_bytes``
-    cover the kept window; they are None if sockets do not carry the traffic. These fields cover it
-    as well: ``busy_s`` is the CPU time that the cores of ``affinity`` worked for any process,
-    ``throttled_s`` the time for which a quota stopped the rank's group, ``waited_s`` the time for
-    which its threads were ready but waited for a core (all added up). ``kernel_s`` is the length of
-    the kept window by the kernel's timestamps, ``window_ns`` its start and end by the wall clock.
+    The times of single steps are in the samples (``rank<r>.npz``: marks_s, loss, sample_ids,
+    rss_bytes), whose digest is ``samples_sha256``. The following fields cover the kept window.
+    ``sent_bytes`` and ``resent_bytes`` are counted at sockets; they are None if the traffic does
+    not go through sockets. ``busy_s`` is the CPU time that the cores of ``affinity`` spent on any
+    process. ``throttled_s`` is the time for which a quota stopped the rank's control group.
+    ``waited_s`` is the time for which its threads were ready but waited for a core, summed over
+    threads. ``kernel_s`` is the length of the window by the kernel's timestamps. ``window_ns`` is
+    its start and end by the wall clock.
 
-    If sockets are counted, ``written_bytes`` are all bytes that write calls carried in the window,
-    except repeated prints, and ``shared`` names writable memory that was shared with other
-    processes. ``phases_s`` is the time before the first step by phase. ``replica`` is a digest of
-    the parameters after the last step, which must be equal on all ranks with this ``part`` of the
-    model. ``squares``, of references, are the mean squares of this rank's gradient and of the mean
-    gradient of all ranks, for each part of the training. ``ceiling`` has the peak rates of the
-    device, measured by correctness checks on one rank. ``device_uuid`` identifies a GPU; it is
-    empty on CPUs. ``sources`` are digests by path of the loaded user's files, a digest of this
-    package, and versions; only the first rank of each node has them.
+    If sockets are counted, ``written_bytes`` is the number of bytes that write calls carried in the
+    window, except repeated prints, and ``shared`` names writable memory that was shared with other
+    processes. ``phases_s`` is the duration of each phase before the first step. ``replica`` is a
+    digest of the parameters after the last step; it must be equal on all ranks that hold this
+    ``part`` of the model. Only references have ``squares``: for each part of the training, the mean
+    square of this rank's gradient and that of the mean gradient of all ranks. ``ceiling`` has the
+    peak rates of the device, which correctness checks on one rank measure. ``device_uuid``
+    identifies a GPU; it is empty on CPUs. ``sources`` has a digest of each loaded file of the user
+    by path, a digest of this package, and versions; only the first rank of each node records it.
 
-    Profiled launches have ``clock_offset_ns``, the rank's clock minus that of rank 0, with the
-    error bound ``clock_half_ns``, and ``trace_sha256``, the digest of ``rank<r>.trace.json.gz``. A
-    user's script has ``watched``.
+    Profiled launches have ``clock_offset_ns``, which is the rank's clock minus the clock of rank 0,
+    its error bound ``clock_half_ns``, and ``trace_sha256``, the digest of
+    ``rank<r>.trace.json.gz``. Launches of a user's script have ``watched``.
     """
 
     rank: int

@@ -1,7 +1,7 @@
-"""The record of a run, which every verb reads.
+"""The record of a run, which every command reads.
 
-The record and the samples of the ranks contain everything that a verdict depends on (``store``
-handles both on disk). ``verify`` recomputes the verdicts from them without torch.
+The record and the samples of the ranks contain everything that a verdict depends on. ``store``
+reads and writes both. ``verify`` recomputes the verdicts from them without torch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Derived = TypeVar("Derived")
 
 #: Version of the record's layout. ``upgrade`` converts older ones.
 SCHEMA = 11
-#: The first schemas whose verdicts were judged, and whose windows were determined, by the present
-#: rules.
+#: The first schema whose verdicts were judged by the present rules.
 JUDGED_SINCE = 6
+#: The first schema whose windows (numbers of steps and of warm-up steps) were chosen by the present
+#: rules.
 SETTLED_SINCE = 7
 #: The first schema in which background load widens an interval only to one side. Before, any load
 #: made a verdict inconclusive.
@@ -37,14 +38,16 @@ DIRECTED_SINCE = 8
 #: The first schema whose first evaluation requires a larger margin, because half of the launches
 #: may be slow.
 HALVES_SINCE = 9
-#: The first schema in which neither provisional bounds nor simulated hardware decide a run, a
-#: verdict shows the interval that was judged, and waiting is attributed within each step.
+#: The first schema in which neither provisional bounds nor simulated hardware decide a run. Since
+#: this schema, a verdict shows the interval that was judged, and waiting is attributed within each
+#: step.
 ASIDE_SINCE = 10
 
 
 def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:
-    """Return the simulations in a case on these nodes. CPU cores that several ranks share are one
-    of them.
+    """Return which parts of a case are simulated on these nodes.
+
+    ``OVERSUBSCRIBED`` is added if the ranks of a node need more CPU cores than the node has.
     """
     if case.device is not Device.CPU or case.stand_in:
         return case.stand_in
@@ -57,11 +60,11 @@ def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One pass over the arms and one in reverse. ``arms`` are the names in the order of the first
-    pass.
+    """Two passes over the arms of a plan, the second in reverse order.
 
-    ``together`` is the number of arms that run concurrently in each slot; empty = one after the
-    other.
+    A slot is a group of arms whose launches run concurrently. ``arms`` are the names of all arms in
+    the order of the first pass. ``together`` is the number of arms in each slot; it is empty if
+    every slot has one arm.
     """
 
     plan: str
@@ -72,21 +75,21 @@ class Block:
 
     @property
     def slots(self) -> tuple[tuple[str, ...], ...]:
-        """The arms of every slot, in the order of the first pass."""
+        """The names of the arms in each slot, with the slots in the order of the first pass."""
         sizes = self.together or (1,) * len(self.arms)
         ends = list(itertools.accumulate(sizes))
         return tuple(self.arms[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
     @property
     def passes(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
-        """The (turn, concurrent arms) of every slot in both passes."""
+        """The (turn, arms) of every slot, for both passes. A turn is the number of a pass."""
         first = 2 * self.number
         there = self.slots
         back = self.slots[::-1]
         return (*((first, slot) for slot in there), *((first + 1, slot) for slot in back))
 
     def drawn(self, seed: int) -> Block:
-        """Return this block with its slots in the random order of the plan's seed."""
+        """Return this block with its slots in a random order, which the seed determines."""
         slots = sorted(tuple(sorted(slot)) for slot in self.slots)
         random.Random(f"{seed}-{self.attempt}-{self.number}").shuffle(slots)
         arms = tuple(name for slot in slots for name in slot)
@@ -99,18 +102,24 @@ class RunRecord:
     """The record of one run: everything that ``report``, ``verify``, ``compare`` and the history
     read.
 
-    ``windows`` maps plan hash and arm to the steps and cut that its pilots determined.
-    ``admission`` holds the findings about the host before the run, ``launch_sd`` the standard
-    deviation between equal pilots. ``out_of_time`` lists plans that the time budget cut,
-    ``offered`` all that could have been run. ``nodes`` are the machines of an engine that reaches
-    other machines; ``machine`` is then the first of them. ``fabric`` is the speed of data exchange
-    before anything is trained. ``recoveries`` are injected faults and what followed. ``blocks`` is
-    the order in which arms were launched, ``head`` the hash of the chain's last link ("" = no
-    chain). ``device_s`` is the device time of the run: each rank's device from start to end.
-    ``setups`` is the software of each setup that a case names. ``suspects`` are the results of
-    pairs of nodes. ``facts`` are the properties of each host that should equal those of other hosts
-    of its kind: hardware, links, versions, limits. ``played`` are trainings that faults
-    interrupted.
+    ``windows`` maps the hash of a plan and the name of an arm to the number of steps and of warm-up
+    steps that the calibration launches (pilots) determined. ``admission`` lists the findings about
+    the host before the run. ``launch_sd`` is the relative standard deviation between calibration
+    launches of the same arm. ``out_of_time`` lists the hashes of plans that were not completed
+    within the time budget. ``offered`` lists the available strategies, models and compressors, used
+    or not.
+
+    ``nodes`` are the machines of an engine that reaches other machines; ``machine`` is then the
+    first of them. ``fabric`` are the measured rates of data exchange without training. ``suspects``
+    are measurements on pairs of nodes that identify slow nodes and links. ``recoveries`` are
+    injected faults, each with its recovery. ``played`` are trainings that faults interrupted.
+    ``blocks`` gives the order in which arms were launched. ``head`` is the hash of the chain's last
+    link; it is empty if there is no chain.
+
+    ``elapsed_s`` is the duration of the run in seconds, and ``device_s`` is this duration times the
+    number of devices. ``setups`` is the software of each setup that a case names. ``facts`` are the
+    properties of each host that should be equal on all hosts of its kind: hardware, links,
+    versions, limits.
     """
 
     schema: int
@@ -156,7 +165,7 @@ class RunRecord:
 
     @cached_property
     def by_slot(self) -> Mapping[str, tuple[LaunchRecord, ...]]:
-        """The launches that ran concurrently, by their slot."""
+        """The launches by the name of their slot; launches of one slot ran concurrently."""
         return _grouped(self.launches, lambda launch: launch.slot)
 
     @cached_property
@@ -182,7 +191,7 @@ class RunRecord:
         return {launch.case: launch for launch in self.launches if launch.purpose is Purpose.GATE}
 
     def pilots_of(self, cases: Collection[str]) -> list[LaunchRecord]:
-        """Return the pilots of these cases, in the order of the record."""
+        """Return the calibration launches (pilots) of these cases, in the order of the record."""
         launches = (launch for case in cases for launch in self.by_case.get(case, ()))
         pilots = [launch for launch in launches if launch.purpose is Purpose.PILOT]
         return sorted(pilots, key=lambda launch: self.places[launch.launch])
@@ -194,13 +203,13 @@ class RunRecord:
 
     @cached_property
     def _derived(self) -> dict[Hashable, Any]:
-        """The cache of ``once``."""
+        """The cache of ``once``: each derived value by its key."""
         return {}
 
     def once(self, what: Hashable, derive: Callable[[], Derived]) -> Derived:
         """Return a value that is derived from this record, and cache it under this key.
 
-        The parts of a report need the same values.
+        The cache exists because several parts of a report need the same values.
         """
         if what not in self._derived:
             self._derived[what] = derive()
@@ -208,9 +217,10 @@ class RunRecord:
         return derived
 
     def window(self, plan: Plan, launch: LaunchRecord) -> Window:
-        """Return the window that a launch was started with.
+        """Return the window (numbers of steps and of warm-up steps) that a launch was started with.
 
-        A timed launch has the frozen window of its arm; a pilot runs before that window is known.
+        A timed launch has the window that the pilots determined for its arm. A pilot has the window
+        that its plan gives to pilots.
         """
         if launch.asked is Purpose.PROFILE:
             return plan.profile(self.settings.outline)
@@ -222,9 +232,7 @@ class RunRecord:
         return frozen or plan.window
 
     def stand_ins(self, case: CaseSpec) -> frozenset[StandIn]:
-        """Return the simulations in a case of this run. CPU cores that several ranks share are one
-        of them.
-        """
+        """Return which parts of a case are simulated in this run (see the function above)."""
         return stand_ins(case, self.nodes or (self.machine,) * len(case.nodes))
 
 

@@ -1,6 +1,4 @@
-"""Records of recoveries: a rank that trained with a checkpoint, and the effects of an injected
-fault.
-"""
+"""Records of injected faults, and of trainings that were interrupted and resumed."""
 
 import math
 from collections.abc import Mapping
@@ -17,10 +15,11 @@ PARTS = ("detect", "stop", "import", "start", "group", "load", "step")
 class RankRestart:
     """The restart of one rank of a training with checkpoints.
 
-    ``saved``, ``loaded`` and ``last`` are digests of parameters and optimizer state: at the save,
-    after the load, and at the end; empty if that did not happen. ``stall_s`` is the time that
-    training waited for the save, ``save_s`` the time until everything was written.
-    ``first_step_at`` is when the first step ended (s since the epoch).
+    ``saved``, ``loaded`` and ``last`` are digests of the parameters and the optimizer state when
+    they were saved, after they were loaded, and at the end. A digest is empty if that event did not
+    happen. ``stall_s`` is the time in seconds for which training waited for the save, and
+    ``save_s`` is the time until everything was written. ``first_step_at`` is the time at which the
+    first step ended, in seconds since the epoch.
     """
 
     rank: int
@@ -41,10 +40,11 @@ class RankRestart:
 class Update:
     """One update of the weights in a user's training, as one rank saw it.
 
-    ``state`` is a digest of the parameters after the update, ``samples`` a digest of its samples,
-    ``at`` when its optimizer had stepped (s since the epoch). The first entry is not an update: its
-    ``state`` is the state in which the training began. ``began_at`` is when the script started.
-    ``spent_s`` is the time until then in calls that set up the process group, load and save.
+    ``state`` is a digest of the parameters after the update, and ``samples`` is a digest of the
+    samples of the update. ``at`` is the time after its optimizer step, in seconds since the epoch.
+    The first entry is not an update: its ``state`` is the state in which the training began.
+    ``began_at`` is the time at which the script started. ``spent_s`` is the total time in seconds,
+    since the script started, in calls that set up the process group, load or save.
     """
 
     at: float
@@ -71,19 +71,21 @@ FINE = frozenset({Continued.EXACTLY, Continued.OTHER_SAMPLES})
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One injected fault and the recovery from it, in s from the fault on.
+    """One injected fault and the recovery from it.
 
-    ``detect_s`` is the time until the failure was noticed; ``timeout_s`` of it is unavoidable,
-    because a hang is only noticed after silence of this length. ``stop_s`` lasts until the old
-    world has ended, ``import_s`` until lost agents were replaced and had imported torch,
-    ``start_s`` until the new ranks ran, ``group_s`` until they had formed their process group,
-    ``load_s`` until the checkpoint was loaded, ``step_s`` until the first step ended. These parts
-    add up to ``recovery_s``.
+    The recovery consists of consecutive parts, in seconds, that add up to ``recovery_s``.
+    ``detect_s`` lasts from the fault until the failure was noticed. Of this time, ``timeout_s`` is
+    unavoidable, because a hang is noticed only after a timeout of this length. ``stop_s`` lasts
+    until the old world has ended. ``import_s`` lasts until lost agents were replaced and had
+    imported torch. ``start_s`` lasts until the new ranks ran, ``group_s`` until they had formed
+    their process group, ``load_s`` until the checkpoint was loaded, and ``step_s`` until the first
+    step ended.
 
-    ``equal``: the final state is bitwise equal to that of an uninterrupted training.
-    ``world_before`` and ``world`` are the sizes of the old and the new world; if they differ, only
-    the loaded state is compared. ``blamed`` is the rank that was reported as the cause. ``attempt``
-    1 is the new set of trials that confirms a FAIL. For a user's script, ``continued`` says how it
+    ``equal`` is True if the final state is bitwise equal to the final state of an uninterrupted
+    training. ``world_before`` and ``world`` are the sizes of the old and the new world; if they
+    differ, only the loaded state is compared. ``rank`` is the rank in which the fault was injected,
+    and ``blamed`` is the rank that was reported as the cause. ``attempt`` is 1 in the new set of
+    trials that confirms a FAIL, otherwise 0. For a user's script, ``continued`` says how it
     resumed, and ``lost`` is the number of updates that were repeated.
     """
 
@@ -134,9 +136,10 @@ class Mark(StrEnum):
 class TrainingAttempt:
     """One start of the training, until its end or a fault. Times are in ns since the epoch.
 
-    ``marks`` are the (event, number of steps, time) of rank 0. ``struck_ns`` is when a rank was
-    killed, ``noticed_ns`` when the program noticed it; both are None for the attempt that completes
-    the training.
+    ``marks`` are the events of rank 0 as (event, number of completed steps, time). ``rank`` is the
+    rank that was killed, ``struck_ns`` is the time at which it was killed, and ``noticed_ns`` is
+    the time at which the program noticed it. All three are None for the attempt that completes the
+    training.
     """
 
     began_ns: int
@@ -148,8 +151,9 @@ class TrainingAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultedTraining:
-    """A training of ``steps`` steps that saves after every ``every`` steps, and its faults.
+    """A training of ``steps`` steps that faults interrupted.
 
+    The training saves a checkpoint after every ``every`` steps. ``sittings`` are its attempts.
     ``mtbf_s`` is the mean time between faults, which are drawn with ``seed``. It is None if a
     single fault was injected to measure its cost, or if there was no fault.
     """

@@ -1,10 +1,11 @@
-"""Removal of names from a record: hosts, users, addresses and paths are replaced, the rest stays.
+"""Removal of names from a record: hosts, users, addresses and paths are replaced.
 
-record, chain -> names found in them -> texts replaced -> hashes of cases and plans computed anew
-              -> the chain linked anew -> a record that verifies, with another head
+record, chain -> find names -> replace them -> recompute hashes of cases and plans
+              -> link the chain anew -> a record that verifies, with another head
 
 Numbers, samples and verdicts do not change. The new chain shows that nothing was omitted from the
-redacted record. Only the owner can show that it is the measured one, with the original chain.
+redacted record. Only the owner of the original chain can show that the redacted record was really
+measured.
 """
 
 import ipaddress
@@ -31,9 +32,9 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 _COLONS = re.compile(
     r"(?<![\w:.])[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?(?![\w:])"
 )
-#: A path that ends at a blank. The following text may be the rest of it.
+#: A replaced path that ends at a blank, before text that may be the rest of the path.
 _CUT = re.compile(r"PATH/[^\s'\":,]* (?=[^\s'\":,=-][^\s'\":,=]*/)")
-#: Words that verdicts are written with. Without them nothing can be judged again.
+#: Words that verdicts consist of. If they were replaced, the record could not be judged again.
 _WORDS = (*METRICS, *Status, *Reason)
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+")
 
@@ -43,7 +44,8 @@ def redact(
 ) -> tuple[RunRecord, tuple[Link, ...]]:
     """Return the run and its chain without names. ``more`` are further texts that must be removed.
 
-    Raises RecordError if a name is also a word of the record itself.
+    Raises RecordError if a name is also a word of the record format, or if the end of a path is
+    ambiguous.
     """
     run = replace(run, environment=secrets.kept(run.environment))
     doc = to_doc(run)
@@ -108,8 +110,9 @@ def files(
 
 
 def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
-    """Return the replacement of each name, the longest name first, because one may contain
-    another.
+    """Return the replacement of each name.
+
+    Longer names come first, because a name may contain another.
     """
     hosts = dict.fromkeys(
         digest
@@ -135,8 +138,9 @@ def _names(run: RunRecord, doc: Json, more: tuple[str, ...]) -> dict[str, str]:
 
 
 def _blank_paths(value: Json) -> Iterator[str]:
-    """Yield strings that are paths with a blank, because these must also be found inside other
-    strings.
+    """Yield every string that is a path with a blank, and its parent folders with a blank.
+
+    Inside other strings, a pattern would end such a path at the blank.
     """
     if isinstance(value, str):
         if value.startswith(("/", "~/")) and " " in value and "\n" not in value:
@@ -181,8 +185,9 @@ def _unsure(value: Json) -> Iterator[str]:
 
 
 def _mapped(value: Json, change: Callable[[str], str]) -> Json:
-    """Return the document with every string changed, including keys, because some are hashes or
-    names.
+    """Return the document with ``change`` applied to every string.
+
+    Keys are changed too, because some of them are hashes or names.
     """
     if isinstance(value, str):
         return change(value)
@@ -192,7 +197,7 @@ def _mapped(value: Json, change: Callable[[str], str]) -> Json:
 
 
 def _hashes(old: RunRecord, new: RunRecord) -> dict[str, str]:
-    """Return the new hashes of cases and plans by their old ones, if they differ."""
+    """Return the new hash of each case and plan whose hash has changed, by the old hash."""
     replaced = {}
     for before, after in zip(old.plans, new.plans, strict=True):
         replaced[before.hash] = after.hash

@@ -1,7 +1,7 @@
 """Signatures of runs with Ed25519 keys in the format of ssh-keygen.
 
-The hash of the chain's last link is signed. It covers everything before: thresholds, nonce and
-every launch.
+The hash of the chain's last link is signed. Through the chain, this hash depends on everything
+earlier: the thresholds, the nonce and every launch.
 """
 
 import base64
@@ -18,7 +18,7 @@ from harness.record import chain
 
 #: The file with the signature in the folder of a run.
 FILE = "chain.sig"
-#: Text before the signed hash, so that the signature is valid for no other purpose.
+#: Text that is put before the signed hash, so that the signature is valid for no other purpose.
 _DOMAIN = b"scaleproof run\n"
 
 
@@ -41,7 +41,7 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
     links = chain.read(folder)
     if not links or links[-1].kind is not chain.Kind.ENDED:
         raise RecordError(
-            "only a complete, chained run can be signed",
+            "only a complete run with a chain can be signed",
             where=str(folder),
             fix=f"scaleproof run --resume {folder}",
         )
@@ -70,11 +70,12 @@ def signed(folder: Path) -> Signature | None:
 
 
 def holds(signature: Signature, head: str, key: Path | None = None) -> str:
-    """Return why a signature is not valid for this head and this public key; empty if it is
-    valid.
+    """Return the reason why a signature is not valid, or "" if it is valid.
+
+    It is valid if it signs this ``head`` and, if ``key`` is given, was made with that key.
     """
     if signature.head != head:
-        return f"the signature is of another run: {signature.head[:16]}, not {head[:16]}"
+        return f"the signature belongs to another run: {signature.head[:16]}, not {head[:16]}"
     if key is not None and _bare(_public(key)) != _bare(signature.key):
         return f"the run was signed by another key: {signature.key}"
     library = _library("serialization")
@@ -82,7 +83,8 @@ def holds(signature: Signature, head: str, key: Path | None = None) -> str:
     try:
         public = library.load_ssh_public_key(signature.key.encode())
         public.verify(base64.b64decode(signature.signature), _DOMAIN + head.encode())
-    except (refused, ValueError, TypeError, AttributeError):  # the last two: a key of another type
+    # TypeError and AttributeError are raised if the key has another type.
+    except (refused, ValueError, TypeError, AttributeError):
         return "the signature does not match the public key that it names"
     return ""
 
@@ -95,21 +97,22 @@ def _public(path: Path) -> str:
         raise SpecError(f"--key {path}: {error}", fix=f"ls {path.parent}/*.pub") from None
     if len(lines) != 1 or not lines[0].startswith("ssh-"):
         raise SpecError(
-            f"--key {path}: not one public key, but {len(lines)} lines",
-            expected="the .pub file of the one key that must have signed",
+            f"--key {path}: the file has {len(lines)} lines instead of one public key",
+            expected="the .pub file of the key with which the run must have been signed",
             fix=f"ls {path.parent}/*.pub",
         )
     return lines[0]
 
 
 def _bare(text: str) -> tuple[str, ...]:
-    """Return the type and the key without the comment."""
+    """Return the type and the data of a public key, without its comment."""
     return tuple(text.split()[:2])
 
 
 def _private(path: Path, passphrase: str | None) -> Any:
-    """Read an Ed25519 private key. Raise SpecError if the file is unreadable or another kind of
-    key.
+    """Read an Ed25519 private key.
+
+    Raises SpecError if the file cannot be read or contains another kind of key.
     """
     library, ed25519 = _library("serialization"), _library("asymmetric.ed25519")
     try:

@@ -1,18 +1,20 @@
-"""Labels of spans in NVTX, in profiler traces and in the program's log."""
+"""Labels of spans (named time ranges) in NVTX, in profiler traces and in the program's log."""
 
 import functools
 from enum import StrEnum
 
 #: The NVTX domain, and the first part of every label.
 DOMAIN = "scaleproof"
-#: The key of a trace's header that holds the ranks of each group smaller than the world.
+#: The key in the header of a trace under which the ranks of each process group are listed, except
+#: the group of all ranks.
 GROUPS = "glooGroups"
 
 
 class Category(StrEnum):
     """The category of a span in the time budget.
 
-    Step, optimizer, checkpoint and gate only structure the trace.
+    The categories step, optimizer, checkpoint and gate only structure the trace; their time is in
+    no term of its own.
     """
 
     STEP = "step"

@@ -1,11 +1,14 @@
 """The store of records and samples on disk. It writes every file completely or not at all.
 
 results/runs/<machine>/<run>/
-chain.jsonl          the log of the run, one line per event, on disk at once; has all measurements
-record.json          RunRecord, written when a run begins and when it ends. It has a digest of
-                     itself, which detects edits, not forgery (older ones: record.sha256)
-launches/<launch>/   rank<r>.json and rank<r>.npz of the ranks, and logs. With many ranks,
-                     ranks.zip has the samples, traces.zip the traces, and the record the rest
+chain.jsonl          the log of the run with all measurements. Each event is one line, which is
+                     written to disk immediately
+record.json          RunRecord, written when a run begins and when it ends. It contains a digest of
+                     its text, which detects edits, not forgery. Older records have the digest in
+                     the file record.sha256
+launches/<launch>/   the files rank<r>.json and rank<r>.npz of each rank, and logs. If there are
+                     many ranks, ranks.zip has the samples, traces.zip has the traces, and the
+                     record has the contents of rank<r>.json
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from harness.record.upgrade import UNCHANGED_SINCE, upgrade
 if TYPE_CHECKING:
     import numpy as np
 
-#: Number of launches that are decoded at once.
+#: Number of launches that are decoded together, which limits the memory for decoding.
 AT_ONCE = 256
-#: The key of record.json with its digest.
+#: The key in record.json of the digest of its text.
 DIGEST = "sha256"
-#: The beginning of a record.json that has its digest in its first key.
+#: The beginning of a record.json whose first key is its digest.
 _STAMPED = re.compile(rb'\{\n "%b": "([0-9a-f]{64})",\n' % DIGEST.encode())
 _NO_LAUNCHES = '\n "launches": []'
-#: Upper limit of a rank's samples in bytes, packed and unpacked together.
+#: Upper limit, in bytes, of the packed size and of the unpacked size of a rank's samples.
 MOST_SAMPLES = 1 << 30
 #: Names that are safe as parts of a path.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
@@ -50,16 +53,20 @@ TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """The samples of one rank. ``marks_s`` has steps + 1 entries; the first is the barrier of the
-    window.
+    """The measured values of one rank in each step.
 
-    ``rss_bytes`` is 0 if memory was not recorded. ``sample_ids`` are the samples that were handed
-    out, ``content`` has a hash of each. ``seen`` has hashes of the samples that reached the model
-    (steps, samples; 0 = none), None until schema 5. ``came`` is the number of samples that reached
-    it, if not all steps were examined that closely. A bit check has ``bits``, hashes of the results
-    (steps, micro-batches, output and gradients), ``received``, hashes of the data from each rank
-    (steps, ranks), and ``stored``, hashes of the parameters and of a copy that was read back. A
-    reference has ``replicates``, the losses of trainings with other rounding (replicates, steps).
+    ``marks_s`` are the times in seconds at which the window began (its barrier) and at which each
+    step ended, so it has steps + 1 entries. ``loss`` and ``step_s`` have one entry for each step.
+    ``rss_bytes`` is the resident memory; 0 if it was not recorded. ``sample_ids`` are the training
+    samples that the rank was given, and ``content`` has a hash of each. ``seen`` has hashes of the
+    training samples that reached the model, with shape (steps, samples); 0 = none, and None until
+    schema 5. ``came`` is the number of training samples that reached the model; it is present if
+    ``seen`` does not cover all steps.
+
+    A bit check has ``bits``, the hashes of results with shape (steps, micro-batches, output and
+    gradients); ``received``, the hashes of the data from each rank with shape (steps, ranks); and
+    ``stored``, the hashes of the parameters and of a copy that was read back. A reference has
+    ``replicates``, the losses of trainings with other rounding, with shape (replicates, steps).
     """
 
     marks_s: np.ndarray
@@ -82,10 +89,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def written(record: RunRecord) -> str:
-    """Return the text of ``record.json``. Its first key is the sha256 of the text without that
-    line.
+    """Return the text of ``record.json``.
 
-    Launches are converted one by one, because the document of thousands would need much memory.
+    The first key is the sha256 of the text without the line of this key. Launches are converted one
+    by one, because a document of thousands of launches would need much memory.
     """
     rest = json.dumps(to_doc(replace(record, launches=())), indent=1) + "\n"
     if record.launches:
@@ -106,19 +113,20 @@ def save(record: RunRecord, folder: Path) -> None:
 
 
 def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
-    """Read the record in a run's folder (or record.json), and add what only its chain has.
+    """Read the record of a run, and extend the record of an interrupted run from its chain.
 
-    ``links`` is the chain, if the caller has read it already. Raises RecordError for a record that
-    is invalid. Verdicts older than a launch are dropped, as in ``chain.folded``.
+    ``folder`` is the folder of the run or its record.json. ``links`` is the chain, if the caller
+    has read it already. Raises RecordError for a record that is invalid. If the chain has later
+    launches than the record, the verdicts are dropped, as in ``chain.folded``.
     """
     with collected.paused():
         return _loaded(folder, links)
 
 
 def load_whole(folder: Path) -> RunRecord | None:
-    """Return a complete run without reading its chain, which was checked before.
+    """Return a complete run without reading its chain, which the caller has checked before.
 
-    Return None if the run is not complete, because then a part of it is only in its chain.
+    Return None if the run is not complete, because then some of its results are only in the chain.
     """
     with collected.paused():
         path = folder / "record.json" if folder.is_dir() else folder
@@ -127,7 +135,7 @@ def load_whole(folder: Path) -> RunRecord | None:
 
 
 def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
-    """Read a record and its chain. Raise RecordError for invalid ones."""
+    """Read a record and its chain. Raise RecordError if one of them is invalid."""
     path = folder / "record.json" if folder.is_dir() else folder
     try:
         begun = _record(path) if path.is_file() else None
@@ -146,9 +154,13 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
         begun = begun or chain.begun(links, str(path.parent))
         return _named(chain.folded(begun, links))
     except RecursionError:
-        raise RecordError("nested too deeply to be a record", where=str(path), fix=TAKE) from None
+        raise RecordError(
+            "the file is nested too deeply to be a record", where=str(path), fix=TAKE
+        ) from None
     except ValueError as error:
-        raise RecordError(str(error), where=str(path), fix="measure again, or restore it") from None
+        raise RecordError(
+            str(error), where=str(path), fix="restore this file, or measure again"
+        ) from None
 
 
 def _record(path: Path) -> RunRecord:
@@ -183,14 +195,14 @@ def _record(path: Path) -> RunRecord:
 def _apart(text: bytes) -> tuple[Json, list[bytes]]:
     """Return the document of a record without launches, and the texts of its launches in groups.
 
-    This avoids holding thousands of launches in memory three times. If the text cannot be split,
-    the groups are empty and the document has the launches.
+    Without the groups, thousands of launches would be in memory three times. If the text cannot be
+    split, the list of groups is empty and the document includes the launches.
     """
     try:
         parts = fields(text)
         launches = elements(parts.pop("launches", b"[]"))
         doc: Json = {name: json.loads(bytes(value)) for name, value in parts.items()}
-    except ValueError:  # not in our layout: decoding all of it reports what is wrong
+    except ValueError:  # not in the expected layout: decoding the whole text reports the error
         return json.loads(text), []
     if launches and doc.get("schema") not in range(UNCHANGED_SINCE, SCHEMA + 1):
         return json.loads(text), []
@@ -237,7 +249,7 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
     """Read the samples of one rank. Raise RecordError if they are missing or were changed."""
     path = samples_path(folder, launch, rank.rank)
     try:
-        # read() allocates as many bytes as it is asked for
+        # Limit the number of bytes, because read() allocates the requested number in advance.
         num_bytes = min(size(path), MOST_SAMPLES)
         with opened(path) as handle:
             raw = handle.read(num_bytes + 1)

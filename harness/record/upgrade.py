@@ -14,13 +14,15 @@ UNCHANGED_SINCE = 6
 
 
 def upgrade(doc: Json, newest: int) -> Json:
-    """Convert an older document to the present layout. Raise ValueError for one that is newer or
-    invalid.
+    """Convert the document of an older record to the present layout.
 
-    ``schema`` keeps its number, because the verdicts of an older record were judged by older rules,
-    and ``verify`` reports that. From schema 1 to 4 only fields with defaults were added. Until 4,
-    settings were strings, and only their position distinguished the second set of sweeps and trials
-    from the first. From 5 to 6 the evidence for a PASS changed.
+    Raises ValueError if the document is newer than this program or invalid. ``schema`` keeps its
+    number, because the verdicts of an older record were judged by older rules, and ``verify``
+    reports that.
+
+    Schemas 2 to 4 only added fields with defaults. Until schema 4, settings were strings, and only
+    their position distinguished the second set of sweeps and trials from the first. Schema 6
+    changed the evidence for a PASS.
     """
     schema = doc.get("schema") if isinstance(doc, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
@@ -48,12 +50,12 @@ def _rename_plans(doc: Json, old_hash: Callable[[Json], str]) -> Json:
 
 
 def _whole(plan: Json) -> str:
-    """Return the hash of a plan until schema 2, which included fields with default values."""
+    """Return the hash that a plan had until schema 2. It included fields with default values."""
     return digest(plan)
 
 
 def _usually_four_blocks(plan: Json) -> str:
-    """Return the hash of a plan until schema 5, whose default for ``min_blocks`` was four."""
+    """Return the hash that a plan had until schema 5. ``min_blocks`` had the default 4 then."""
     least = plan["protocol"].setdefault("min_blocks", 4)
     doc = lean(from_doc(Plan, plan, "record.plans"))
     doc["protocol"].pop("min_blocks", None)
@@ -62,7 +64,8 @@ def _usually_four_blocks(plan: Json) -> str:
     return digest(doc)
 
 
-#: Number of sweeps or trials in the first set until schema 4. Later ones confirm a FAIL.
+#: Number of sweeps or trials in the first set, until schema 4. Later sweeps or trials belong to the
+#: second set, which confirms a FAIL.
 _FIRST = 8
 
 
@@ -91,8 +94,9 @@ def _typed(doc: Json) -> Json:
 
 
 def _value(name: str, text: Json) -> Json:
-    """Return a setting that was written as ``str(value)``. A value that is not a string stays the
-    same.
+    """Return the value of a setting that was written as ``str(value)``.
+
+    A value that is not a string is returned unchanged.
     """
     if not isinstance(text, str):
         return text

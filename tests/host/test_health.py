@@ -25,7 +25,7 @@ WELL = Gpu(
     [
         ({"uncorrected_errors": 3}, Level.BAD, "3 uncorrected memory errors"),
         ({"remapped_rows": "failed"}, Level.BAD, "could not be remapped"),
-        ({"remapped_rows": "pending"}, Level.WARN, "waits to be remapped"),
+        ({"remapped_rows": "pending"}, Level.WARN, "the next reset will remap"),
         ({"links_down": (4, 5)}, Level.BAD, "NVLink 4, 5 is down"),
         ({"pcie_width": (8, 16)}, Level.BAD, "8 of 16 PCIe lanes"),
         ({"persistent": False}, Level.WARN, "persistence mode is off"),

@@ -187,7 +187,7 @@ def test_commands_of_tasks_have_a_number_and_no_token(name: str, more: Any) -> N
 
 
 def test_a_node_without_a_worker_is_one_clear_error() -> None:
-    with pytest.raises(SpecError, match="asks for 2 nodes, 1 are listed"):
+    with pytest.raises(SpecError, match="requests 2 nodes, but 1 are listed"):
         monarch.build().plan(deployment("monarch", (8, 8), workers=["tcp://a:1"]))
 
 
@@ -206,7 +206,7 @@ def test_without_ssh_there_is_one_line_for_each_node() -> None:
 
 
 def test_too_few_hosts_are_a_clear_error() -> None:
-    with pytest.raises(SpecError, match="--nodes asks for 2 nodes, 1 are listed"):
+    with pytest.raises(SpecError, match="--nodes requests 2 nodes, but 1 are listed"):
         hosts.build().plan(deployment("hosts", (8, 8), nodes=["a"]))
     for wrong in ("a b c", "a -", "a 7-4", "a 0,,1", "a 0-"):
         with pytest.raises(SpecError, match="is not a host"):

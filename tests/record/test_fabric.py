@@ -227,7 +227,8 @@ def test_a_disabled_transport_is_reported_only_if_the_hardware_has_it(
 
     assert told(replace(run, machine=replace(run.machine, infiniband=False))) == []
     assert told(there) == [
-        "NCCL_IB_DISABLE=1, and this hardware has it", "NCCL_P2P_DISABLE=1, and this hardware has it",
+        "NCCL_IB_DISABLE=1, although this hardware has it",
+        "NCCL_P2P_DISABLE=1, although this hardware has it",
     ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_the_signature_reveals_a_complete_forgery(
     doctored(run, faster)
     rechain(run)
     code, out = verified(capsys, run, "--key", keys / "site.pub")
-    assert code == Exit.FAILED and "the signature is of another run" in out
+    assert code == Exit.FAILED and "the signature belongs to another run" in out
 
 
 def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signature(

@@ -31,7 +31,7 @@ class Links:
 
     @property
     def delayed(self) -> bool:
-        """Whether any path has a delay, so that the switch is needed."""
+        """Whether any path has a delay. Only the switch can add delays."""
         return any(map(any, self.delay_ms))
 
 

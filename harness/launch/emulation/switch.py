@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DEVICE = "tun0"
-#: Bytes in one packet at most: large enough for Python to keep up with 1 Gbit/s, and small enough
-#: for slow links.
+#: Largest size of a packet in bytes. It is large enough for Python to keep up with 1 Gbit/s, and
+#: small enough for slow links.
 MTU = 9000
 # Constants of the Linux system calls setns, ioctl and prctl.
 _CLONE_NEWNET = 0x40000000
@@ -93,7 +93,7 @@ class Switch:
         """
         while self.travelling and self.travelling[0][0] <= now:
             arrives, count, received, target, packet = heapq.heappop(self.travelling)
-            if not received:  # packets that arrive together share the receiver's link in turn
+            if not received:  # packets that arrive together use the receiver's link one by one
                 due = max(arrives, self.received[target] + len(packet) / self.rates[target])
                 self.received[target] = due
                 heapq.heappush(self.travelling, (due, count, True, target, packet))

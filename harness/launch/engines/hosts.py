@@ -20,7 +20,7 @@ SETTINGS = dict(
 def parse(line: str) -> tuple[str, tuple[int, ...]]:
     """Split an entry such as ``gpu01 0,1,4-7`` into the host and the devices to use on it.
 
-    No devices means all. Raise SpecError for an entry that is not a host.
+    An entry without devices means all devices. Raise SpecError for an entry that is not a host.
     """
     match = re.fullmatch(r"\s*(\S+)(?:\s+(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?\s*", line)
     ranges = [p.partition("-") for p in (match[2] or "").split(",") if p] if match else []
@@ -56,7 +56,7 @@ class Hosts:
         hosts = [parse(line) for line in deployment.settings["nodes"]]
         if len(hosts) < len(deployment.nodes):
             raise SpecError(
-                f"--nodes asks for {len(deployment.nodes)} nodes, {len(hosts)} are listed",
+                f"--nodes requests {len(deployment.nodes)} nodes, but {len(hosts)} are listed",
                 where="[hosts] nodes",
                 expected="an entry for each node",
                 fix=f"--nodes {len(hosts)}" if hosts else 'nodes = ["a", "b"] in --cluster FILE',

@@ -1,8 +1,8 @@
 """Engine for HyperQueue: each agent is a task that has a whole worker to itself.
 
 The engine needs the extra ``scaleproof[hyperqueue]`` and a running server. The folder of the server
-(``server_dir``) and the folder of results must be on a disk that all workers share, which
-HyperQueue itself requires, too.
+(``server_dir``) and the folder of results must be on a disk that all workers share. HyperQueue
+itself has the same requirement.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Tasks(Job):
                 stdout=str(log),
                 stderr=str(self._folder / f"{log.stem}.err"),
                 resources=self._whole_worker,
-                crash_limit=1,  # no restart by the server: nobody would wait for that agent
+                crash_limit=1,  # the server must not restart a task: no run waits for that agent
             )
         submitted = self._client.submit(job)
         self._submitted.append(submitted)

@@ -83,7 +83,7 @@ def manifests(deployment: Deployment) -> str:
         )
     if asked["kind"] == "trainjob" and len(set(deployment.nodes)) > 1:
         raise SpecError(
-            "a TrainJob needs equal nodes",
+            "the nodes of a TrainJob must have the same number of ranks",
             where="[kubernetes]",
             expected="the same number of ranks on every node, or kind = 'jobset'",
             fix="edit the cluster file",
@@ -189,7 +189,10 @@ def _container(asked: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _groups(nodes: Sequence[int]) -> list[dict[str, int]]:
-    """Group consecutive nodes of one size: their count, ranks on each, and first node's number."""
+    """Group consecutive nodes with the same number of ranks.
+
+    Each group states the number of nodes, the ranks on each, and the number of its first node.
+    """
     groups = []
     first = 0
     for ranks, same in itertools.groupby(nodes):
@@ -305,7 +308,10 @@ class Pods(Job):
         return kubernetes.dynamic.DynamicClient(client, cache_file=notes)
 
     def _advice(self, status: int, asked: Mapping[str, Json]) -> tuple[str, str]:
-        """Return what was expected of the cluster for an HTTP status, and a command to check it."""
+        """Return the expected state of the cluster and a command to check it.
+
+        ``status`` is the HTTP status of the failed request.
+        """
         if status == 404:
             return f"a cluster that supports kind {asked['kind']!r}", "kubectl api-resources"
         if status == 409:
@@ -352,7 +358,7 @@ class Pods(Job):
         return self._said
 
     def _judged(self, pods: Sequence[Any]) -> tuple[State, str]:
-        """Return the state that the phases of the pods mean."""
+        """Return the state of the job that follows from the phases of its pods."""
         phases = {pod.metadata.name: pod.status.phase for pod in pods}
         over = [
             f"{name} {word}" for name, word in phases.items() if word in ("Failed", "Succeeded")
@@ -461,7 +467,7 @@ def _why_stuck(pod: Any) -> Iterator[str]:
 
 
 def _client(kubernetes: Any, host: str) -> Any:
-    """Return a client for the API server at ``host``, or for the configured one if it is empty.
+    """Return a client for the API server at ``host``, or for the configured one without a host.
 
     Raise LaunchError if no server is configured.
     """
@@ -473,7 +479,7 @@ def _client(kubernetes: Any, host: str) -> Any:
         raise LaunchError(
             f"no cluster is configured: {error}",
             where="kubernetes engine",
-            expected="~/.kube/config, KUBECONFIG, or to run inside a pod",
+            expected="~/.kube/config, the variable KUBECONFIG, or a program that runs in a pod",
             fix="kubectl cluster-info",
         ) from None
     return kubernetes.client.ApiClient()

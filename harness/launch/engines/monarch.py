@@ -1,8 +1,8 @@
 """Engine for Monarch: an actor on each worker host starts the agent and holds its process.
 
-The engine needs the extra ``scaleproof[monarch]`` and running worker loops, whose addresses are in
-``workers``. Monarch's jobs for Slurm and Kubernetes start them. The engine uses Monarch's actors,
-but not its tensor engine.
+The engine needs the extra ``scaleproof[monarch]`` and running worker loops of Monarch, whose
+addresses are in ``workers``. Monarch's jobs for Slurm and Kubernetes start such loops. The engine
+uses Monarch's actors, but not its tensor engine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Monarch:
         workers = deployment.settings["workers"]
         if len(workers) < len(deployment.nodes):
             raise SpecError(
-                f"--nodes asks for {len(deployment.nodes)} nodes, {len(workers)} are listed",
+                f"--nodes requests {len(deployment.nodes)} nodes, but {len(workers)} are listed",
                 where="[monarch] workers",
                 expected='the address of a worker loop for each node, like "tcp://gpu01:26600"',
                 fix=f"--nodes {len(workers)}" if workers else "workers = [...] in --cluster FILE",
@@ -149,8 +149,8 @@ class MonarchActors(Job):
 def _holder(actor: Any) -> Any:
     """Return the class of the actors.
 
-    It is defined in a function because its base class comes from the late import of Monarch.
-    Monarch sends the class to the hosts by value.
+    It is defined in a function because its base class belongs to Monarch, which this module imports
+    only if it is used. Monarch sends the class to the hosts by value.
     """
 
     class Held(actor.Actor):  # type: ignore[misc]

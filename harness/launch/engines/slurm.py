@@ -1,7 +1,9 @@
-"""Engine for Slurm: srun starts agents inside an allocation, and a batch job starts them elsewhere.
+"""Engine for Slurm, which starts the agents with srun or in a batch job.
 
-Time in the queue is recorded and is not part of any measurement. This module writes the batch
-script itself, so that ``--dry-run`` can print it and nodes of different sizes get a component each.
+If this program runs in an allocation, srun starts the agents in it. Otherwise a batch job is
+submitted. Time in the queue is recorded and is not part of any measurement. This module writes the
+batch script itself, so that ``--dry-run`` can print it. If nodes have different sizes, the script
+requests a heterogeneous job with one component for each size.
 """
 
 from __future__ import annotations
@@ -105,13 +107,13 @@ def _check_line(line: str) -> None:
         raise SpecError(
             f"lines: {line!r} would change where ranks run",
             where="[slurm]",
-            expected="the size in --nodes and --gpus of the command, or in tasks",
+            expected="the size of the job given by --nodes and --gpus, or by the setting tasks",
             fix='tasks = "rank"' if "ntasks" in line else "--nodes 2 --gpus 16",
         )
 
 
 def _one_word(text: str) -> str:
-    """Put a text in quotes if it contains spaces."""
+    """Return the text, in quotes if it contains spaces."""
     return f'"{text}"' if re.search(r"\s", text) else text
 
 
@@ -166,7 +168,7 @@ def script(deployment: Deployment, command: Sequence[str], *, everywhere: bool =
 
 
 def quoted(path: str) -> str:
-    """Write a path as one word of an sbatch option, with quotes for spaces and % escaped."""
+    """Return a path as one word of an sbatch option: % is escaped, and spaces are quoted."""
     return _one_word(path.replace("%", "%%"))
 
 
@@ -204,7 +206,10 @@ class Slurm:
         return Capabilities(available=True, version=version.stdout.strip())
 
     def plan(self, deployment: Deployment) -> tuple[Command, ...]:
-        """Return an srun command inside an allocation, and the submission of a script elsewhere."""
+        """Return an srun command if this process is in an allocation.
+
+        Otherwise return the command that submits a batch script.
+        """
         command = agent(deployment)
         nodes = tuple(range(len(deployment.nodes)))
         if "SLURM_JOB_ID" in os.environ:
@@ -241,7 +246,7 @@ class Slurm:
         return BatchJob(commands[0], deployment.folder)
 
     def left(self, deployment: Deployment, command: Sequence[str]) -> str:
-        """Return the script of a job for a whole run, which a user can also submit."""
+        """Return the script of a job that runs this command on its first node."""
         return script(deployment, command, everywhere=False)
 
     def leave(self, deployment: Deployment, command: Sequence[str]) -> str:
@@ -256,11 +261,11 @@ class Slurm:
         return folder / "slurm.log"
 
     def state_of(self, job: str) -> tuple[str, str]:
-        """Return the state of a job and its reason, as the function ``state_of`` does."""
+        """Return the state of a job and its reason (see ``state_of`` of this module)."""
         return state_of(job)
 
     def cancel(self, job: str) -> None:
-        """Cancel a job and wait, as the function ``cancel`` does."""
+        """Cancel a job, and wait until it has left the queue (see ``cancel`` of this module)."""
         cancel(job)
 
 

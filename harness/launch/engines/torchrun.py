@@ -47,9 +47,10 @@ ENGINE = dict(multi_node=True, one_machine=True, packs=False, slows_ranks=False)
 SETTINGS = dict(monitor_interval=0.1, join_timeout=60)
 #: Seconds between two checks of the ranks.
 TICK_S = 0.2
-#: Seconds between the first failure and the end of the world, in which ranks may write evidence.
+#: Seconds between the first failure and the end of the world. In this time, ranks may write
+#: evidence.
 GRACE_S = 1.0
-#: An entry in torchrun's report on failures. Its lines may follow a prefix of the log.
+#: Pattern of an entry in torchrun's report on failures. Each line may have a prefix of the log.
 _FAILED = re.compile(r"\srank +: (\d+) \(local_rank: \d+\)\n.*?exitcode +: (-?\d+)")
 
 
@@ -164,7 +165,8 @@ class Torchrun(Fleet):
 
     def launch(self, spec: LaunchSpec, tick: Tick) -> Ended:
         """Start the torchrun process of every node, and wait for all of them."""
-        evidence.adopt()  # so that processes left by ranks can be ended, which agents do elsewhere
+        # Adopt the processes that ranks leave, so that they can be ended. Agents do this, too.
+        evidence.adopt()
         out = Path(spec.out)
         beats = Beats(out / "beats", spec.case.world_size, create=True)
         (out / "launch.json").write_text(json.dumps(to_doc(spec)), encoding="utf-8")
@@ -206,7 +208,9 @@ class Torchrun(Fleet):
                     watched.nodes.append(node)
             while watched.alive:
                 tick(min(watched.beats.read(r)[1] for r in range(spec.case.world_size)))
-                time.sleep(TICK_S)  # there is no way to wait for torchrun and a deadline at once
+                time.sleep(
+                    TICK_S
+                )  # polls, because one call cannot wait for torchrun and a deadline
                 watched.look()
         finally:
             watched.kill()
@@ -241,7 +245,8 @@ class WatchedLauncher:
     def look(self) -> None:
         """Record which ranks are gone, and end the world if it has failed.
 
-        It ends ``GRACE_S`` after a rank failed, or at once if a rank is silent past its deadline.
+        The world is ended ``GRACE_S`` after a rank has failed, or immediately if a rank has made no
+        progress until its deadline.
         """
         now = time.monotonic()
         for rank, pid in self._pids().items():

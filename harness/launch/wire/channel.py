@@ -81,7 +81,7 @@ class Channel:
         self._buffer = bytearray()
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket, so that a channel can be selected on."""
+        """Return the descriptor of the socket, so that a selector accepts a channel."""
         return self._sock.fileno()
 
     def address(self) -> str:
@@ -116,7 +116,7 @@ class Channel:
         return list(self._whole())
 
     def _whole(self) -> Iterator[tuple[dict[str, Json], bytes]]:
-        """Take the complete messages out of the buffer, after checking their MACs."""
+        """Check and yield the complete messages in the buffer, and remove them from it."""
         while len(self._buffer) >= _HEAD.size + MAC:
             (length,) = _HEAD.unpack_from(self._buffer)
             if not _BODY.size <= length <= LARGEST:

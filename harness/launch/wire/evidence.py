@@ -43,8 +43,9 @@ def new_family() -> dict[str, str]:
 def end(family: dict[str, str] | None = None, sessions: Collection[int] = ()) -> None:
     """Kill and reap every child process, and the orphans that each of them leaves.
 
-    With ``family``, only its members are ended. A process belongs to it by its mark, or by its
-    session, because a zombie has no environment any more.
+    With ``family``, only its members are ended. A process is a member if its environment has the
+    mark of the family. A zombie has no environment any more, so processes of ``sessions`` are
+    members, too.
     """
     mark = f"{FAMILY}={family[FAMILY]}".encode() if family else b""
     deadline = time.monotonic() + END_S

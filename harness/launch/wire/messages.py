@@ -21,10 +21,10 @@ FILE = "recorded.json"
 class Recorded:
     """A measured training that was not started by a run, with all facts that its record needs.
 
-    ``steps`` counts the steps of the window including its warm-up, ``cut`` those of the warm-up.
-    The window starts at ``started_at`` and lasts ``lasted_s`` seconds. ``results`` is the folder of
-    all runs, ``argv`` the command line of the training. ``missing`` maps the numbers of ranks that
-    left no result to the reason.
+    ``steps`` is the number of steps of the window, including the ``cut`` warm-up steps at its
+    beginning. The window starts at ``started_at`` and lasts ``lasted_s`` seconds. ``results`` is
+    the folder of all runs, and ``argv`` is the command line of the training. ``missing`` maps the
+    number of each rank that left no result to the reason.
     """
 
     case: CaseSpec
@@ -45,9 +45,12 @@ TRACEBACK_CHARS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """The longest time without progress of a rank in each phase, in seconds.
+    """The longest time without progress that a rank may have in each phase, in seconds.
 
-    The agent ends the world if a rank exceeds it.
+    The agent ends the world if a rank exceeds its limit. ``start_s`` applies until the rank has
+    joined the process group, ``first_step_s`` until its first step has ended, ``step_s`` to each
+    later step, and ``meet_s`` to waiting for the other ranks at the end. ``collective_s`` is the
+    time-out of collectives in the process group.
     """
 
     start_s: float = 60.0
@@ -100,8 +103,9 @@ class Node:
 class HowFar:
     """The progress of a run before its next launch.
 
-    ``elapsed_s`` and ``left_s`` are the seconds since its start and until its end; ``left_s`` is
-    None if the end cannot be predicted. ``launch`` describes the next launch as names and texts.
+    ``elapsed_s`` is the time in seconds since the start of the run. ``left_s`` is the predicted
+    time until its end, or None if the end cannot be predicted. ``launch`` describes the next launch
+    as names and texts.
     """
 
     elapsed_s: float
@@ -117,9 +121,9 @@ class Share:
     share. ``store`` is the address of the rendezvous store that rank 0 serves; None asks this agent
     to open it.
 
-    ``device`` is the first of the node's devices that this world uses, ``core`` the first core of
-    its CPU ranks on the node. ``agents`` is the number of agents on the node: one, or one for each
-    rank.
+    ``device`` is the number of the first device of the node that this world uses. ``core`` is the
+    number of the first core that its CPU ranks use. ``agents`` is the number of agents on the node:
+    one, or one for each rank.
     """
 
     node: int
@@ -147,13 +151,13 @@ BEHIND = "behind."
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="timed"):
-    """Train ``steps`` steps; the first ``cut`` are warm-up, and the last ``profiled`` are traced.
+    """Train ``steps`` steps. The first ``cut`` are warm-up, and the last ``profiled`` are traced.
 
-    With ``pairs``, the trace is only an outline without operators. Before it, this many single
-    steps with the profiler alternate with steps without it, which shows the profiler's overhead.
-    ``draw`` seeds the random durations of a launch (paced schedule), ``data_seed`` the order of
-    samples. ``behind`` describes further steps of the same training, which are profiled and do not
-    belong to the window.
+    If ``pairs`` is not 0, the trace is only an outline without operators. Before the traced steps,
+    ``pairs`` single steps with the profiler then alternate with steps without it, which shows the
+    overhead of the profiler. ``draw`` is the seed of the random durations of simulated compute.
+    ``data_seed`` is the seed of the order of samples. ``behind`` describes further steps of the
+    same training, which are profiled and do not belong to the window.
     """
 
     steps: int
@@ -166,13 +170,13 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="ti
 
 
 class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="refer"):
-    """Train the plain model of a case with this package's own code, for losses to compare with.
+    """Train the model of a case without its strategy, to get losses for a comparison.
 
-    ``of`` is the case. The launched world has one rank for each shard of its batch. If it is
-    ``streamed``, one rank processes the shards in turn, with one block of the model at a time on
-    its device. ``replicates`` is the number of additional trainings with different rounding. They
-    show how much the losses vary. ``coarse`` means that they round to 16 bits, for cases that
-    exchange gradients in 16 bits.
+    ``of`` is the case. The launched world has one rank for each shard of its batch. If ``streamed``
+    is True, a single rank processes the shards one after the other, with one block of the model at
+    a time on its device. ``replicates`` is the number of additional trainings with different
+    rounding, which show how much the losses vary. If ``coarse`` is True, the replicates round to 16
+    bits, for cases that exchange gradients in 16 bits.
     """
 
     of: CaseSpec
@@ -184,7 +188,7 @@ class Refer(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="re
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sweep"):
-    """Time collectives: all of them at all payloads, or ``only`` one at the largest payload."""
+    """Time all collectives at all payloads, or the collective ``only`` at the largest payload."""
 
     only: str = ""
 
@@ -192,8 +196,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="sw
 class Train(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="train"):
     """Train ``steps`` steps and save a checkpoint in ``folder`` after step ``save_after``.
 
-    ``fault`` is injected into ``rank`` before step ``fault_step``. ``resume`` starts from the
-    checkpoint. ``asynchronous`` saves it while training continues.
+    ``fault`` is injected into ``rank`` before step ``fault_step``. With ``resume``, training starts
+    from the checkpoint. With ``asynchronous``, the checkpoint is saved while training continues.
     """
 
     steps: int
@@ -221,12 +225,12 @@ class Play(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="pla
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="script"):
-    """Run a user's training script unchanged, and watch ``steps`` of its steps; ``cut`` warm up.
+    """Run a user's training script unchanged, and watch ``steps`` of its steps.
 
-    The script runs in a copy of ``folder``. With ``clean``, it runs in the folder itself after
-    these paths are removed. ``fresh`` starts it in a separate interpreter. ``profiled`` and
-    ``pairs`` are as in ``Timed``. The paths in ``data`` are only read, so the copy shares them with
-    the folder.
+    The first ``cut`` of these steps are warm-up. The script runs in a copy of ``folder``. If there
+    are paths in ``clean``, it runs in the folder itself, from which these paths are removed before.
+    With ``fresh``, the script runs in a separate interpreter. ``profiled`` and ``pairs`` are as in
+    ``Timed``. The script only reads the paths in ``data``, so they are not copied.
     """
 
     folder: str
@@ -242,9 +246,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
 class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="break"):
     """Run a user's training script for ``steps`` updates of its weights, optionally with a fault.
 
-    It runs in ``place``, which becomes a copy of ``folder`` if it does not exist yet. ``words`` is
-    its command. ``fault`` is injected into ``rank`` before update ``fault_step``. ``fresh`` and
-    ``data`` are as in ``Script``.
+    The script runs in the folder ``place``. If that folder does not exist yet, it is created as a
+    copy of ``folder``. ``words`` is the command of the script. ``fault`` is injected into ``rank``
+    before update ``fault_step``. ``fresh`` and ``data`` are as in ``Script``.
     """
 
     folder: str
@@ -273,7 +277,8 @@ class Place(StrEnum):
 class InjectedBitFlip:
     """A flip of bit ``bit`` (0 to 30) in a randomly chosen 32-bit element on one rank.
 
-    It is repeated ``times`` times in every step from ``step`` on. In stored data it happens once.
+    In stored data the flip happens once. Otherwise it happens ``times`` times in every step from
+    ``step`` on.
     """
 
     place: Place
@@ -286,7 +291,8 @@ class InjectedBitFlip:
 class Bits(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="bits"):
     """Compute the same micro-batches on several ranks, and save hashes of the results.
 
-    The hashes cover every bit, so a wrong result of one rank shows. ``flip`` injects such an error.
+    The hashes cover every bit, so they reveal a wrong result of one rank. ``flip`` injects such an
+    error.
     """
 
     steps: int
@@ -314,7 +320,7 @@ class LaunchSpec:
     files: Mapping[str, str]
     hosts: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
-    detailed: bool = False  # torch checks every collective; slow, so only to find a culprit
+    detailed: bool = False  # torch checks every collective; this is slow, and only finds a cause
     deadlines: Deadlines = Deadlines()
 
 
@@ -331,7 +337,7 @@ class RankError:
     def of(cls, error: BaseException, message: str, text: str) -> Self:
         """Describe an exception with this message and traceback (``text``).
 
-        Of long texts the beginning and the end are kept.
+        The middle of long texts is left out.
         """
         return cls(
             type=type(error).__name__,
@@ -363,9 +369,9 @@ class Collective:
 class RankEnd:
     """How one rank ended, with the evidence that distinguishes a culprit from its victims.
 
-    ``state`` is the state of its process, ``stack`` the stacks of its threads, and ``flight`` the
-    last collectives in its flight recorder. ``lost`` is the reason why its whole node was lost; in
-    that case nothing else is known about the rank.
+    ``state`` is the state of its process. ``stack`` has the stacks of its threads as text.
+    ``flight`` has the last collectives in its flight recorder. ``lost`` is the reason why its whole
+    node was lost; in that case nothing else is known about the rank.
     """
 
     rank: int
@@ -389,8 +395,8 @@ class RankEnd:
 
 
 def readings_file(out: Path, first: int) -> Path:
-    """Return the file, in a launch's folder, with the device readings of the agent of this rank.
+    """Return the path of the file in which an agent records the readings of its devices.
 
-    ``first`` is the agent's first rank.
+    ``out`` is the folder of the launch, and ``first`` is the agent's first rank.
     """
     return out / f"devices{first}.jsonl"

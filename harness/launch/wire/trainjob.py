@@ -24,13 +24,13 @@ from urllib.parse import urlsplit
 URL, CERTIFICATE, TOKEN = (
     f"KUBEFLOW_TRAINER_SERVER_{what}" for what in ("URL", "CA_CERT", "TOKEN")
 )
-#: The least seconds between two reports, as the guide of Kubeflow Trainer requests.
+#: Minimum time in seconds between two reports, as the guide of Kubeflow Trainer requests.
 EVERY_S = 5.0
 #: Seconds that one request may take.
 REQUEST_S = 5.0
-#: The most characters of a metric's name, and of its value, that the controller accepts.
+#: Maximum number of characters in the name or the value of a metric that the controller accepts.
 MOST_CHARS = 64
-#: The most seconds that fit into the controller's int32.
+#: Maximum number of seconds that fits into the controller's int32.
 MOST_S = 2**31 - 1
 
 

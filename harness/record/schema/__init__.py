@@ -1,5 +1,6 @@
-"""The JSON Schema of the record, which the package contains. ``python -m harness.record.schema``
-regenerates it.
+"""The JSON Schema of the record, which is a file of this package.
+
+The command ``python -m harness.record.schema`` regenerates the file.
 """
 
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Compute every figure of docs/validation.md from the data in this repository.
+"""Compute every figure of docs/validation.md from data in this repository.
 
-    python benchmarks/experiments/validation.py            # print the sections and their times
-    python benchmarks/experiments/validation.py --write    # write the page and draw its chart
-    python benchmarks/experiments/validation.py --quick    # fewer runs per cell, as a quick test
+    python benchmarks/experiments/validation.py            # prints the sections and their CPU time
+    python benchmarks/experiments/validation.py --write    # writes them to the page, draws its chart
+    python benchmarks/experiments/validation.py --quick    # fewer runs in each cell
 
-Only a few tests measure anything. The launches of clusters are published logs, the scaling sweeps
-are published tables, and the known efficiencies are those of a record in this repository.
+Only a few tests start launches. The launches of clusters are published logs, and the injected
+efficiencies are a record of this repository.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from harness.interface.report.page import svg
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "validation.md"
 RECORD = ROOT / "tests" / "golden" / "main-job.json.gz"
-#: The line of the page after which the generated sections begin.
+#: Where generated figures begin in the page.
 HERE = "<!-- from here on: python benchmarks/experiments/validation.py --write -->"
-#: Relative distances of the truth from the bound, on either side.
+#: How far the truth lies from the bound, as a share of it, on either side.
 DISTANCES = (0.002, 0.005, 0.01, 0.02)
-#: Numbers of launches after which verdicts are compared.
+#: Launches after which verdicts are compared.
 COUNTS = (1, 2, 4, 6, 8, 16)
-#: Detections whose faults tests inject: name, test file, and markers that select its tests.
+#: The detections that tests plant, and how they are run: name, file, which, where the plants are.
 PLANTED = (
     ("records edited by hand", "tests/record/test_doctored.py", ""),
     (
@@ -63,19 +63,19 @@ PLANTED = (
     ("incorrect training, in the correctness check", "tests/contract/test_mutants.py", "not full"),
     ("training that cheats in its timed window", "tests/contract/test_cheats.py", "not full"),
 )
-#: Matches the names of tests that inject nothing: their training runs are correct and must pass.
+#: Tests of such a file that plant nothing: what they train is right, and has to pass.
 RIGHT = re.compile("honest|correct_twin|a_shipped_strategy")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to derive verdicts from launches (runs, n) of a subject, over the bound (log)."""
+    """How a verdict is made of launches (runs, n) of a subject, over the bound (log)."""
 
     name: str
     passes: Callable[[np.ndarray], np.ndarray]
 
 
-#: Methods of benchmarks that report no interval.
+#: Points of view of benchmarks that give no interval.
 METHODS = (
     Method("one launch", lambda x: x[:, 0] >= 0),
     Method("mean of launches", lambda x: np.log(np.exp(x).mean(1)) >= 0),
@@ -84,14 +84,14 @@ METHODS = (
 
 
 def draws(cell: np.ndarray, off: float, runs: int, seed: int) -> np.ndarray:
-    """Return log ratios of 16 launches each to the bound; their true mean is ``off``."""
+    """Log ratios to the bound of 16 launches each; their true mean is ``off`` away from it."""
     rng = np.random.default_rng(seed)
     place = rng.integers(0, len(cell), (runs, rates.LOOKS[-1]))
     return np.asarray(off + np.log(cell[place] / cell.mean()))
 
 
 def ours(cell: np.ndarray, off: float, runs: int, seed: int, n: int) -> tuple[float, float]:
-    """Return (wrong, undecided) after n launches; a FAIL counts if a new set confirms it."""
+    """(wrong, undecided) after n launches: a FAIL counts once a fresh set confirms it."""
     status, pairs = rates.decide(draws(cell, off, runs, seed))
     again, _ = rates.decide(draws(cell, off, runs, seed + 10_000))
     passed = (status == 1) & (pairs <= n)
@@ -101,7 +101,7 @@ def ours(cell: np.ndarray, off: float, runs: int, seed: int, n: int) -> tuple[fl
 
 
 def simple(cell: np.ndarray, off: float, runs: int, seed: int, n: int, method: Method) -> float:
-    """Return the share of wrong verdicts on n launches by a method that always decides."""
+    """Share of wrong verdicts of n launches by a method that always has one."""
     passes = method.passes(draws(cell, off, runs, seed)[:, :n])
     return float((passes if off < 0 else ~passes).mean())
 
@@ -112,10 +112,7 @@ def both_sides(distance: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Judged:
-    """Percentages of wrong and undecided verdicts by method, launches and distance.
-
-    ``wrong`` and ``undecided`` are means over all cells; ``worst`` is that of the worst cell.
-    """
+    """Wrong verdicts in percent by method, launches and distance, each the mean of all cells."""
 
     wrong: dict[tuple[str, int, float], float]
     worst: dict[tuple[str, int, float], float]
@@ -149,7 +146,7 @@ def judged(runs: int) -> Judged:
 
 
 def on_the_judge(runs: int, write: bool) -> Iterator[str]:
-    """Yield section (a): verdicts by several methods on the launches of real clusters."""
+    """(a) Verdicts by several methods on the launches of real clusters."""
     known = judged(runs)
     cells = rates.world()
     launches = sum(len(x) for _, x in cells)
@@ -178,7 +175,7 @@ def on_the_judge(runs: int, write: bool) -> Iterator[str]:
 
 
 def draw(known: Judged) -> None:
-    """Draw the chart of the page."""
+    """The chart that a reader takes away, by the report's own charts."""
     distance = 0.005
     nothing = [None] * len(COUNTS)
     curves = [
@@ -200,8 +197,8 @@ def draw(known: Judged) -> None:
 
 
 def on_detection(quick: bool) -> Iterator[str]:
-    """Yield section (b): injected faults, and how often they are detected."""
-    yield "| planted | found, with 95 % interval | not planted, and said | by |"
+    """(b) What is planted, and how often it is found."""
+    yield "| injected | detected, with 95 % interval | false alarms | measured by |"
     yield "|---|---|---|---|"
     yield planted_efficiency()
     for name, file, marks in PLANTED:
@@ -216,7 +213,7 @@ def on_detection(quick: bool) -> Iterator[str]:
 
 
 def planted_efficiency() -> str:
-    """Return the row of the shipped record's known efficiency of 0.85, on two ranks, 1 % noise."""
+    """The shipped record of the main job has a stand-in of 0.85: 1 % noise, two real ranks."""
     document = json.loads(gzip.decompress(RECORD.read_bytes()))
     (verdict,) = (v for v in document["verdicts"] if v["rule"] == "planted_85")
     ends = f"{verdict['value']:.4f} [{verdict['low']:.4f}, {verdict['high']:.4f}]"
@@ -224,7 +221,7 @@ def planted_efficiency() -> str:
 
 
 def tested(file: str, marks: str) -> list[tuple[str, bool]]:
-    """Run the tests of a file; return their names and whether they passed, without skipped ones."""
+    """Tests of a file that ran, and whether they passed: each plants one thing, or none."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
@@ -240,7 +237,7 @@ def tested(file: str, marks: str) -> list[tuple[str, bool]]:
 
 
 def slow(worlds: int) -> Iterator[str]:
-    """Yield rows of one to three slow nodes of 64, with the noise of published launches."""
+    """One to three slow nodes of 64, by pairs whose noise is that of published launches."""
     every = slow_nodes.pooled()
     for slower in (0.02, 0.05):
         named = planted = wrong = 0
@@ -259,48 +256,21 @@ def slow(worlds: int) -> Iterator[str]:
 
 
 def regressions(count: int) -> Iterator[str]:
-    """Yield rows of a step in 60 nightly results, and of as many results without one."""
+    """A step in 60 nights; and in as many nights without one."""
     for kind, step in (("gauss 2 %", 0.03), ("spiky", 0.03), ("quiet 0.5 %", 0.02)):
         series = detectors.nights(kind, step, count, np.random.default_rng(11))
         calm = detectors.nights(kind, 0.0, count, np.random.default_rng(12))
         total = sum(any(up for _, up in detectors.ours(x)) for x in series)
         false = sum(bool(detectors.ours(x)) for x in calm)
         yield (
-            f"| a step of {step:.0%} in 60 nights, {kind} noise | {between(total, count)} |"
-            f" a change: {between(false, count)} | `python benchmarks/experiments/detectors.py` |"
-        )
-
-
-def on_foresight() -> Iterator[str]:
-    """Yield section (c): predictions of published tables, compared with those of simple curves."""
-    yield "Each of 20 families left out in its turn (`python -m benchmarks.foresight.unseen`, with"
-    yield "all families); errors in points of efficiency, in the order of docs/foresight.md:"
-    yield ""
-    head, line, *rows = unseen.lines(unseen.left_out(sorted(unseen.PUBLISHED.glob("*.json"))))
-    yield from (head, line)
-    yield from (r for r in rows if r.startswith(("| all that", "| said", "| refused")))
-    yield ""
-    command = "predict --table results/published/scaling.json --json"
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *command.split()],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    scores = json.loads(done.stdout)["scores"]
-    yield f"`scaleproof {command}`; errors as docs/foresight.md has them, each table left out in turn."
-    yield ""
-    yield "| published by | sizes | mean error % | worst % | inside 8-of-10 ranges % | best simple curve % |"
-    yield "|---|---|---|---|---|---|"
-    for score in (*scores["by_family"], scores["whole"]):
-        best = min(score["baselines"].values())
-        yield (
-            f"| {score['name']} | {score['num']} | {100 * score['mean']:.1f} |"
-            f" {100 * score['worst']:.1f} | {100 * score['coverage']:.0f} | {100 * best:.1f} |"
+            f"| a change of {step:.0%} in 60 nightly runs, {kind} noise | {between(total, count)} |"
+            f" series without a change: {between(false, count)} | `python benchmarks/experiments/detectors.py` |"
         )
 
 
 def on_findings(quick: bool) -> Iterator[str]:
-    """Yield section (d): published findings, and the values that this program computes."""
-    yield "| finding | published | here | by |"
+    """(c) Published findings, with what this program has of them."""
+    yield "| finding | published | scaleproof | source |"
     yield "|---|---|---|---|"
     yield from bubbles()
     yield from stragglers()
@@ -310,7 +280,7 @@ def on_findings(quick: bool) -> Iterator[str]:
 
 
 def bubbles() -> Iterator[str]:
-    """Yield rows of torch's schedules, simulated action by action, and the papers' closed forms."""
+    """torch's own schedules, played action by action, against the papers' closed forms."""
     from harness.training.parallel.schedule import Schedule
 
     for name, ranks, micro, formula in (
@@ -330,7 +300,7 @@ def bubbles() -> Iterator[str]:
 
 
 def stragglers() -> Iterator[str]:
-    """Yield rows of the mean of the slowest of N normals, by an independent numerical integral."""
+    """The mean of the slowest of N equal normals, by an integral that is not ours."""
     for ranks in (2, 8, 64, 1024):
         value, _ = integrate.quad(_largest, -10, 10, args=(ranks,), limit=400)
         yield (
@@ -340,12 +310,12 @@ def stragglers() -> Iterator[str]:
 
 
 def _largest(x: float, n: int) -> float:
-    """Return x times the density of the largest of n normals."""
+    """x times the density of the largest of n."""
     return float(n * x * stats.norm.pdf(x) * stats.norm.cdf(x) ** (n - 1))
 
 
 def intervals(plays: int) -> Iterator[str]:
-    """Yield rows of Daly's checkpoint interval and the best interval, by simulated faults."""
+    """Daly's interval against the best of all intervals, by plays of drawn faults."""
     costs = Costs(
         step_s=0.2, slow_s=0.0, save_s=2.0, detect_s=1.0, stop_s=1.0, restart_s=8.0, load_s=2.0
     )
@@ -374,7 +344,7 @@ def intervals(plays: int) -> Iterator[str]:
 
 
 def _faults(mtbf_s: float, seed: int) -> Iterator[tuple[float, int]]:
-    """Yield faults with exponential gaps, drawn independently of the package."""
+    """Exponential gaps, drawn here."""
     draw_ = random.Random(seed)
     at = 0.0
     while True:
@@ -383,7 +353,7 @@ def _faults(mtbf_s: float, seed: int) -> Iterator[tuple[float, int]]:
 
 
 def pipeline() -> Iterator[str]:
-    """Yield the row of a pipeline of 4 ranks with simulated compute, and its bubble's limit."""
+    """A measured pipeline of 4 real ranks that wait for set times: no more than its bubble allows."""
     document = json.loads(gzip.decompress(RECORD.read_bytes()))
     case = "pipeline/paced-small/weak@4cpu"
     verdicts = {v["metric"]: v for v in document["verdicts"] if v["case"] == case}
@@ -396,7 +366,7 @@ def pipeline() -> Iterator[str]:
 
 
 def breaks_even() -> Iterator[str]:
-    """Yield the row of the link rate at which PowerSGD breaks even."""
+    """PowerSGD pays where links are slow: the rate at which sent bytes cost what encoding costs."""
     text = (ROOT / "docs" / "compression.md").read_text()
     row = re.search(r"^ powersgd +.*$", text, re.M)
     assert row is not None
@@ -411,7 +381,7 @@ def breaks_even() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the sections, and write them with ``--write``."""
+    """Print, and write where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--quick", action="store_true")
@@ -437,7 +407,7 @@ def main() -> None:
 
 
 def put(title: str, text: str, titles: Sequence[str]) -> None:
-    """Write one section into the page, in the order of ``titles``."""
+    """Write one section into the page, in its place among the others."""
     before, mark, after = PAGE.read_text().partition(HERE)
     assert mark, f"no mark in {PAGE}"
     parts = {part.partition("\n")[0]: part for part in re.split(r"^## ", after, flags=re.M)[1:]}

@@ -1,4 +1,4 @@
-"""Example scripts for cluster operators pass on the command's exit status."""
+"""What a cluster's operator copies works: the scripts pass on what the command says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 
 
 def run(script: str, folder: Path, status: int) -> tuple[int, str]:
-    """Run a script with a stub that exits with ``status``; return its status and the arguments."""
+    """A script with a stub for the command, which ends with this status; and what it was asked."""
     stub = folder / "scaleproof"
     stub.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\nexit {status}\n')
     stub.chmod(0o755)
@@ -24,7 +24,7 @@ def run(script: str, folder: Path, status: int) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("status", "passed_on"), [(0, 0), (1, 1), (11, 11), (10, 0)])
-def test_a_prolog_drains_unfit_nodes_and_accepts_undecided_ones(
+def test_a_prolog_drains_what_is_unfit_and_waits_for_nobody(
     tmp_path: Path, status: int, passed_on: int
 ) -> None:
     answered, asked = run("prolog.sh", tmp_path, status)
@@ -33,10 +33,10 @@ def test_a_prolog_drains_unfit_nodes_and_accepts_undecided_ones(
 
 
 @pytest.mark.parametrize("status", [0, 10])
-def test_an_epilog_returns_the_status_of_doctor(tmp_path: Path, status: int) -> None:
-    assert run("epilog.sh", tmp_path, status) == (status, "doctor\n")
+def test_an_epilog_passes_on_what_doctor_says(tmp_path: Path, status: int) -> None:
+    assert run("epilog.sh", tmp_path, status) == (status, "check\n")
 
 
-def test_the_container_image_is_recorded_as_a_machine_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_is_a_fact_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEPROOF_IMAGE", "sha256:abc")
     assert machine.facts()["version: container image"] == "sha256:abc"

@@ -1,4 +1,4 @@
-"""The instructions of docs/extending.md work, followed literally in a copy of the tree."""
+"""What docs/extending.md says is done literally, in a copy of the tree, and it works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLE = "results/samples/ddp-nano"
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy with every file that the page adds to the package."""
+    """A copy with every file that the page says to write into the package."""
     folder = tmp_path_factory.mktemp("tree")
     skipped = shutil.ignore_patterns("__pycache__")
     for name in ("harness", "scripts", "docs", "results/samples", "tests/interface/schema"):
@@ -45,7 +45,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-#: Launches the page's task on two ranks, and prints their checks.
+#: Launches the page's task on two ranks, and prints what they wrote down.
 LAUNCHED = """
 import json, sys
 from pathlib import Path
@@ -77,8 +77,8 @@ def run(folder: Path, *words: str, status: int = 0) -> str:
     return done.stdout
 
 
-def test_a_new_command_works(tree: Path) -> None:
-    assert run(tree, "-m", "harness", "hello", ".") == " 0 runs\n"
+def test_a_command(tree: Path) -> None:
+    assert run(tree, "-m", "harness", "report", "count", ".") == " 0 runs\n"
     run(tree, "-m", "harness.interface.schema")
     schema = json.loads((tree / "harness/interface/schema/answers.schema.json").read_text())
     assert "report count" in schema["properties"]
@@ -86,13 +86,13 @@ def test_a_new_command_works(tree: Path) -> None:
     assert "## report count" in (tree / "docs/options.md").read_text()
 
 
-def test_a_new_feature_works(tree: Path) -> None:
-    """Its sentence is in the report of an older record, which lacks the reading."""
+def test_a_feature(tree: Path) -> None:
+    """Its sentence is in the report of a record of before, which lacks the reading."""
     assert " launches send their greetings" in run(tree, "-m", "harness", "report", SAMPLE)
 
 
-def test_a_new_metric_and_reading_work(tree: Path) -> None:
-    """Rules may refer to both, and the schema contains the reading."""
+def test_a_metric_and_a_reading(tree: Path) -> None:
+    """Rules may ask for both, and the schema has the reading."""
     run(tree, "-m", "harness.record.schema")
     assert '"evicted"' in (tree / "harness/record/schema/record.schema.json").read_text()
     rules = tree / "rules.toml"
@@ -107,7 +107,7 @@ def test_a_new_metric_and_reading_work(tree: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_new_reading_is_measured(tree: Path, tmp_path: Path) -> None:
+def test_a_reading_is_measured(tree: Path, tmp_path: Path) -> None:
     case = ["single/mlp-nano", "--cpus", "1", "--worst-pair", "--no-timeline"]
     run(tree, "-m", "harness", "run", *case, "--results", str(tmp_path), status=5)  # without a rule
     (record,) = tmp_path.glob("runs/*/*/record.json")
@@ -115,7 +115,7 @@ def test_a_new_reading_is_measured(tree: Path, tmp_path: Path) -> None:
     assert timed and all(rank["evicted"] >= 0 for x in timed for rank in x["ranks"])
 
 
-def test_a_new_task_of_a_rank_works(tree: Path, tmp_path: Path) -> None:
-    """Two real ranks execute it."""
+def test_a_ranks_task(tree: Path, tmp_path: Path) -> None:
+    """Two real ranks do it."""
     checks = json.loads(run(tree, "-c", LAUNCHED, str(tmp_path / "out")))
     assert [(c["name"], c["ok"]) for (c,) in checks] == [("ranks counted", True)] * 2

@@ -1,4 +1,4 @@
-"""The text of docs/statistics.md agrees with its tables."""
+"""The sentences of docs/statistics.md agree with its tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()
-#: Rows that the page marks as not declared.
+#: Number of rows with noise that the page states to be not declared.
 NOT_DECLARED = 2
 
 
@@ -20,8 +20,8 @@ def test_the_worst_wrong_pass_of_the_declared_noise_is_the_one_that_is_stated() 
     assert f"{stated[1]} %\nin the worst case" in readme
 
 
-def test_randomised_places_err_no_more_often_than_stated() -> None:
-    section = PAGE.partition("**Places.**")[2].partition("**The noise of the world.**")[0]
+def test_places_that_are_drawn_err_no_more_often_than_is_stated() -> None:
+    section = PAGE.partition("**Placement.**")[2].partition("**Launches of real clusters.**")[0]
     rows = [row.split(" | ") for row in re.findall(r"^\| (.+) \|$", section, re.M)[1:]]
     drawn = [float(cell) for row in rows if row[1] == "drawn" for cell in row[3:6]]
     pinned = [float(row[4]) for row in rows if row[1] == "pinned"]
@@ -29,8 +29,8 @@ def test_randomised_places_err_no_more_often_than_stated() -> None:
     assert len(pinned) == 10 and min(pinned) > 15
 
 
-def test_cells_with_noise_of_the_world_err_as_often_as_stated() -> None:
-    section = PAGE.partition("**The noise of the world.**")[2].partition("### Neighbours")[0]
+def test_cells_of_the_world_err_as_often_as_is_stated() -> None:
+    section = PAGE.partition("**Launches of real clusters.**")[2].partition("### Concurrent")[0]
     rows = [row.split(" | ") for row in re.findall(r"^\| (.+) \|$", section, re.M)[1:]]
     assert len(rows) == 10
     assert {int(row[2]) for row in rows if row[2].strip()} == {0}

@@ -91,7 +91,7 @@ def test_a_librarys_query_is_attributed_to_its_caller(
     name = f"asks_{installed}_{caller}".lower()
     file = package(tmp_path, name)
     if installed:
-        monkeypatch.setattr(rank.installed, "_installed", lambda: (file.parent.resolve(),))
+        monkeypatch.setattr(rank.sources, "_installed", lambda: (file.parent.resolve(),))
     rank.sources.is_installed.cache_clear()
     monkeypatch.syspath_prepend(str(file.parent))
     asks = importlib.import_module(name).asks

@@ -44,7 +44,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Add the file of the table and the page."""
+    """Add the arguments for the file of the table and for the page."""
     sub.add_argument("file", type=Path, help="JSON, CSV, a Markdown table, or TOML with [[row]]")
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
 
@@ -117,8 +117,8 @@ def _refuse_unread(
 ) -> None:
     """Raise SpecError for figures that would be ignored or misread.
 
-    They stand under a misspelt heading or in a list that is no list of rows, or only some times
-    have a unit.
+    There are three such cases: a misspelt heading, figures in a list that is neither ``row`` nor
+    ``points``, and times of which only some have a unit.
     """
     for heading in dict.fromkeys(str(name) for point in points for name in point):
         hint = meant(heading, ClaimedColumn)

@@ -153,7 +153,7 @@ def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float, width: in
     words = ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in costs_s)
     long_run = (
         f" goodput of a long training run: {goodput.expected(costs, every, mtbf_s):.1%} with a"
-        f" checkpoint every {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best"
-        f" interval of {best} steps"
+        f" checkpoint every {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the"
+        f" best interval of {best} steps"
     )
     return [*text.wrap(f" one of each: {words}", width, 1), *text.wrap(long_run, width, 1)]

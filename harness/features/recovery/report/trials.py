@@ -84,9 +84,9 @@ def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
 NOTE = (
     "medians in s of the phases after the fault, each until: seen = fault noticed, gone = ranks"
     " ended, import = lost agents replaced, start = new ranks started, met = process group ready,"
-    " load = checkpoint loaded, step = first step; wait = silence after which a rank counts as hung;"
-    " stall = time for which training pauses to save; in rows without a mark the resumed training"
-    " matches an uninterrupted one bit for bit"
+    " load = checkpoint loaded, step = first step; wait = silence after which a rank counts as"
+    " hung; stall = time for which training pauses to save; in rows without a mark the resumed"
+    " training matches an uninterrupted one bit for bit"
 )
 
 

@@ -198,7 +198,7 @@ def test_an_install_command_creates_a_separate_environment(project: Path) -> Non
     [
         (["--base", "main"], "nothing to measure"),
         (["--base", "nowhere", CASE], "--base nowhere: "),
-        (["--base", "HEAD", CASE], "nothing was changed since HEAD"),
+        (["--base", "HEAD", CASE], "nothing has changed since HEAD"),
         (["--base", "main", "--head", "nowhere", CASE], "no such commit"),
         (["--base", "main", "--allow", "2", CASE], "is not between 0 and 1"),
     ],

@@ -334,7 +334,10 @@ def measured_hours(clause: Clause, verdict: Verdict, run: RunRecord) -> float:
 def against(
     clause: Clause, run: RunRecord, accepted: Sequence[RunRecord]
 ) -> Iterator[tuple[Threshold, Verdict]]:
-    """Yield verdicts on a share of an accepted value, each judged by both ends of its interval."""
+    """Yield verdicts on a clause whose bound is a share of an accepted value.
+
+    Each value is judged by two bounds, which follow from both ends of the accepted interval.
+    """
     known = reference(clause, accepted)
     sound = {case: span for case, span in known.items() if span is not None}
     yield from _without_reference(clause, run, sound)

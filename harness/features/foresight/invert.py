@@ -24,8 +24,9 @@ class Knob(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The factor by which a knob must be increased; ``times`` is None if no setting is enough.
+    """The change of one knob that reaches an efficiency.
 
+    ``times`` is the factor by which the knob must be increased, or None if no setting is enough.
     ``best`` is the highest efficiency that the knob reaches. Sharding can only be on or off, so its
     factor is 1 if it is enough.
     """
@@ -36,10 +37,10 @@ class Held:
 
 
 def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[Held]:
-    """Return for each knob the setting that reaches ``efficiency`` at the target, all else
-    unchanged.
+    """Return for each knob the setting that reaches ``efficiency`` at the target.
 
-    The base is not changed. Efficiency counts useful work, so a larger batch counts as more work.
+    Only this knob is changed, and only at the target, not at the base. Efficiency counts useful
+    work, so a larger batch counts as more work.
     """
     (base_s,) = terms.step_s(known.facts([base]), known.mode[None, :])[0]
     base_rate = base.rate(base_s)

@@ -23,9 +23,10 @@ from harness.features.foresight.shapes import KeptStates, Shape
 
 Array = NDArray[np.float64]
 
-#: DDP's default bucket (torch.nn.parallel).
+#: Default size of a bucket of DDP in bytes (torch.nn.parallel).
 BUCKET_BYTES = 25 * 2**20
-#: Megatron-LM's bucket: 40 million gradients, or 1 million for each rank if that is more.
+#: Number of gradients in a bucket of Megatron-LM: 40 million, or 1 million for each rank if that is
+#: more.
 BUCKET_GRADIENTS = 40e6
 BUCKET_GRADIENTS_OF_RANK = 1e6
 #: Time of a hop between stages as a share of a micro-batch on one stage, if no profile states it.

@@ -204,8 +204,9 @@ class Bisector:
             )
 
     def _line(self, number: int) -> str:
-        """Return a line on the newest mean of a version, and on the most probable first bad
-        version.
+        """Return a line with the mean of the version that was measured last.
+
+        It also names the most probable first bad version, if there is one yet.
         """
         mean, count = self.bisection.mean(number)
         line = f"{self._versions.names[number]}: {100 * mean:+.1f}% over {count} pairs"

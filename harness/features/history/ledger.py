@@ -141,7 +141,7 @@ def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
         content = {**night.subject, "run": night.run}
         stream.append(_commit(message, night.when, content, before or "", mark))
         before = f":{mark}"
-    if not stream:  # only the newest runs were removed
+    if not stream:  # the newest runs were removed, so the branch only moves back
         stream.append(f"reset refs/heads/{BRANCH}\nfrom {parent}\n\n")
     _git(path, "fast-import", "--quiet", "--force", text="".join(stream))
 

@@ -299,7 +299,7 @@ def _weighed(
 ) -> list[Change]:
     """Return the steps, each with its log-likelihood margin over dependent nights.
 
-    Both hypotheses contain all other steps.
+    The margin of a step compares all steps with all steps except this one.
     """
     changed = []
     for step in steps:

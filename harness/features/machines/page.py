@@ -78,7 +78,7 @@ def _charts(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
 
 
 def _spent(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
-    """Return a chart for each case, with the time that each machine loses per step as a bar."""
+    """Return a chart for each case. A bar for each machine shows the time that a step loses."""
     cases: dict[str, list[svg.Bar]] = {}
     for entry in comparison.entries:
         if entry.lost_ns:

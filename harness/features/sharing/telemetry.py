@@ -47,7 +47,7 @@ MOST_SPANS = 2048
 #: The unit (UCUM code) and the description of each gauge.
 GAUGES: Mapping[str, tuple[str, str]] = {
     "scaleproof.run.running": ("1", "1 while the run is measured, 0 after it ended or failed."),
-    "scaleproof.run.exit": ("1", "The exit status of the run, by its verdicts or by its error."),
+    "scaleproof.run.exit": ("1", "Exit status of the run, from its verdicts or from its error."),
     "scaleproof.run.elapsed": ("s", "Seconds since the run began."),
     "scaleproof.run.left": ("s", "Seconds that the run is expected to continue."),
     "scaleproof.run.step": ("1", "The current step of the current launch."),

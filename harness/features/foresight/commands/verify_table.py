@@ -194,8 +194,8 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
     lines += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
     if count[ClaimStatus.INCONSISTENT]:
         meaning = (
-            " a figure is inconsistent only if neither rounding nor weak scaling, rates per rank or"
-            " another baseline explain it"
+            " a figure is called inconsistent only if it cannot be explained by rounding, weak"
+            " scaling, rates per rank or another baseline"
         )
         lines += text.wrap(meaning, width, 1)
     return lines

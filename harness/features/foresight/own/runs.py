@@ -1,8 +1,9 @@
 """Convert measured scaling sweeps to tables, the same form as published ones.
 
-runs -> measured cases, by everything that is constant in a sweep -> a point for each: shape,
-mean step -> bytes that the strategy states at two sizes, hence bytes at any size -> Table
-     -> links as a bandwidth sweep measured them, or as data sheets state them
+runs -> measured cases, grouped by everything that is constant in a sweep
+     -> a point for each case: its shape and its mean step time
+     -> bytes that the strategy states at two sizes, hence bytes at any size
+     -> links as a bandwidth sweep measured them, or as data sheets state them -> Table
 
 A case that was not measured is a target. It is described like the others, because a strategy states
 what it sends, keeps and shards at any size without being launched.

@@ -102,7 +102,7 @@ class Fields:
                 self.owners.setdefault(str(name).lower(), set()).add(str(value))
 
     def unknown(self) -> list[str]:
-        """Return sentences about fields that are ignored, and about different owners."""
+        """Return notes on fields that are ignored, and on sizes from machines of several owners."""
         extra = sorted(n for n in self.seen if n.lower() not in _KNOWN and not is_measure(n))
         several = [
             f"the sizes come from more than one {name} ({', '.join(sorted(values))}), whose effect"

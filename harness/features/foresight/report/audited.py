@@ -1,4 +1,4 @@
-"""Render the audit of a published table as a page: what follows from its figures, kind by kind."""
+"""Render the audit of a published table as a page, with a section for each kind of times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

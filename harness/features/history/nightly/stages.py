@@ -61,7 +61,7 @@ class NewChange:
 def news(trends: Sequence[Trend], results: Path) -> list[NewChange]:
     """Return the changes among these trends that were not reported before.
 
-    A change whose date moved by a night or two is the same change.
+    A change counts as reported even if its date has moved by a night or two.
     """
     before = _told(results)
     items = []

@@ -289,10 +289,10 @@ def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
 def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, Array]) -> Array:
     """Return the seconds of an exchange that lengthen the step.
 
-    The share ``SHOWN`` always does: nothing hides the first and the last piece, and the exchange
-    slows concurrent kernels. The share ``window`` of the compute can hide the rest, which lengthens
-    the step only by the seconds that exceed this compute. The transition is smooth, because the fit
-    needs derivatives.
+    The share ``SHOWN`` of the exchange always lengthens it, because nothing hides the first and the
+    last piece, and the exchange slows concurrent kernels. The share ``window`` of the compute can
+    hide the rest. The rest lengthens the step only by the seconds that exceed this compute. The
+    transition is smooth, because the fit needs derivatives.
     """
     always = SHOWN * exchange
     longer = exchange - window * compute

@@ -81,7 +81,7 @@ def head_of(project: Path, asked: str | None) -> Version:
             ) from error
         return Version(asked=asked, commit=commit)
     nobody = ("-c", "user.name=scaleproof", "-c", "user.email=scaleproof@localhost")
-    # This makes a commit of the uncommitted changes that is on no branch.
+    # ``git stash create`` makes a commit of the uncommitted changes, which is on no branch.
     edited = _git(project, *nobody, "stash", "create")
     commit = edited or _git(project, "rev-parse", "HEAD")
     return Version(

@@ -59,7 +59,7 @@ GAUGES: Mapping[str, tuple[str, str]] = {
     "scaleproof.verdict.value": ("1", "The judged value of a verdict, in the unit of its metric."),
     "scaleproof.verdict.low": ("1", "The lower end of its 95 % interval."),
     "scaleproof.verdict.high": ("1", "The upper end of its 95 % interval."),
-    "scaleproof.verdicts": ("1", "The number of verdicts with a status."),
+    "scaleproof.verdicts": ("1", "The number of verdicts with each status."),
 }
 
 Labels = tuple[tuple[str, str | bool], ...]

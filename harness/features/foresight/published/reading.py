@@ -347,8 +347,8 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
 
 
 def _stated_rate(hardware: Mapping[str, Any], place: str, per_node: int) -> float | None:
-    """Return the bytes/s of one GPU, from a field like inter_GBps_per_node or from
-    words; or None.
+    """Return the link rate of one GPU in bytes/s, from a field like inter_GBps_per_node or from
+    words such as ``4x 100 Gbit/s``. Return None if neither states it.
     """
     for name, value in hardware.items():
         match = re.fullmatch(rf"{place}_([GMT])(B|b|bit)_?(?:ps|_s|_per_s)(_per_(gpu|node))?", name)

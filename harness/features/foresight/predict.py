@@ -45,7 +45,7 @@ class Predicted:
     caution: str = ""
     measured: float | None = None
     measured_s: float | None = None
-    #: Whether the published value deviates from both neighbouring sizes. Such a value is not scored.
+    #: Whether the published value deviates from both neighbouring sizes. If so, it is not scored.
     implausible: bool = False
 
     @property

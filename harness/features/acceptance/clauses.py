@@ -1,10 +1,10 @@
 """Judge every clause of a contract on every unit of a machine, with the same judge as runs.
 
-    run, unit -> the launches measured inside the unit -> judged again by the clause's rule
+    run, unit -> the launches measured inside the unit -> judged again by the clause's threshold
     accepted record -> its interval -> two bounds: a PASS meets the upper, a FAIL misses the lower
 
-This module can only weaken a status. A PASS or FAIL from fewer measurements than the clause
-requires becomes INCONCLUSIVE. A unit without measurements is reported as not measured.
+This module never changes INCONCLUSIVE to PASS or FAIL. A PASS or FAIL from fewer measurements than
+the clause requires becomes INCONCLUSIVE. A unit without measurements is reported as not measured.
 """
 
 import datetime
@@ -28,7 +28,8 @@ from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status, Ver
 from harness.record.outcome import SEVERITY
 
 HOUR_NS = 3600e9
-#: Bounds that every value meets. A rule with them reads the values of an accepted record.
+#: Bounds that every value meets. Judging an accepted record by a threshold with such a bound gives
+#: its values and their intervals.
 _LEAST = 0.0
 _MOST = 1e300
 
@@ -58,13 +59,14 @@ class AcceptedSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """One clause of a contract, or a rule of a run, with its outcome.
+    """One clause of a contract, or a threshold of a run, with its outcome.
 
-    ``status`` is the worst of its evidence and units, or None if nothing was judged by it.
+    ``status`` is the worst status of its evidence and units, or None if nothing was judged by it.
     ``evidence`` is sorted by status, then by the distance from the bound, smallest first.
-    ``units`` are all units that the clause applies to, and ``unmeasured`` those without a
-    measurement. ``late``: nothing proves that the rule existed before the measurement. ``skipped``
-    is the reason why no launch of these runs could be judged by the rule.
+    ``units`` lists all units to which the clause applies. ``unmeasured`` lists the units without a
+    measurement, and other measurements that are missing. ``late`` is set if nothing proves that the
+    threshold existed before the measurement. ``skipped`` is the reason why no launch of these runs
+    could be judged by the threshold.
     """
 
     rule: Threshold
@@ -154,7 +156,10 @@ def _places(launch: LaunchRecord, hosts: Sequence[str]) -> set[str]:
 def judged(
     contract: Contract, runs: Sequence[RunRecord], accepted: Sequence[RunRecord]
 ) -> dict[str, list[ClauseEvidence]]:
-    """Return the evidence of each clause by name: all verdicts on all of its units, worst first."""
+    """Return the evidence of each clause, by the name of the clause.
+
+    The evidence consists of all verdicts on all units of the clause, the worst first.
+    """
     out: dict[str, list[ClauseEvidence]] = {clause.name: [] for clause in contract.clauses}
     for per in dict.fromkeys(clause.per for clause in contract.clauses):
         clauses = [clause for clause in contract.clauses if clause.per == per]
@@ -172,7 +177,7 @@ def worst_first(every: Sequence[ClauseEvidence]) -> list[ClauseEvidence]:
 
 
 def evidence(run: RunRecord, unit: str, rule: Threshold, verdict: Verdict) -> ClauseEvidence:
-    """Return a verdict of a run as evidence for a rule."""
+    """Return a verdict of a run as evidence for a threshold."""
     return ClauseEvidence(
         run=run.run,
         unit=unit,
@@ -190,8 +195,8 @@ def _severity(shown: ClauseEvidence) -> tuple[int, float]:
 def of_no_system(run: RunRecord, verdict: Verdict) -> bool:
     """Return whether a verdict is no evidence about hardware.
 
-    That is true if the hardware was simulated, and for a control, whose training has an injected
-    fault that must be detected.
+    This is true if the hardware was simulated. It is also true for a control: its training has an
+    injected fault that must be detected.
     """
     if verdict.reason in (Reason.CAUGHT, Reason.NOT_CAUGHT) or is_stand_in(run, verdict):
         return True
@@ -244,7 +249,7 @@ def requirement(
 ) -> Requirement:
     """Return the outcome of a clause from the evidence that counts.
 
-    ``lacking`` are the measurements that should exist besides the units and do not.
+    ``lacking`` names missing measurements that are not units, such as cases with an accepted value.
     """
     measured = {evidence.unit for evidence in shown}
     unmeasured = (*(unit for unit in units if unit not in measured), *lacking)
@@ -277,7 +282,7 @@ def with_reason(of: Requirement, runs: Sequence[RunRecord]) -> Requirement:
 def _verdicts(
     clauses: Sequence[Clause], run: RunRecord, accepted: Sequence[RunRecord]
 ) -> Iterator[tuple[Clause, Threshold, Verdict]]:
-    """Yield the verdicts of a run on clauses, each with the clause and the rule that judged it."""
+    """Yield the verdicts of a run on clauses, each with its clause and the threshold used."""
     plain = [clause.rule for clause in clauses if clause.of_accepted is None]
     by_name = {clause.name: clause for clause in clauses}
     for verdict in rejudge(run, plain).verdicts if plain else ():
@@ -296,10 +301,10 @@ def sampled(clause: Clause, verdict: Verdict, run: RunRecord) -> Verdict:
         return verdict
     lacks = ""
     if verdict.n < clause.pairs:
-        lacks = f"the clause requires {clause.pairs} pairs, {verdict.n} were measured"
+        lacks = f"the clause requires {clause.pairs} pairs, and {verdict.n} were measured"
     hours = measured_hours(clause, verdict, run)
     if hours < clause.hours:
-        lacks = f"the clause requires {clause.hours:g} h, {hours:.2g} h were measured"
+        lacks = f"the clause requires {clause.hours:g} h, and {hours:.2g} h were measured"
     if not lacks:
         return verdict
     word = "pass" if verdict.status is Status.PASS else "fail"
@@ -314,8 +319,8 @@ def sampled(clause: Clause, verdict: Verdict, run: RunRecord) -> Verdict:
 def measured_hours(clause: Clause, verdict: Verdict, run: RunRecord) -> float:
     """Return the measured time in hours.
 
-    For a training with injected interruptions that is its wall-clock time, otherwise that of the
-    run.
+    This is the wall-clock time of the trainings with injected interruptions if the clause is about
+    them, or else the wall-clock time of the run.
     """
     plays = [
         played for played in run.played if played.case == verdict.case and played.mtbf_s is not None
@@ -329,7 +334,10 @@ def measured_hours(clause: Clause, verdict: Verdict, run: RunRecord) -> float:
 def against(
     clause: Clause, run: RunRecord, accepted: Sequence[RunRecord]
 ) -> Iterator[tuple[Threshold, Verdict]]:
-    """Yield verdicts on a share of an accepted value, each judged by both ends of its interval."""
+    """Yield verdicts on a clause whose bound is a share of an accepted value.
+
+    Each value is judged by two bounds, which follow from both ends of the accepted interval.
+    """
     known = reference(clause, accepted)
     sound = {case: span for case, span in known.items() if span is not None}
     yield from _without_reference(clause, run, sound)
@@ -349,7 +357,10 @@ def against(
 
 
 def rules_of(contract: Contract, accepted: Sequence[RunRecord]) -> list[Threshold]:
-    """Return the rules to measure runs with; a clause on an accepted value has two, one per end."""
+    """Return the thresholds to measure runs with.
+
+    A clause on an accepted value gives two thresholds, one for each end of the accepted interval.
+    """
     rules = []
     for clause in contract.clauses:
         if clause.of_accepted is None:
@@ -390,7 +401,7 @@ def reference(clause: Clause, accepted: Sequence[RunRecord]) -> Mapping[str, Acc
 def _without_reference(
     clause: Clause, run: RunRecord, sound: Mapping[str, AcceptedSpan]
 ) -> Iterator[tuple[Threshold, Verdict]]:
-    """Yield an open verdict for each measured case that has no accepted value to compare with."""
+    """Yield an INCONCLUSIVE verdict for each measured case without an accepted value."""
     for verdict in rejudge(run, [clause.rule]).verdicts:
         asked = verdict.rule == clause.name and verdict.status is not Status.SKIP
         if asked and verdict.case not in sound:
@@ -399,7 +410,7 @@ def _without_reference(
 
 
 def _bounded(clause: Clause, case: str, span: AcceptedSpan, *, hard: bool) -> Threshold:
-    """Return the clause's rule with the bound that follows from an accepted value.
+    """Return the clause's threshold with the bound that follows from an accepted value.
 
     ``hard`` selects the end of the accepted interval that gives the stricter bound.
     """
@@ -423,15 +434,18 @@ def _bound(rule: Threshold) -> str:
 
 
 def _between(hard: Verdict, soft: Verdict) -> Verdict:
-    """Combine the verdicts on two bounds; the result is decided only if both agree."""
+    """Combine the verdicts on two bounds. The result is PASS or FAIL only if both agree."""
     if soft.status in (Status.FAIL, Status.ERROR):
         return soft
     if hard.status is not Status.FAIL:
         return hard
-    why = "between the bounds from the accepted interval: more pairs in either run would decide"
+    why = (
+        "the value lies between the bounds from the accepted interval:"
+        " more pairs in either run would decide"
+    )
     return replace(hard, status=Status.INCONCLUSIVE, reason=Reason.SPANS_BOUND, detail=why)
 
 
 def _open(verdict: Verdict, why: str) -> Verdict:
-    """Return the figures of a verdict without its decision."""
+    """Return a verdict with its figures and this reason, but INCONCLUSIVE."""
     return replace(verdict, status=Status.INCONCLUSIVE, reason=Reason.NOT_COMPARABLE, detail=why)

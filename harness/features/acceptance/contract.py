@@ -1,10 +1,10 @@
 """Read contracts: files in which a buyer states requirements and which both parties sign.
 
     [contract]   the parties, the place, the size of the system, the remedy period
-    [[clause]]   a rule in the buyer's words, the unit it applies to, and how long to measure
+    [[clause]]   a threshold in the buyer's words, the unit it applies to, how long to measure
     [[unit]]     a part of the machine, such as a rack or an NVLink domain, with its nodes
 
-The rule of a clause is judged by the same judge as the rules of runs (``clauses.py``).
+The threshold of a clause is judged by the same code as the thresholds of runs (``clauses.py``).
 """
 
 import datetime
@@ -34,19 +34,19 @@ from harness.cases.rules import KEYS as RULE_KEYS, rule_of
 
 #: The folder of the contracts that the package ships. Their names are those of the files.
 SHIPPED = Path(__file__).parent / "contracts"
-#: The unit of a clause that names no unit, and the unit that needs no list of nodes.
+#: The default unit of a clause, and the unit of single nodes. Neither needs a list of nodes.
 SYSTEM = "system"
 NODE = "node"
-#: The number of characters of a contract's digest in a run's nonce. They show that the contract
-#: was known before the run.
+#: Number of characters of a contract's digest that a run's nonce must contain. They prove that the
+#: contract existed before the run.
 MARK = 12
-#: Placeholder bound of a rule whose real bound follows from the accepted record.
+#: Placeholder for the bound of a threshold whose real bound follows from the accepted record.
 _LATER = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The terms of a contract besides its clauses.
+    """The terms of a contract, apart from its clauses.
 
     ``nodes`` is the number of nodes of the system (0 = not stated). ``remedy_days`` is the period
     in which failed requirements may be repaired.
@@ -79,11 +79,12 @@ class ClauseGroup:
 class Clause:
     """One requirement in the buyer's words.
 
-    ``says`` has these words and ``asked_by`` their source. ``per`` is the kind of unit to which the
-    clause applies; every unit of the kind must meet it. ``of_accepted`` is the required share of
-    the accepted record's value; the bound of ``rule`` then follows from that record. ``pairs`` and
-    ``hours`` are the least amounts to measure. ``every_days`` is the period after which to measure
-    again. ``by`` is the command that measures the clause if ordinary runs do not.
+    ``rule`` is the threshold. ``says`` holds the buyer's words and ``asked_by`` their source.
+    ``per`` is the kind of unit to which the clause applies, and every unit of this kind must meet
+    it. If ``of_accepted`` is set, the bound is this share of the value in an accepted record.
+    ``pairs`` and ``hours`` are the smallest amounts to measure. ``every_days`` is the number of
+    days after which to measure again. ``by`` is the command that measures the clause if ordinary
+    runs do not.
     """
 
     rule: Threshold
@@ -132,7 +133,10 @@ class Contract:
 
     @property
     def mark(self) -> str:
-        """The start of the digest. A nonce that contains it shows that the run began later."""
+        """The start of the digest.
+
+        A run whose nonce contains it began after the contract was written.
+        """
         return self.sha256[:MARK]
 
     def known_to(self, nonce: str) -> bool:
@@ -170,9 +174,9 @@ def find(word: str) -> Path:
 
 
 def load_contract(path: Path) -> Contract:
-    """Read a contract. ConfigError lists every mistake with its line and what is expected.
+    """Read a contract. Raise ConfigError with every mistake, its line and what is expected.
 
-    A file with rules only, such as thresholds.toml, is a contract, too: each of its rules is a
+    A file of thresholds only, such as thresholds.toml, is also a contract. Each threshold is then a
     clause about the whole system.
     """
     doc, problems = read(path, "--contract", f"scaleproof accept contract show {path}")
@@ -226,7 +230,7 @@ def _group(table: TomlTable, problems: Problems) -> ClauseGroup | None:
 def _clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Problems) -> Clause | None:
     """Return a clause from a table.
 
-    All keys that do not belong to a clause are those of its rule.
+    All keys that do not belong to a clause belong to its threshold.
     """
     if not check_table(table, _CLAUSE, problems, "clause"):
         return None
@@ -269,7 +273,7 @@ def _check_clause(table: TomlTable, groups: Sequence[ClauseGroup], problems: Pro
 
 
 def _clause_of_rule(table: TomlTable, problems: Problems) -> Clause | None:
-    """Return a plain rule as a clause, with the rule's note as its text."""
+    """Return a clause for a plain threshold. The note of the threshold is the clause's text."""
     if not check_table(table, RULE_KEYS, problems, "rule"):
         return None
     rule = rule_of(table, problems)
@@ -295,9 +299,9 @@ def due(clause: Clause, accepted_on: datetime.date) -> datetime.date | None:
 
 
 def as_rules(rules: Sequence[Threshold]) -> list[str]:
-    """Return rules as the lines of a file that ``--thresholds`` reads.
+    """Return thresholds as the lines of a file that ``--thresholds`` reads.
 
-    A run with that file measures until the rules are decided, and measures a new set of pairs
+    A run with that file measures until the thresholds are decided, and measures a new set of pairs
     before a FAIL.
     """
     lines = []

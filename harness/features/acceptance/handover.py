@@ -3,7 +3,7 @@
     runs, contract -> every clause with its evidence -> Requirement -> one status for all
          -> nodes to exclude, differences between nodes, seals to verify
 
-A requirement without a verdict is not met; the document lists it as not measured. Results of
+A requirement without a verdict is not met, and the document lists it as not measured. Results of
 simulated hardware and of controls are no evidence about a system. The document lists them
 separately and does not count them.
 """
@@ -47,8 +47,8 @@ _SHARED = ("cpu", "num_cores", "memory_gib", "gpu", "num_gpus", "gpu_memory_gib"
 class Seal:
     """The seal that makes changes to a run detectable.
 
-    ``head`` is the last link of its chain, ``signer`` the key of its signature, and ``differences``
-    are the findings of today's verification.
+    ``head`` is the digest of the last line of its chain. ``signer`` is the key of its signature, or
+    empty if the run is not signed. ``differences`` lists the findings of today's verification.
     """
 
     run: str
@@ -65,7 +65,11 @@ class Seal:
 
 @dataclass(frozen=True, kw_only=True)
 class CoveredNode:
-    """A measured node: its hardware, how many of its devices trained, and the runs that used it."""
+    """A measured node.
+
+    ``devices`` is the number of its devices that trained, out of ``of``. ``runs`` are the runs that
+    used the node.
+    """
 
     host: str
     hardware: str
@@ -79,10 +83,10 @@ class Handover:
     """The content of an acceptance document.
 
     ``status`` is PASS only if every requirement passed or is waived, and all runs verify.
-    ``stand_ins`` are rules with verdicts on simulated hardware (waiting models, shared cores,
-    emulated links) and on controls. ``beyond`` are rules for other hardware than the runs used,
-    with the hardware they need. ``nodes`` are the nodes of all runs. ``accepted`` are the runs with
-    which clauses were compared.
+    ``stand_ins`` are thresholds with verdicts on simulated hardware (waiting models, shared cores,
+    emulated links) and on controls. ``beyond`` are thresholds for hardware that no run used, with
+    the hardware that they need. ``nodes`` are the nodes of all runs. ``accepted`` holds the seals
+    of the accepted runs with which clauses were compared.
     """
 
     status: Status
@@ -113,9 +117,9 @@ def handover(
 ) -> Handover:
     """Judge a system by all of these runs.
 
-    The clauses of the contract are judged, or the runs' own rules without a contract. ``accepted``
-    are the runs with which clauses on accepted values are compared. Without a contract, rules for
-    other hardware are no requirements of this system.
+    The clauses of the contract are judged. Without a contract, the thresholds are judged with which
+    the runs were measured, except thresholds for other hardware. ``accepted`` are the runs with
+    which clauses on accepted values are compared.
     """
     seals = tuple(
         _seal(run, folder, earlier=[other for other, _ in runs[:number]])
@@ -134,7 +138,8 @@ def handover(
     counted = [_counting(requirement, today, apart=False) for requirement in every]
     stand_ins = [_counting(requirement, today, apart=True) for requirement in every]
     shown_apart = {stand_in.rule for stand_in in stand_ins if stand_in.evidence}
-    # Without a contract, a rule that judged only simulated hardware requires nothing of the system.
+    # Without a contract, a threshold that judged only simulated hardware requires nothing of the
+    # system.
     asked = [
         requirement
         for requirement in counted
@@ -202,7 +207,7 @@ def _lacking(
 def _by_their_own(
     runs: Sequence[RunRecord], beyond: Mapping[Threshold, str], today: datetime.date
 ) -> list[Requirement]:
-    """Return the outcome of the rules with which the runs were measured."""
+    """Return the outcome of the thresholds with which the runs were measured."""
     rules = dict.fromkeys(
         threshold for run in runs for threshold in run.thresholds if threshold not in beyond
     )
@@ -222,7 +227,11 @@ def _by_their_own(
 
 
 def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirement:
-    """Return the requirement with only the evidence that counts, or only that which does not."""
+    """Return the requirement with only a part of its evidence.
+
+    With ``apart`` these are the verdicts on simulated hardware and controls, or else the verdicts
+    that count.
+    """
     shown = [evidence for evidence in of.evidence if evidence.apart is apart]
     if len(shown) == len(of.evidence):
         return of
@@ -234,7 +243,7 @@ def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirem
 
 
 def _beyond(runs: Sequence[RunRecord]) -> dict[Threshold, str]:
-    """Return the rules that no run could be judged by, and what they need."""
+    """Return the thresholds by which no run could be judged, and what they need."""
     met = [{rule: (how, why) for rule, how, why in reached(run)} for run in runs]
     return {
         rule: why
@@ -245,7 +254,10 @@ def _beyond(runs: Sequence[RunRecord]) -> dict[Threshold, str]:
 
 
 def _severity(requirement: Requirement) -> int:
-    """Return a sort key: worst first, unmeasured requirements right after inconclusive ones."""
+    """Return a sort key that puts the worst first.
+
+    Requirements without a measurement come directly after inconclusive ones.
+    """
     if requirement.status is None:
         return 2 * SEVERITY.index(Status.INCONCLUSIVE) + 1
     return 2 * SEVERITY.index(requirement.status)
@@ -320,7 +332,7 @@ def _drift(runs: Sequence[RunRecord]) -> Iterator[Drift]:
 def _seal(run: RunRecord, folder: Path, earlier: Sequence[RunRecord] = ()) -> Seal:
     """Verify a run and return its seal.
 
-    A copy of an earlier run is an error, so none counts twice.
+    A copy of an earlier run is an error, so that no run counts twice.
     """
     verified = verify(run, folder)
     wrong = list(verified.differences)

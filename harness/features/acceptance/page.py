@@ -39,21 +39,25 @@ MOST_COLUMNS = 9
 DECIDED = (Status.PASS, Status.FAIL)
 #: The kinds of measurements other than trainings that a run can include.
 KINDS = ("bandwidth of links", "recovery from faults", "nodes in pairs")
-#: Definitions of the document's terms, as a reference for both parties.
+#: Definitions of the document's terms, for both parties.
 DEFINITIONS = (
     ("launch", "one start of new processes on all ranks of a training; the unit of replication"),
     ("pair", "a launch of the subject and one of its baseline, measured in the same block"),
     ("efficiency", "samples per second per rank, relative to the baseline; 1 is perfect scaling"),
-    ("[95%]", "an interval whose ends each err at most once in 20, however often it is inspected"),
-    ("PASS", "the whole interval meets the bound, with a margin for slow launches not seen"),
-    ("FAIL", "the whole interval misses the bound, and so does that of a new set of launches"),
-    ("INCONCLUSIVE", "neither: too few pairs, a noisy host, or a value too close to the bound"),
+    ("[95%]", "an interval; each of its ends is wrong with a probability of at most 5 %, even if"
+     " the judge inspects it after every pair"),
+    ("PASS", "the whole interval meets the bound, with a margin for slow launches that were not"
+     " observed"),
+    ("FAIL", "the whole interval misses the bound, and the interval of a new set of launches"
+     " misses it too"),
+    ("INCONCLUSIVE", "neither PASS nor FAIL: there were too few pairs, the host was noisy, or the"
+     " value was too close to the bound"),
     ("NOT MEASURED", "no launch matches the clause"),
     ("SKIP", "no launch could match the clause: the runs had no device of that kind"),
-    ("RECORDED", "measured, but the bound is provisional and can pass nothing"),
+    ("RECORDED", "measured, but the bound is provisional, so nothing can pass or fail it"),
     ("ERROR", "a training was incorrect or crashed, or a record does not verify"),
-    ("accepted", "the runs labelled “held against”: a PASS meets the share of the upper end of"
-     " their interval, a FAIL misses the share of the lower end"),
+    ("accepted", "the runs labelled “held against”; a PASS meets the required share of the upper"
+     " end of their interval, and a FAIL misses the required share of the lower end"),
     ("chain", "a line for every launch, each with the digest of the line before"),
 )  # fmt: skip
 #: The meaning of the document's status, for the parties that sign.
@@ -160,7 +164,8 @@ def _unsigned(handover: Handover) -> str:
 def _footer(handover: Handover, archived: Archived) -> str:
     """Return the footer that links every page to this document.
 
-    Characters that could end the CSS string are replaced, because the footer is part of a style.
+    The footer is a string in the style sheet of the page. Characters that could end this string are
+    replaced.
     """
     number = handover.contract.terms.number if handover.contract is not None else ""
     title = f"contract {number}, " if number else ""
@@ -169,7 +174,10 @@ def _footer(handover: Handover, archived: Archived) -> str:
 
 
 def _parties(handover: Handover, terms: Terms) -> list[tuple[str, str]]:
-    """Return the parties, the place and the system; blanks for handwriting if they are unknown."""
+    """Return the parties, the place and the system, with blanks for those that are unknown.
+
+    The blanks are filled in by hand.
+    """
     by_hand = "________________________"
     hardware = dict.fromkeys(node.hardware for node in handover.nodes)
     system = terms.system or "; ".join(hardware)
@@ -188,7 +196,7 @@ def covered(handover: Handover) -> str:
     noun = "node" if measured == 1 else "nodes"
     whole = handover.contract.terms.nodes if handover.contract is not None else 0
     if not whole:
-        return f"{measured} {noun}; the contract does not state how many the system has"
+        return f"{measured} {noun}; the contract does not state how many nodes the system has"
     if measured > whole:
         return f"{measured} {noun}, more than the {whole} in the contract"
     return f"{measured} of {whole} nodes ({measured / whole:.0%})"
@@ -201,8 +209,8 @@ def _remedy(handover: Handover, terms: Terms) -> str:
         days=terms.remedy_days
     )
     return (
-        f"what is not met may be repaired and measured again within {terms.remedy_days} days,"
-        f" until {last.isoformat()}"
+        f"requirements that are not met may be repaired and measured again within"
+        f" {terms.remedy_days} days, until {last.isoformat()}"
     )
 
 
@@ -238,7 +246,7 @@ def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
     elif len(handover.nodes) < whole:
         yield f"{whole - len(handover.nodes)} of the {whole} nodes of the system"
     if handover.beyond:
-        yield f"rules for other hardware: {', '.join(name for name, _ in handover.beyond)}"
+        yield f"thresholds for other hardware: {', '.join(name for name, _ in handover.beyond)}"
     kinds = {name for run in runs for name, there in _measured_kinds(run) if there}
     lacking = [name for name in KINDS if name not in kinds]
     if lacking:
@@ -253,7 +261,7 @@ def _measured_kinds(run: RunRecord) -> Iterator[tuple[str, bool]]:
 
 
 def _open(handover: Handover) -> Iterator[tuple[str, str]]:
-    """Yield what is needed to decide each clause that is open."""
+    """Yield each undecided clause by name, and what is needed to decide it."""
     for requirement in handover.requirements:
         if requirement.status is None or (requirement.unmeasured and not requirement.evidence):
             lacking = f"measure {', '.join(requirement.unmeasured) or requirement.rule.case}"
@@ -277,7 +285,7 @@ def _open(handover: Handover) -> Iterator[tuple[str, str]]:
             )
             yield (
                 requirement.rule.name,
-                f"{'; '.join(reasons) or 'its kind of bound can pass nothing'}{pairs}{units}",
+                f"{'; '.join(reasons) or 'its bound is provisional'}{pairs}{units}",
             )
 
 
@@ -363,7 +371,10 @@ def contract(requirements: Sequence[Requirement]) -> Table[Requirement]:
 
 
 def screen(requirements: Sequence[Requirement], width: int) -> list[str]:
-    """Return the document for a terminal, with two lines for each clause so that all text fits."""
+    """Return the document for a terminal.
+
+    Each clause has two paragraphs, because a table would be too wide.
+    """
     lines = []
     for requirement in requirements:
         lines += text.wrap(

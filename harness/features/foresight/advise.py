@@ -13,9 +13,9 @@ from harness.features.foresight.shapes import Shape
 
 #: Number of posterior draws for covariances, which are then accurate to a few percent.
 NUM_DRAWS = 2000
-#: Divisors of the target's ranks and batch that give the size which would show a knee. The bytes
-#: that ranks exchange do not depend on the batch, so a small batch exposes the exchange. No size
-#: with few ranks shows such a knee.
+#: The target's ranks and batch are divided by these numbers to get the size that would show a knee.
+#: The bytes that ranks exchange do not depend on the batch, so a small batch exposes the exchange.
+#: A size with few ranks cannot show such a knee.
 KNEE_RANKS = 2
 KNEE_BATCH = 8
 
@@ -25,10 +25,11 @@ class Advice:
     """A size to measure next.
 
     ``before_sd`` and ``after_sd`` are the standard deviations of the target's ln(step time) without
-    and with that measurement. ``doubling_sd`` is that after measuring twice the largest size, for
-    comparison. ``cost_s`` is the GPU-seconds of one step. ``knee`` is a size that would show a knee
-    which no term describes: its step then takes more than ``knee_s`` seconds. Both are None if the
-    largest calibrated size has as many ranks.
+    and with that measurement. For comparison, ``doubling_sd`` is the standard deviation after a
+    measurement of twice the largest size. ``cost_s`` is the GPU-seconds of one step. ``knee`` is a
+    second size, which shows whether the scaling curve has a knee that no term describes. It has one
+    if a step of that size takes more than ``knee_s`` seconds. ``knee`` and ``knee_s`` are None if
+    the largest calibrated size has at least as many ranks as this second size.
     """
 
     shape: Shape
@@ -43,8 +44,9 @@ class Advice:
 def knee_size(largest: Shape, target: Shape) -> Shape | None:
     """Return a shape with half of the target's ranks and an eighth of its batch.
 
-    This shape shows a network that is shared from some number of ranks on, wherever up to this size
-    the sharing begins. Return None if a calibrated size has as many ranks.
+    In some networks, ranks compete for links once there are more than a certain number of them.
+    This shape shows that competition if it begins at or below its number of ranks. Return None if
+    the largest calibrated size has at least as many ranks.
     """
     inner = target.tensor * target.context * target.stages
     ranks = target.ranks // KNEE_RANKS // inner * inner
@@ -57,8 +59,8 @@ def knee_size(largest: Shape, target: Shape) -> Shape | None:
 def candidates(largest: Shape, target: Shape) -> list[Shape]:
     """Return sizes up to eight times the largest calibrated one, also with smaller batches.
 
-    The sizes stay well below the target. A small batch shows what a large world will show: exchange
-    and waiting that compute otherwise hides.
+    The sizes stay well below the target. A small batch and a large world have the same effect:
+    compute no longer hides the exchange and the waiting.
     """
     most = max(2 * largest.ranks, target.ranks // 4)
     grown = [replace(largest, ranks=n * largest.ranks) for n in (1, 2, 4, 8)]
@@ -77,8 +79,9 @@ def candidates(largest: Shape, target: Shape) -> list[Shape]:
 
 
 def advise(known: Posterior, target: Shape) -> Advice:
-    """Return the best size that costs at most the GPU-seconds per step of doubling the largest one.
+    """Return the best size to measure.
 
+    A step of it costs at most as many GPU-seconds as a step at twice the largest calibrated size.
     The variance that a measurement would leave follows from the present covariance of the candidate
     and the target. The measured value itself is not needed for that.
     """

@@ -16,9 +16,9 @@ from harness.features.foresight.terms import ForeseenTerm
 Array = NDArray[np.float64]
 #: Share of a step below which a term does not count as limiting.
 LITTLE = 0.02
-#: Share of a step from which on an exchange counts as a knee of the scaling curve, if it took at
-#: most a third of that share before. ``LIKELY`` is the share of posterior draws in which this must
-#: happen.
+#: An exchange counts as a knee of the scaling curve if it takes more than the share KNEE of a step,
+#: and either more than three times its share at any calibrated size or a network that no calibrated
+#: size used. This must happen in more than the share LIKELY of the posterior draws.
 KNEE = 0.10
 LIKELY = 0.2
 
@@ -27,7 +27,8 @@ LIKELY = 0.2
 class Attribution:
     """The parts of a step and of the lost efficiency, by term.
 
-    ``shares`` of the step sum to 1, and ``lost`` sums to 1 - efficiency.
+    ``shares`` maps each term to its share of the step, and ``lost`` to the efficiency that it
+    costs. The shares sum to 1, and the lost efficiency to 1 - efficiency.
     """
 
     limiter: ForeseenTerm

@@ -10,11 +10,12 @@ from harness.features.foresight import terms
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.shapes import Point, Shape
 
-#: Share of a measured step. If the modelled exchange of a calibrated size takes more than this,
-#: either the stated facts are wrong or the network limits everything.
+#: Largest plausible share of a measured step that the modelled exchange of a calibrated size takes.
+#: If it takes more, either the stated facts are wrong or the network limits the step.
 MOST_BOOKED = 0.5
-#: Factors below the smallest calibrated batch of a rank, and number of micro-batches, from which on
-#: a target counts as far away.
+#: A target counts as far from the calibrated sizes if the batch of a rank is smaller than the
+#: smallest calibrated one by at least the factor FAR. In pipelines the number of micro-batches
+#: counts instead, with the factor FAR_MICROS.
 FAR = 2.0
 FAR_MICROS = 4.0
 
@@ -41,10 +42,11 @@ def question(calibrated: Sequence[Point], fabric: Fabric) -> str:
 
 
 def asks(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
-    """Return a question about facts of one size, or an empty string.
+    """Return a question about facts that are missing for one size, or an empty string.
 
-    If the batch of a rank shrinks, the share of the exchange grows. By how much depends on the
-    bytes that are exchanged, so these must be known.
+    If the batch of a rank is smaller than at all calibrated sizes, the exchange takes a larger
+    share of the step. That share depends on the number of bytes exchanged, which must therefore be
+    known.
     """
     if not _unknown(shape, fabric) or not _shrinks(shape, _of_model(shape, calibrated)):
         return ""
@@ -55,11 +57,15 @@ def asks(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
 
 
 def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
-    """Return why a prediction is doubtful regardless of its terms, or an empty string."""
+    """Return why a prediction of this size is doubtful, or an empty string.
+
+    The reason depends on the shapes alone, not on the predicted terms of the step.
+    """
     shapes = _of_model(shape, calibrated)
     if _unknown(shape, fabric):
         return (
-            "the bytes that it exchanges are unknown: neither params nor trainable_params is stated"
+            "the bytes that a rank exchanges are unknown:"
+            " neither params nor trainable_params is stated"
         )
     cuts = {(s.tensor, s.context) for s in shapes}
     if (shape.tensor, shape.context) not in cuts:
@@ -67,7 +73,7 @@ def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
     if shape.stages == 1 and _shrinks(shape, shapes):
         return "the batch of a rank is at most half of the smallest calibrated one"
     if shape.stages > 1 and shape.micros * FAR_MICROS <= min(s.micros for s in shapes):
-        return "it has at most a quarter of the fewest calibrated micro-batches"
+        return "it has at most a quarter of the smallest calibrated number of micro-batches"
     return ""
 
 

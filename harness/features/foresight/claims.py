@@ -6,8 +6,9 @@ other figures -> findings
 speedup = T1 / TN, or the ratio of throughputs; efficiency = speedup / (N / N1); 1 - efficiency >=
 the stated share of communication in a step, because that share is lost.
 
-A row is called inconsistent only if it is so in every usual meaning of a table: strong or weak
-scaling, throughput of all ranks or of one, a baseline inside or outside the table.
+A table can have several usual meanings: strong or weak scaling, throughput of all ranks or of one,
+a baseline inside or outside the table. A row is called inconsistent only if its figures contradict
+each other in all of these meanings.
 """
 
 import itertools
@@ -48,8 +49,8 @@ class ClaimedColumn(StrEnum):
     COMMUNICATION = "communication"
 
 
-#: Patterns of column headings without units in brackets, in addition to the fields that
-#: ``published`` knows.
+#: Patterns of column headings, from which units in brackets were removed. The names of fields that
+#: ``published`` knows are accepted too.
 NAMES: Mapping[ClaimedColumn, str] = {
     ClaimedColumn.RANKS: r"np|(num_?)?(gpu|rank|device|workers?|accelerators?|chips?)|world",
     ClaimedColumn.TIME: (
@@ -101,8 +102,8 @@ _OF_NO_CONSEQUENCE = frozenset(
         "comment", "kind", "launches",
     ]
 )  # fmt: skip
-#: An efficiency above this, computed from the table's times, shows that the assumed meaning of the
-#: table is wrong.
+#: Largest plausible efficiency. If the times of a table give a higher one, the assumed meaning of
+#: the table is wrong.
 _MOST_EFFICIENT = 1.1
 #: Fields that state which configuration was run.
 _CONFIGURING = ("model", *NUMBERS["seq"], *CONFIGURATION)
@@ -232,7 +233,7 @@ def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -
     ranks = [row[ClaimedColumn.RANKS].middle for row in rows if ClaimedColumn.RANKS in row]
     steps = [after - before for before, after in itertools.pairwise(ranks)]
     if any(step <= 0 for step in steps) and any(step >= 0 for step in steps):
-        return "from row to row their ranks neither only grow nor only shrink"
+        return "their ranks neither only grow nor only shrink from row to row"
     speedups = [row[ClaimedColumn.SPEEDUP] for row in rows if ClaimedColumn.SPEEDUP in row]
     if sum(speedup.low <= 1.0 <= speedup.high for speedup in speedups) > 1:
         return "several rows have a speedup of 1"
@@ -324,8 +325,10 @@ def mean_of(cell: Any) -> ClaimedFigure | None:
 
 
 def between_launches(row: Row, base: Row) -> tuple[float, float] | None:
-    """Return Welch's 95 % interval of the ratio of two mean times over launches, from
-    logarithms.
+    """Return Welch's 95 % interval of the ratio of two mean times over launches.
+
+    It is computed from the logarithms of the times. Return None if a row has fewer than two
+    launches.
     """
     ours = row.get(ClaimedColumn.TIME)
     theirs = base.get(ClaimedColumn.TIME)
@@ -436,8 +439,9 @@ def _honest_reading(rows: Sequence[Row], base: Row) -> str:
 def _other_baseline(rows: Sequence[Row], base: Row) -> list[Row]:
     """Return the rows relative to another baseline, if one common factor explains all deviations.
 
-    If the smallest row states a value other than 1, the factor applies to all rows. Otherwise it
-    applies to the rows that deviate, and at least two must do so.
+    A value of the smallest row that differs from 1 shows another baseline, and the factor then
+    applies to all rows. Otherwise it applies only to the rows that deviate, and at least two rows
+    must deviate.
     """
     corrected = list(rows)
     for name in (ClaimedColumn.SPEEDUP, ClaimedColumn.EFFICIENCY):

@@ -1,9 +1,9 @@
 """Model the error of the predicted step time, which grows with the distance from calibrated sizes.
 
 The discrepancy of ln(step time) is a Gaussian process. In each dimension in which two shapes differ
-it is a random walk, so its variance grows with the distance, up to a limit. Nearby points share the
-discrepancy. A target is therefore corrected by the residuals of calibrated points nearby, and
-distant points hardly matter.
+it is a random walk, so its variance grows with the distance, up to a limit. Nearby points have
+nearly the same discrepancy. A target is therefore corrected by the residuals of nearby calibrated
+points, and distant points hardly matter.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Standard deviations of the discrepancy of ln(step time)."""
+    """Standard deviations of the discrepancy of ln(step time) between two points."""
 
-    per_doubling: float = 0.012  # per doubling of the ranks
-    per_batch: float = 0.03  # per factor of e of the micro-batch
-    per_micros: float = 0.015  # per factor of e of the number of micro-batches
-    per_schedule: float = 0.016  # for another schedule
-    per_model: float = 0.03  # for another model
-    most: float = 0.12  # limit between any two points
+    per_doubling: float = 0.012  # if the number of ranks differs by a factor of 2
+    per_batch: float = 0.03  # if the micro-batch differs by a factor of e
+    per_micros: float = 0.015  # if the number of micro-batches differs by a factor of e
+    per_schedule: float = 0.016  # if the schedules differ
+    per_model: float = 0.03  # if the models differ
+    most: float = 0.12  # upper limit, however much two points differ
     replicate: float = 0.006  # between two runs of the same point
 
 
@@ -51,7 +51,7 @@ def covariance(left: Sequence[Shape], right: Sequence[Shape], walk: Walk = WALK)
 
 
 def _ways(walk: Walk) -> list[tuple[float, Callable[[Shape], float]]]:
-    """Return the rates and values of the dimensions in which shapes differ by degrees."""
+    """Return the dimensions of a shape that are numbers, as pairs (rate of the walk, value)."""
     return [
         (walk.per_doubling, lambda shape: log2(shape.ranks)),
         (walk.per_batch, lambda shape: log(shape.micro_batch)),
@@ -60,7 +60,7 @@ def _ways(walk: Walk) -> list[tuple[float, Callable[[Shape], float]]]:
 
 
 def _kinds(walk: Walk) -> list[tuple[float, Callable[[Shape], object]]]:
-    """Return the rates and values of the dimensions in which shapes are either equal or not."""
+    """Return the dimensions of a shape that are not numbers, as pairs (rate of the walk, value)."""
     return [
         (walk.per_schedule, lambda shape: shape.schedule),
         (walk.per_model, lambda shape: shape.model),

@@ -12,9 +12,10 @@ from harness.features.foresight.predict import Predicted, Prediction, predict
 from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.terms import ForeseenTerm
 
-#: Range of measured efficiencies below which no prediction is needed.
+#: If the measured efficiencies of a table differ by at most this, no prediction is needed.
 MOVES = 0.05
-#: Profiled bubble from which on the bubble counts as the limiter, and up to which it does not.
+#: Shares of a profiled step. A bubble of at least BUBBLE_LIMITS counts as the limiter, and one of
+#: at most NO_BUBBLE does not. Between them the profile is inconclusive.
 BUBBLE_LIMITS = 0.10
 NO_BUBBLE = 0.01
 
@@ -28,9 +29,9 @@ class Score:
     """The score of ``num`` targets with a measured efficiency. Errors and widths are efficiencies.
 
     ``moves`` is the range of the measured efficiencies, including the base. ``reach`` is the
-    largest target relative to the largest calibrated size. ``named`` is the number of limiters that
-    were predicted correctly, of the ``revealed`` ones that a profile shows. ``baselines`` maps each
-    simple law to its mean error.
+    largest target relative to the largest calibrated size. ``revealed`` is the number of targets
+    whose profile shows the limiter, and ``named`` the number of those for which it was predicted
+    correctly. ``baselines`` maps each simple law to its mean error.
     """
 
     name: str
@@ -52,7 +53,10 @@ class Score:
 
     @property
     def has_skill(self) -> bool | None:
-        """Return whether all baselines are worse; None if the efficiency hardly changes."""
+        """Return whether the predictions are better than all baselines.
+
+        Return None if the efficiency hardly changes.
+        """
         if self.moves <= MOVES:
             return None
         return all(self.mean < error for error in self.baselines.values())
@@ -60,8 +64,9 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The scores of all tables of a file, each predicted with what the other families
-    have taught.
+    """The scores of all tables of a file.
+
+    Each table is predicted with factors that were learned from the other families alone.
     """
 
     predictions: tuple[Prediction, ...]
@@ -71,7 +76,7 @@ class Evaluation:
 
 
 def evaluate(tables: Sequence[PublishedTable]) -> Evaluation:
-    """Predict and score each table without what its own family has taught."""
+    """Predict and score each table, with factors learned from the other families alone."""
     predictions = [predict(table, learned(leaving_out=table.family)) for table in tables]
     by_family: dict[str, list[Prediction]] = {}
     for p in predictions:

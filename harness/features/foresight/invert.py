@@ -23,9 +23,10 @@ class Knob(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeverResult:
-    """The factor by which a knob must be increased; ``times`` is None if no setting is enough.
+class Held:
+    """The change of one knob that reaches an efficiency.
 
+    ``times`` is the factor by which the knob must be increased, or None if no setting is enough.
     ``best`` is the highest efficiency that the knob reaches. Sharding can only be on or off, so its
     factor is 1 if it is enough.
     """
@@ -35,11 +36,11 @@ class LeverResult:
     best: float
 
 
-def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[LeverResult]:
-    """Return for each knob the setting that reaches ``efficiency`` at the target, all else
-    unchanged.
+def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[Held]:
+    """Return for each knob the setting that reaches ``efficiency`` at the target.
 
-    The base is not changed. Efficiency counts useful work, so a larger batch counts as more work.
+    Only this knob is changed, and only at the target, not at the base. Efficiency counts useful
+    work, so a larger batch counts as more work.
     """
     (base_s,) = terms.step_s(known.facts([base]), known.mode[None, :])[0]
     base_rate = base.rate(base_s)

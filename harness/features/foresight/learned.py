@@ -19,14 +19,17 @@ from harness.features.foresight.priors import PRIORS, Belief
 from harness.features.foresight.terms import Unknown
 
 LEARNED = Path(__file__).with_name("learned.json")
-#: Share of true values that an interval shall cover, and half the width of that interval for a
-#: normal distribution in standard deviations.
+#: Share of true values that an interval shall cover. For a normal distribution this interval
+#: extends HALF_SDS standard deviations on each side of the mean.
 LEVEL = 0.8
 HALF_SDS = 1.2816
 
 
 class Regime(StrEnum):
-    """How a target differs from all calibrated sizes. The last regime that applies is used."""
+    """The way in which a target differs from all calibrated sizes.
+
+    If several regimes apply, the last of them in this list is used.
+    """
 
     RESIZED = "other size or batch"
     RESCHEDULED = "other schedule"
@@ -52,7 +55,7 @@ UNTAUGHT = Learned(beliefs=PRIORS, stretch=dict.fromkeys(Regime, 1.0), families=
 
 
 def learned(leaving_out: str = "") -> Learned:
-    """Return what all families but one have taught: priors, and the stretch of each regime."""
+    """Return the priors, and the stretch of each regime, learned from all families but one."""
     kept = {name: misses for name, misses in _file().items() if name != leaving_out}
     return Learned(
         beliefs=PRIORS,
@@ -70,7 +73,7 @@ def _file() -> Mapping[str, Mapping[str, list[float]]]:
 
 
 def _stretch(regime: Regime, kept: Mapping[str, Mapping[str, list[float]]]) -> float:
-    """Return the stretch with which intervals would have covered 80 % of the errors of a regime.
+    """Return the factor by which intervals had to be wider to cover 80 % of a regime's errors.
 
     The errors of one family are not independent of each other, so the weight of a family grows only
     with the square root of their number.

@@ -24,11 +24,12 @@ class Outlook:
 
     ``hold`` is the requested efficiency, and ``held`` states how each knob could reach it. ``knee``
     is the size at which another overhead becomes the largest, or None. ``advice`` is the size to
-    measure next. ``device_hours`` are those of a billion tokens, or of a billion samples if a
-    sample is not text. ``memory_bytes`` is the memory that a rank needs and ``room_bytes`` the
-    memory that it has; each is None if unknown. ``padding`` is the size of all shards together
-    relative to the largest calibrated size. ``measured`` maps calibrated sizes of this model to
-    efficiencies, and ``path`` holds predictions for the sizes between.
+    measure next. ``device_hours`` is the time of all devices together, in hours, that a billion
+    tokens take, or a billion samples if a sample is not text. ``memory_bytes`` is the memory that a
+    rank needs and ``room_bytes`` the memory that it has; each is None if unknown. ``padding`` is
+    the ratio of the bytes of all shards at this size and at the largest calibrated size.
+    ``measured`` maps calibrated sizes of this model to efficiencies. ``path`` holds predictions for
+    sizes between the largest calibrated one and the target.
     """
 
     table: str
@@ -110,9 +111,9 @@ def _measured(base: Point, calibrated: Sequence[Point]) -> dict[int, float]:
 
 
 def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list[Shape]:
-    """Return doublings of the largest calibrated size, below the target.
+    """Return the sizes below the target that are doublings of the largest calibrated size.
 
-    Return none unless both are divided into the same tensor, context and pipeline groups.
+    The list is empty if the two sizes have different tensor, context or pipeline groups.
     """
     if (largest.tensor, largest.context, largest.stages) != (
         target.tensor,
@@ -125,7 +126,7 @@ def _between(largest: Shape, target: Shape, calibrated: Sequence[Point]) -> list
 
 
 def _device_hours(predicted: Predicted) -> float:
-    """Return the device-hours of a billion tokens."""
+    """Return the time of all devices together, in hours, that a billion tokens take."""
     tokens = predicted.shape.samples * predicted.shape.seq
     return predicted.step_s * predicted.shape.ranks / 3600 * 1e9 / tokens
 

@@ -33,12 +33,13 @@ from harness.record import Described, ModelFacts
 Array = NDArray[np.float64]
 #: Metrics that can be predicted from the fabric.
 METRICS = ("efficiency", "speedup")
-#: Share of a device's peak FLOP/s that training reaches, with its spread.
+#: Belief about the share of a device's peak FLOP/s that training reaches: its median, and the
+#: standard deviation of its logarithm.
 PEAK_SHARE = Belief(0.4, 0.35)
 NUM_DRAWS = 1000
 SEED = 7
-#: Quantiles of the predicted value: below LOW or above HIGH it is unlikely, above BEST practically
-#: impossible.
+#: Quantiles of the predicted value. A value below LOW or above HIGH is unlikely, and one above BEST
+#: is practically impossible.
 LOW = 0.1
 HIGH = 0.9
 BEST = 0.975
@@ -104,7 +105,7 @@ def possibilities(
     site: FabricSite,
     catalogue: Catalogue,
 ) -> Iterator[Possibility | RuleLeftOut]:
-    """Yield for each threshold of a plan what is possible, or why no prediction is made."""
+    """Yield a prediction for each threshold of a plan, or the reason why none is made."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
         matched = [

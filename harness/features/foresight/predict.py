@@ -27,8 +27,8 @@ class Predicted:
     model.
 
     The efficiency lies in [``low``, ``high``] with 80 % probability. ``measured`` and
-    ``measured_s`` are the values of the table, or None if it has none. ``baselines`` holds the
-    efficiencies that simple laws in N predict.
+    ``measured_s`` are the efficiency and the step time of the table, or None if it has none.
+    ``baselines`` holds the efficiencies that simple laws in N, the number of ranks, predict.
     """
 
     shape: Shape
@@ -41,12 +41,11 @@ class Predicted:
     shares: Mapping[ForeseenTerm, float]
     lost: Mapping[ForeseenTerm, float]
     baselines: Mapping[Law, float]
-    #: Why the target lies outside the calibrated range, whatever its terms are; may be empty.
+    #: Why the target's shape lies outside the calibrated range; empty if it does not.
     caution: str = ""
     measured: float | None = None
     measured_s: float | None = None
-    #: Whether the published value deviates from both neighbouring sizes; such a value is not
-    #: scored.
+    #: Whether the published value deviates from both neighbouring sizes. If so, it is not scored.
     implausible: bool = False
 
     @property
@@ -63,7 +62,7 @@ class Predicted:
 class NotPredicted:
     """A target for which no prediction is shown, and the reason.
 
-    ``unsaid`` is the prediction that is withheld until the user states more facts. It is kept so
+    ``unsaid`` is the prediction that is not shown until the user states more facts. It is stored so
     that the refusal itself can be scored.
     """
 
@@ -226,10 +225,11 @@ def regime_of(shape: Shape, calibrated: Sequence[Point], unseen: bool) -> Regime
 
 
 def _interval(seen: Foreseen, i: int, stretch: float, base_sd: float) -> tuple[float, float]:
-    """Return the interval of the step time in seconds, stretched about its median.
+    """Return the 80 % interval of the step time in seconds.
 
-    The interval is widened by the uncertainty of the baseline's measured step, as if that were
-    independent of the draws.
+    The distances of both ends from the median are multiplied by ``stretch``. The interval is then
+    widened by the uncertainty of the baseline's measured step, which is assumed to be independent
+    of the draws.
     """
     ends = np.quantile(seen.draws[:, i], QUANTILES)
     below, above = np.hypot(stretch * (ends - seen.middle[i]), HALF_SDS * base_sd)
@@ -237,7 +237,10 @@ def _interval(seen: Foreseen, i: int, stretch: float, base_sd: float) -> tuple[f
 
 
 def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> dict[Law, float]:
-    """Return the efficiencies by simple laws in N, fitted to the model's calibrated sizes."""
+    """Return the efficiency that each simple law predicts.
+
+    The laws are functions of the number of ranks N, fitted to the model's calibrated sizes.
+    """
     of_model = [point for point in calibrated if point.shape.model == shape.model] or list(
         calibrated
     )
@@ -258,7 +261,7 @@ def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> d
 
 
 def _passed(shape: Shape) -> float:
-    """Return the FLOPs of a rank in a step, with the pipeline's bubble counted as work."""
+    """Return the FLOPs of a rank in a step, plus those that fit into the pipeline's bubble."""
     bubble = 1 + (shape.stages - 1) / shape.chunks / shape.micros
     return shape.flops / shape.ranks * bubble
 

@@ -34,7 +34,8 @@ PRIORS: dict[Unknown, Belief] = {
     Unknown.SPLIT: Belief(0.02, 0.5),
     Unknown.CHUNKS: Belief(0.05, 0.4),
 }
-#: Spread of the rates of two models on one machine, with known and with unknown FLOPs.
+#: Spread of the compute rates of different models on one machine. The second value applies if the
+#: FLOPs of the models are unknown.
 MODEL_SPREAD = 0.04
 MODEL_SPREAD_UNSIZED = 3.0
 
@@ -42,7 +43,7 @@ MODEL_SPREAD_UNSIZED = 3.0
 def vectors(beliefs: Mapping[Unknown, Belief], num_models: int, sized: bool) -> tuple[Array, Array]:
     """Return means and standard deviations of the unknowns, then of the rate of each model.
 
-    ``sized`` is whether the FLOPs of all models are known.
+    ``sized`` says whether the FLOPs of all models are known.
     """
     known = [beliefs[name] for name in UNKNOWNS]
     spread = MODEL_SPREAD if sized else MODEL_SPREAD_UNSIZED

@@ -16,7 +16,7 @@ class KeptStates(StrEnum):
     WHOLE = "whole"  # gradients are all-reduced
     OPTIMIZER_CUT = "optimizer cut"  # gradients are reduce-scattered, parameters all-gathered
     ALL_CUT = "all cut"  # parameters are gathered for each forward and backward
-    NODE_CUT = "cut in nodes"  # divided within a node; gradients are all-reduced between nodes
+    NODE_CUT = "cut in nodes"  # as ALL_CUT inside a node; gradients all-reduced between nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class Model:
 class Sent:
     """The bytes that all ranks together exchange in a step, as the strategy states them.
 
-    Bytes are counted as nccl-tests does. ``num_bytes`` do not depend on the world size, and each
-    rank adds ``of_rank``: an all-gather of compressed gradients grows with the world. The bytes are
-    exchanged in ``pieces``.
+    Bytes are counted as nccl-tests does: ``num_bytes`` + ``of_rank`` * ranks. ``of_rank`` is above
+    0 if the bytes grow with the world, as in an all-gather of compressed gradients. ``pieces`` is
+    the number of collectives that exchange these bytes.
     """
 
     kind: CollectiveKind
@@ -85,8 +85,9 @@ class Shape:
 
     In a step ``micros`` micro-batches of ``micro_batch`` samples go through each replica. ``sent``
     is the exchange that the strategy states; otherwise the exchange follows from ``kept``.
-    ``hides`` is whether compute continues during the exchange. If all ranks share the ``cores`` of
-    one machine, each needs them for ``cpu_s`` seconds of a step; with 0 cores none are shared.
+    ``hides`` says whether compute continues during the exchange. If all ranks use the ``cores`` of
+    one machine, each rank needs ``cpu_s`` seconds of core time in a step. ``cores`` is 0 if the
+    ranks do not compete for cores.
     """
 
     ranks: int
@@ -104,7 +105,8 @@ class Shape:
     cpu_s: float = 0.0
     cores: int = 0
     model: Model = Model()
-    #: What else must be equal for one point to predict another: software, precision, ...
+    #: Further properties that must be equal for one point to predict another, such as software and
+    #: precision.
     configuration: tuple[tuple[str, str], ...] = ()
 
     @property

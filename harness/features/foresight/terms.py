@@ -2,9 +2,9 @@
 
 step = compute + bubble + tensor exchange + data exchange + host + waiting + growth
 
-What follows from a shape alone is computed once (``ShapeFacts``). What is unknown is a row of
-``Unknown`` (with priors in ``priors.py``). Growth is the measured increase that no other term
-explains.
+Facts that follow from a shape alone are computed once (``ShapeFacts``). The unknowns are listed in
+``Unknown``, and ``priors.py`` holds their priors. A draw is one set of values of the unknowns.
+Growth is the measured increase of the step that no other term explains.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,10 @@ from harness.features.foresight.shapes import KeptStates, Shape
 
 Array = NDArray[np.float64]
 
-#: DDP's default bucket (torch.nn.parallel).
+#: Default size of a bucket of DDP in bytes (torch.nn.parallel).
 BUCKET_BYTES = 25 * 2**20
-#: Megatron-LM's bucket: 40 million gradients, or 1 million for each rank if that is more.
+#: Number of gradients in a bucket of Megatron-LM: 40 million, or 1 million for each rank if that is
+#: more.
 BUCKET_GRADIENTS = 40e6
 BUCKET_GRADIENTS_OF_RANK = 1e6
 #: Time of a hop between stages as a share of a micro-batch on one stage, if no profile states it.
@@ -51,19 +52,19 @@ class ForeseenTerm(StrEnum):
 
 
 class Unknown(StrEnum):
-    """The unknowns that all points of a table share, in the order of a row of draws."""
+    """The unknowns that are common to all points of a table. A draw lists them in this order."""
 
     RATE = "ln of useful FLOP/s of a GPU"
-    LINK = "ln of the share of a node's link rate that is reached"
-    NETWORK = "ln of the share of the network's rate that is reached"
-    LATENCY = "ln of latency over NCCL's model"
-    UNHIDDEN = "ln of an exchange that nothing hides over NCCL's model"
-    WAIT_S = "ln of seconds of jitter of a rank"
-    FIXED = "ln of what a pipeline costs a step besides, in micro-batches"
-    GROWTH = "ln of growth for each doubling"
-    NARROW = "ln of the hidden size at which elementwise work takes as long as matrices"
-    SPLIT = "ln of what a backward costs more where it is split"
-    CHUNKS = "ln of what stages cost more where they are cut into chunks"
+    LINK = "ln(reached rate / rate of the links inside a node)"
+    NETWORK = "ln(reached rate / rate of the network between nodes)"
+    LATENCY = "ln(latency / latency in NCCL's model)"
+    UNHIDDEN = "ln(time of an exchange that no compute hides / time in NCCL's model)"
+    WAIT_S = "ln of the jitter of a rank in seconds"
+    FIXED = "ln of the fixed cost of a step with replicated pipelines, in micro-batches"
+    GROWTH = "ln of the relative growth of a step for each doubling of the ranks"
+    NARROW = "ln of the hidden size at which elementwise work takes as long as matrix products"
+    SPLIT = "ln of the relative extra cost of a backward that is split"
+    CHUNKS = "ln of the relative extra cost of stages with several chunks"
 
 
 UNKNOWNS = tuple(Unknown)
@@ -77,21 +78,21 @@ class ShapeFacts:
     group: NDArray[np.intp]  # index of the model
     load: Array  # FLOPs of a micro-batch on one rank
     narrow: Array  # 1 / hidden size; 0 if it is unknown
-    micros: Array
+    micros: Array  # number of micro-batches in a step
     units: Array  # length of a pipeline's step in micro-batches
-    splits: Array  # 1 if the schedule splits the backward
-    chunked: Array  # 1 if a stage has several chunks
-    tensor_latency_s: Array  # per micro-batch
-    tensor_transfer_s: Array
+    splits: Array  # 1 if the schedule splits the backward, else 0
+    chunked: Array  # 1 if a stage has several chunks, else 0
+    tensor_latency_s: Array  # seconds of latency of tensor and context exchange per micro-batch
+    tensor_transfer_s: Array  # seconds of transfer of the same exchange per micro-batch
     tensor_nodes: Array  # log2 of the number of nodes that tensor and context ranks span
-    data_latency_s: Array  # per step
-    data_transfer_s: Array
-    data_nodes: Array
-    window: Array  # share of all compute that can hide the data exchange
-    fixed: Array  # 1 if a pipeline has replicas, whose exchange ends each step
-    queued_s: Array
-    slowest: Array  # E[max of N], in standard deviations
-    doublings: Array  # of ranks, relative to the smallest calibrated size
+    data_latency_s: Array  # seconds of latency of the data exchange per step
+    data_transfer_s: Array  # seconds of transfer of the data exchange per step
+    data_nodes: Array  # log2 of the number of nodes that all ranks span
+    window: Array  # share of the step's compute that can hide the data exchange
+    fixed: Array  # 1 if each step ends with an exchange between replicas of a pipeline, else 0
+    queued_s: Array  # seconds per step for which a rank waits for a core
+    slowest: Array  # E[max of N standard normals], in standard deviations
+    doublings: Array  # log2(ranks / ranks of the smallest calibrated size); 0 on a torus
 
 
 def facts(
@@ -103,8 +104,8 @@ def facts(
 ) -> ShapeFacts:
     """Return the facts of shapes.
 
-    ``groups`` holds the index of each shape's model. ``hop`` is as ``HOP``. Rates of ``fabric`` are
-    in bytes/s.
+    ``groups`` holds the index of each shape's model. ``hop`` is the time of a transfer between
+    stages, in the unit of ``HOP``. Rates of ``fabric`` are in bytes/s.
     """
     rows = [_fact(shape, fabric, base_ranks, hop) for shape in shapes]
     names = [name for name in ShapeFacts.__dataclass_fields__ if name != "group"]
@@ -113,7 +114,7 @@ def facts(
 
 
 def _fact(shape: Shape, fabric: Fabric, base_ranks: int, hop: float) -> dict[str, float]:
-    """Return one entry of each array of ``ShapeFacts``."""
+    """Return the facts of one shape, which become one entry of each array of ``ShapeFacts``."""
     tensor = _tensor_exchange(shape, fabric).plus(_context_exchange(shape, fabric))
     data = data_exchange(shape, fabric)
     inner = shape.tensor * shape.context * shape.stages
@@ -247,8 +248,8 @@ def _stated(shape: Shape, ranks: int, in_node: int, fabric: Fabric) -> Cost:
 def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
     """Return the seconds of each term, as arrays of shape (draws, shapes).
 
-    Each row of ``draws`` holds the values of ``UNKNOWNS``, then the ln of each model's relative
-    rate.
+    Each row of ``draws`` holds the values of ``UNKNOWNS``, followed by the ln of the relative
+    compute rate of each model.
     """
     know = {name: draws[:, i : i + 1] for i, name in enumerate(UNKNOWNS)}
     of_model = draws[:, NUM_SHARED:][:, given.group]
@@ -280,17 +281,18 @@ def seconds(given: ShapeFacts, draws: Array) -> dict[ForeseenTerm, Array]:
         ForeseenTerm.HOST: given.fixed * np.exp(know[Unknown.FIXED]) * (micro + tensor) + queued,
         ForeseenTerm.WAITING: given.slowest * np.exp(know[Unknown.WAIT_S]),
     }
-    # Growth is limited to a factor of twenty, which keeps the search for a fit finite.
+    # Growth is limited to a factor of twenty (e^3), so that the search for a fit stays finite.
     grown = np.expm1(np.minimum(np.exp(know[Unknown.GROWTH]) * given.doublings, 3.0))
     return {**out, ForeseenTerm.GROWTH: sum(out.values()) * grown}
 
 
 def _shown(exchange: Array, window: Array, compute: Array, know: dict[Unknown, Array]) -> Array:
-    """Return the part of an exchange that adds to the step.
+    """Return the seconds of an exchange that lengthen the step.
 
-    The share ``SHOWN`` always adds: first and last pieces, and kernels that are slowed. The rest
-    adds as far as it is longer than its window. The transition is smoothed so that the fit has
-    derivatives.
+    The share ``SHOWN`` of the exchange always lengthens it, because nothing hides the first and the
+    last piece, and the exchange slows concurrent kernels. The share ``window`` of the compute can
+    hide the rest. The rest lengthens the step only by the seconds that exceed this compute. The
+    transition is smooth, because the fit needs derivatives.
     """
     always = SHOWN * exchange
     longer = exchange - window * compute

@@ -32,7 +32,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
 #: Folder in which npm installs, and folder of the page with the copies.
 INSTALLED = "node_modules"
 BESIDE = "beside"
-#: An address in an HTML tag, and the attributes that check the file at that address.
+#: Patterns of an address in an HTML tag, and of attributes with which a browser checks the file.
 _TAG = re.compile(r'(src|href)="https://[^"]+/([^/"]+\.(?:js|css))"([^>]*)')
 _GUARD = re.compile(r' (integrity|crossorigin|referrerpolicy)="[^"]*"')
 
@@ -87,7 +87,7 @@ VERSION = "2"
 ENVIRONMENT = "scaleproof"
 #: Names of units for asv, which formats only seconds and bytes.
 _UNITS = {"s": "seconds", "B": "bytes"}
-#: Folders of the ledger and of asv's result files, within the results.
+#: Folders of the ledger and of asv's result files, inside the results folder.
 LEDGER = "axis.git"
 RESULTS = "asv"
 #: Version of asv's format of result files, and the columns of a benchmark's row.
@@ -131,8 +131,8 @@ def shown(quantity: str, value: Value) -> float:
 def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
     """Update ledger and result files to these nightly runs; return run -> commit.
 
-    Existing files stay as they are. If a run was inserted before others, values that ``asv run``
-    stored move with their run to its new commit.
+    Result files that are up to date are not changed. Inserting a run before others changes the
+    commits of the later ones. Values that ``asv run`` stored for a run move to its new commit.
     """
     commits = ledger.write(results / LEDGER, nights)
     folder = results / RESULTS
@@ -207,8 +207,9 @@ def _whole(path: Path) -> bool:
 def _write(
     folder: Path, night: Night, stand_in: bool, commit: str, entries: Mapping[str, dict[str, Json]]
 ) -> None:
-    """Write the result file of one nightly run and machine, and keep the values of ``asv run`` in
-    it.
+    """Write the result file of one nightly run and machine.
+
+    Values that ``asv run`` stored in it are preserved.
     """
     name = machine(night, stand_in)
     facts = {"cpu": "", "num_cpu": "", "gpu": "", "arch": "", "os": "", "ram": "", "machine": name}
@@ -250,7 +251,7 @@ def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
 
 
 def _says(path: Path, wanted: Mapping[str, Mapping[str, Value]]) -> bool:
-    """Return whether a result file has these cases of every quantity."""
+    """Return whether a result file lists the wanted cases for every wanted quantity."""
     known = json.loads(path.read_text(encoding="utf-8"))["results"]
     rows = (
         (known.get(benchmark(q)), [[repr(case) for case in cases]]) for q, cases in wanted.items()
@@ -278,9 +279,10 @@ def _row(quantity: str, of_case: Mapping[str, Value], at_ms: int) -> dict[str, J
 
 
 def _statistics(quantity: str, value: Value) -> dict[str, float]:
-    """Return the statistics that asv computes from launches, or those of the value's own interval.
+    """Return the statistics of a value for asv.
 
-    asv's name for the interval is ci_99. The interval of an efficiency has 95 % confidence at each
+    asv computes them from the launches, unless the value has an interval. The interval is stored
+    under asv's name ``ci_99``, although an interval of an efficiency has 95 % confidence at each
     end.
     """
     from asv_runner.statistics import compute_stats
@@ -289,7 +291,8 @@ def _statistics(quantity: str, value: Value) -> dict[str, float]:
     _, statistics = compute_stats(list(value.launches or [center]), 1)
     if value.low is not None and value.high is not None:
         low, high = (shown(quantity, Value(value=end)) for end in (value.low, value.high))
-        # quartiles of a normal distribution, from which asv shows +-
+        # asv shows half of the distance between the quartiles as +-. For a normal distribution,
+        # they follow from the interval.
         quarter = 0.41 * (high - low) / 2
         statistics |= {"ci_99_a": low, "ci_99_b": high, "q_25": center - quarter}
         # asv ignores the interval if repeat is 1

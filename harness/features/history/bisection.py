@@ -13,8 +13,8 @@ import numpy as np
 from harness.base.errors import LaunchError, SpecError
 from harness.measure.interleaving import Interleaver
 
-#: Number of pairs of the bad version before other versions are measured (FIRST), and at most. Its
-#: mean must differ from zero by APART standard errors.
+#: The bad version is measured before the versions in between: in at least FIRST and at most
+#: MOST_PAIRS pairs, until their mean differs from zero by APART standard errors.
 FIRST = 4
 MOST_PAIRS = 24
 APART = 4.0
@@ -24,8 +24,8 @@ APART = 4.0
 class Bisection:
     """The pairs measured so far, and the posterior over the first bad version.
 
-    ``error`` is the accepted probability of a wrong answer. ``pairs`` maps a version's number to
-    log ratios of its step time to that of version 0.
+    ``error`` is the accepted probability of a wrong answer. ``pairs`` maps the number of a version
+    to the logarithms of the ratios of its step time to the step time of version 0.
     """
 
     num_versions: int
@@ -33,7 +33,7 @@ class Bisection:
     pairs: dict[int, list[float]] = field(default_factory=dict)
 
     def add(self, version: int, ratios: Sequence[float]) -> None:
-        """Add log ratios of a version."""
+        """Add logarithms of step-time ratios of a version."""
         self.pairs.setdefault(version, []).extend(ratios)
 
     @property
@@ -69,7 +69,8 @@ class Bisection:
     def next(self) -> int | None:
         """The version to measure next.
 
-        None if the answer is certain enough, or if good and bad do not differ.
+        It is None if the answer is certain enough, or if the good and the bad version do not
+        differ.
         """
         last = self.num_versions - 1
         if self.apart is None:
@@ -81,12 +82,12 @@ class Bisection:
             return None
         if last == 1:
             return last
-        # Measuring version v separates hypotheses with first <= v from the others, so halve the
-        # posterior.
+        # Measuring version v separates the hypotheses "first bad <= v" from the others. The best
+        # version therefore divides the posterior into two halves.
         return int(np.abs(np.cumsum(self.posterior)[:-1] - 0.5).argmin()) + 1
 
     def mean(self, version: int) -> tuple[float, int]:
-        """Return the relative excess of a version's step time over version 0's, and the number of
+        """Return the relative increase of a version's step time over version 0, and its number of
         pairs.
         """
         pairs = self.pairs[version]
@@ -95,8 +96,8 @@ class Bisection:
     def plain(self) -> int:
         """Return the number of launches that plain bisection would need for the same error.
 
-        Plain bisection measures both ends, then one version at a time. Each version gets enough
-        pairs to distinguish it from half of the difference.
+        Plain bisection measures both ends, then one version at a time. It measures each version in
+        so many pairs that half of the difference between good and bad would be significant.
         """
         probes = math.ceil(math.log2(self.num_versions)) + 1
         last = self.pairs[self.num_versions - 1]
@@ -119,7 +120,7 @@ MOST_PROBES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """The versions from good to bad in their order, and how each is installed.
+    """The versions from good to bad in their order, and the command that installs each of them.
 
     ``install`` is a shell command with {version} and {folder}, which must create
     ``{folder}/bin/python``.
@@ -131,7 +132,7 @@ class Versions:
 
     @property
     def setups(self) -> tuple[tuple[str, str], ...]:
-        """The pairs (version, path of its interpreter), whether or not it is installed yet."""
+        """The pairs (version, path of its interpreter). The interpreter need not exist yet."""
         return tuple((name, str(self._python(name).absolute())) for name in self.names)
 
     def _python(self, name: str) -> Path:
@@ -139,8 +140,9 @@ class Versions:
         return self.folder / name / "bin" / "python"
 
     def ensure(self, name: str) -> None:
-        """Install a version unless it is installed; raise LaunchError with the command's last line
-        if it fails.
+        """Install a version unless it is installed already.
+
+        Raise LaunchError with the last line of the command's output if the command fails.
         """
         python = self._python(name)
         done = self.folder / name / ".installed"
@@ -202,8 +204,9 @@ class Bisector:
             )
 
     def _line(self, number: int) -> str:
-        """Return a line on the newest mean of a version, and on the most probable first bad
-        version.
+        """Return a line with the mean of the version that was measured last.
+
+        It also names the most probable first bad version, if there is one yet.
         """
         mean, count = self.bisection.mean(number)
         line = f"{self._versions.names[number]}: {100 * mean:+.1f}% over {count} pairs"

@@ -1,9 +1,9 @@
 """An asv plugin that defines where benchmarks run: this Python, at a commit of the ledger.
 
-Nothing is checked out or installed. A commit of the ledger is a run that was ingested, and
-``benchmarks/records.py`` reads it. ``benchmarks/core.py`` measures this project itself. ``asv run``
-therefore accepts asv's ranges of commits, and its values join the series that
-``scaleproof history add`` writes.
+Nothing is checked out or installed. Each commit of the ledger stands for a run that was added to
+the history. ``benchmarks/records.py`` reads the values of that run, and ``benchmarks/core.py``
+measures this project itself. ``asv run`` therefore accepts asv's ranges of commits, and its values
+belong to the same series as those that ``scaleproof history add`` writes.
 """
 
 import os
@@ -24,8 +24,9 @@ if Path("results").is_dir() and not Path("results", LEDGER).exists():
 
 
 class Ledger(Environment):  # type: ignore[misc]  # asv has no types
-    """The only environment of ``asv.conf.json``; ingested values and those of ``asv run`` share its
-    name.
+    """The only environment of ``asv.conf.json``.
+
+    Values that were added to the history and values from ``asv run`` are stored under its name.
     """
 
     tool_name = ENVIRONMENT

@@ -28,11 +28,11 @@ class Ingested:
 def ingest(
     runs: Sequence[Path], results: Path, refused: Callable[[RecordError], None] | None = None
 ) -> list[Ingested]:
-    """Add runs to the history, in any order; adding one again is harmless.
+    """Add runs to the history, in any order. A run that is added twice counts once.
 
-    Whatever an earlier call left incomplete is repaired. ``refused`` receives the error of each run
-    that cannot be added, and the other runs are added. Without it the RecordError is raised, after
-    the runs before it were added.
+    This also repairs what an interrupted call left incomplete. ``refused`` is called with the error
+    of each run that cannot be added, and the other runs are added. Without ``refused``, the first
+    such error is raised as RecordError after the runs before it were added.
     """
     with locked(results):
         fresh: dict[str, bool] = {}
@@ -58,15 +58,16 @@ def ingest(
 
 
 def _from(results: Path, folder: Path) -> Path:
-    """Return the path of a run relative to the results folder, or its full path if it lies
-    elsewhere.
+    """Return the path of a run relative to the results folder.
+
+    Return its full path if it lies outside that folder.
     """
     root, place = results.resolve(), folder.resolve()
     return place.relative_to(root) if place.is_relative_to(root) else place
 
 
 def _added(night: Night, commit: str, new: bool) -> list[Ingested]:
-    """Return the entries of one run: its hardware results and its simulated results."""
+    """Return what one run added: an entry for hardware results and one for simulated results."""
     ingested = []
     for stand_in in (False, True):
         values = [case.values for case in night.cases.values() if case.stand_in is stand_in]

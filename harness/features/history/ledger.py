@@ -1,11 +1,11 @@
 """The ledger: a bare git repository with one commit per nightly run, which serves as the axis of
 asv.
 
-asv draws a value per commit. The commits of a suite hardly change while torch, driver and NCCL do,
-so the axis is a separate repository. Its file ``subject.json`` names the measured software, and
-each commit has the date of its measurement. A nightly run whose software did not change has a
-commit too. The ledger depends only on the nightly runs: equal runs give equal hashes, wherever and
-in whatever order they were ingested.
+asv draws one value for each commit. The axis is a separate repository, because torch, driver and
+NCCL may change although the commit of the suites does not. Its file ``subject.json`` names the
+measured software, and each commit has the date of its measurement. A nightly run whose software did
+not change has a commit too. The ledger depends only on the nightly runs. Two machines that ingest
+the same runs in any order get the same commit hashes.
 """
 
 import datetime
@@ -47,7 +47,7 @@ def _git(ledger: Path, *arguments: str, text: str = "") -> str:
 
 
 def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
-    """Update the ledger to these nightly runs in their order; return run -> commit.
+    """Make the ledger contain exactly these nightly runs in their order; return run -> commit.
 
     A broken ledger is renamed and rebuilt.
     """
@@ -141,7 +141,7 @@ def _import(path: Path, nights: Sequence[Night], parent: str | None) -> None:
         content = {**night.subject, "run": night.run}
         stream.append(_commit(message, night.when, content, before or "", mark))
         before = f":{mark}"
-    if not stream:  # only the newest runs were removed
+    if not stream:  # the newest runs were removed, so the branch only moves back
         stream.append(f"reset refs/heads/{BRANCH}\nfrom {parent}\n\n")
     _git(path, "fast-import", "--quiet", "--force", text="".join(stream))
 

@@ -1,5 +1,6 @@
-"""A night: the small file that the history keeps of a nightly run. Everything else is derived from
-it.
+"""The entry of a nightly run in the history: a small file, called a night.
+
+Everything else in the history is derived from these files.
 """
 
 import fcntl
@@ -30,10 +31,10 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """A metric of a case that has a history. Lower is better for all of them, as asv expects.
+    """A metric of a case whose history is recorded. Lower values are better, as asv expects.
 
-    A change of level smaller than ``floor`` is ignored. It is a ratio, or a difference if the
-    quantity is in ``points``.
+    A change of level smaller than ``floor`` is ignored. ``floor`` is a relative change, or a
+    difference if ``points`` is set.
     """
 
     unit: str
@@ -55,8 +56,9 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """The value of one night: the geometric mean of ``launches``, or a value with its own
-    interval.
+    """The value of a quantity in one night.
+
+    It is the geometric mean of ``launches``, or has an interval from ``low`` to ``high`` instead.
     """
 
     value: float
@@ -69,8 +71,8 @@ class Value:
 class KeptFigure:
     """The values of a case in one night.
 
-    ``error`` is why it has none. ``nodes`` identifies its hosts without their names, and is empty
-    if they are unknown.
+    ``error`` is the reason why the case has no values. ``nodes`` is a hash that identifies its
+    hosts without their names, and is empty if they are unknown.
     """
 
     hash: str
@@ -84,9 +86,10 @@ class KeptFigure:
 class Night:
     """One nightly run on one hardware class.
 
-    ``subject`` are the versions of the measured software and driver. ``fingerprint`` are the fields
-    that must be equal for nights to be comparable. ``folder`` is where the run's record was,
-    relative to the results folder if it is below. ``machine`` are the facts that asv shows.
+    ``subject`` holds the versions of the measured software and driver. ``fingerprint`` holds the
+    fields that must be equal for nights to be comparable. ``folder`` is the folder of the run's
+    record when it was added. The path is relative to the results folder if it lies inside.
+    ``machine`` holds the facts that asv shows.
     """
 
     run: str
@@ -106,7 +109,7 @@ class Night:
 
 @contextmanager
 def locked(results: Path) -> Iterator[None]:
-    """Hold the lock of the history: one writer at a time, others wait."""
+    """Hold the lock of the history. Wait while another process holds it."""
     results.mkdir(parents=True, exist_ok=True)
     with (results / ".history.lock").open("w", encoding="utf-8") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -176,7 +179,8 @@ def _refuse(run: RunRecord, folder: Path) -> None:
         reason, fix = "the suites had uncommitted changes", "git commit, then measure again"
     elif not any(timed(run, plan) and any(map(_own, plan.arms)) for plan in run.plans):
         reason = (
-            "the run has no timed launch in its own environment, only profiles, sweeps or setups"
+            "the run has only profiles, bandwidth sweeps or other setups, and no timed launch in"
+            " the environment of the run itself"
         )
         fix = "pytest suites/"
     if reason:
@@ -189,12 +193,15 @@ def _refuse(run: RunRecord, folder: Path) -> None:
 
 
 def _own(arm: Arm) -> bool:
-    """Return whether an arm measures the run's own software or its pinned control."""
+    """Return whether an arm measures the software of the run itself, or its pinned control."""
     return arm.case.setup in ("", PINNED)
 
 
 def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> KeptFigure | None:
-    """Return the values of a case in one plan; None if it was not timed and no launch failed."""
+    """Return the values of a case in one plan.
+
+    Return None if the case was not timed and none of its launches failed.
+    """
     of_arm = [x for x in timed(run, plan, None) if x.arm == arm.name]
     stand_in = bool(run.stand_ins(arm.case))
     failed = [x for x in run.launches if x.case == arm.case.hash and not (x.usable or x.discarded)]
@@ -213,7 +220,7 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
         values["exposed_communication"] = Value(value=_short(exposed))
     for contrast in plan.contrasts:
         if contrast.subject == arm.name and contrast.against == PINNED:
-            if ratios := pairs(run, plan, contrast).values:  # ratios of throughput
+            if ratios := pairs(run, plan, contrast).values:  # throughput ratios, hence the inverse
                 values["step_time_to_control"] = _ratio([1 / ratio for ratio in ratios])
     hosts = sorted({rank.host for launch in of_arm for rank in launch.ranks})
     return KeptFigure(
@@ -267,8 +274,9 @@ def _loss(point: ScalingPoint) -> Value:
 
 
 def _merged(a: KeptFigure | None, b: KeptFigure) -> KeptFigure:
-    """Return one case of two plans with the launches of both; an error of one is an error of the
-    case.
+    """Return the values of a case that two plans contain, with the launches of both plans.
+
+    If the case has an error in one of the plans, the result has that error and no values.
     """
     if a is None or b.error:
         return b

@@ -2,8 +2,8 @@
 
     runs -> nodes of each, and which were named slow or ended a launch -> NodeRecord
 
-One run names a node by its own measurements. Whether a node that is named in several runs is worse
-than others is judged by how often nodes are named at all.
+A run names a slow node by the measurements of that run alone. A node that several runs name is
+flagged if it is named significantly more often than the other nodes.
 """
 
 from collections import Counter
@@ -14,9 +14,10 @@ from scipy import stats
 
 from harness.record import LaunchRecord, RunRecord
 
-#: Kinds of causes that a node may be to blame for; an exception is the fault of the training.
+#: Kinds of failures for which a node may be to blame. Exceptions are not in the list, because the
+#: training script causes them.
 OF_A_NODE = ("node", "memory", "signal", "hang", "collective")
-#: Probability that any node is flagged by chance, over all nodes together.
+#: Probability that chance alone flags a node, over all nodes together.
 CHANCE = 0.05
 #: Smallest number of runs that must blame a node before it is flagged.
 AGAIN = 2
@@ -26,9 +27,10 @@ AGAIN = 2
 class NodeRecord:
     """The runs that blamed a node.
 
-    ``named`` are runs that called it slow, and ``broke`` those in which a launch ended on it.
-    ``last`` is the newest of both. ``chance`` is the probability that a node like all others is
-    blamed as often. ``again`` is set if that is too small for chance.
+    ``runs`` is the number of runs on the node. ``named`` lists the runs that called it slow, and
+    ``broke`` the runs in which a launch failed because of it. ``last`` is the newest run in either
+    list. ``chance`` is the probability that an average node is blamed in at least as many runs.
+    ``again`` is set if that probability is too small to be chance.
     """
 
     node: str
@@ -57,7 +59,8 @@ def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
     total = sum(map(len, blamed.values()))
     node_records = []
     for host, times in blamed.items():
-        # The rate of the other nodes, plus one event, because a rate of zero would be too certain.
+        # One event is added to the rate of the other nodes. With a rate of zero, a node that is
+        # blamed once would be flagged with certainty.
         usual = (total - len(times) + 1) / (ran.total() - ran[host] + 1)
         chance = float(stats.binom.sf(len(times) - 1, ran[host], usual)) if times else 1.0
         node_records.append(
@@ -75,7 +78,7 @@ def records(runs: Sequence[RunRecord]) -> list[NodeRecord]:
 
 
 def _ended_on(run: RunRecord) -> Iterator[str]:
-    """Yield the nodes on which launches of a run ended, if the blamed rank is certain."""
+    """Yield the node that caused each failed launch of a run, if this is certain."""
     hosts = [machine.host for machine in run.nodes or (run.machine,)]
     for launch in run.launches:
         cause = launch.cause

@@ -81,24 +81,25 @@ if __name__ == "__main__":
     main()
 
 
-#: Number of nights on either side of a step that are compared.
+#: Largest number of nights that are compared on each side of a step.
 AROUND = 45
 #: The position of a step is known to within this many nights.
 NEAR = 2
 #: Prior probabilities of the kinds of noise: independent, weekly pattern, autoregressive, random
 #: walk, linear drift.
 USUAL = (0.35, 0.1, 0.2, 0.2, 0.15)
-#: Variances relative to the independent noise: of a weekly pattern, of each step of a random walk,
-#: and of a linear drift.
+#: Variances of a weekly pattern, of each step of a random walk, and of a linear drift, relative to
+#: the variance of the independent noise.
 OF_WEEKDAYS = (0.5, 2.0, 8.0)
 OF_WALKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 OF_LINES = (1.0, 4.0, 16.0)
-#: Correlations of successive nights in autoregressive noise, and the share of the variance that it
-#: has.
+#: Parameters of autoregressive noise: the correlation of successive nights, and the share of the
+#: total variance that this noise accounts for.
 CORRELATIONS = (0.3, 0.5, 0.7, 0.85, 0.95)
 SHARES = (0.5, 1.0)
-#: Robust standard deviations from the neighbouring nights beyond which a night is clipped, and
-#: beyond which it is replaced by their median; and the number of neighbours on either side.
+#: Limits for outliers, in robust standard deviations from the median of the neighbouring nights. A
+#: night beyond the first limit is clipped, and one beyond the second is replaced by the median.
+#: NEIGHBOURS is the number of neighbours on each side.
 WANDERING_CUT = 2.5
 WILD = 5.0
 NEIGHBOURS = 4
@@ -108,8 +109,8 @@ NEIGHBOURS = 4
 class Whitening:
     """Matrices that make nights independent, for each kind and strength of dependence.
 
-    ``matrices`` has the shape (kinds, nights, nights). ``log_weights`` is the log prior of each
-    kind minus the log determinant of its likelihood.
+    ``matrices`` has the shape (kinds, nights, nights). ``log_weights`` holds for each kind the
+    logarithm of its prior probability, minus the logarithm of the determinant in its likelihood.
     """
 
     matrices: np.ndarray  # (kinds, nights, nights)
@@ -122,13 +123,15 @@ def nats(
     others: Sequence[int] = (),
     nodes: Sequence[str] = (),
 ) -> float:
-    """Return by how many nats a step within ``NEAR`` nights of ``at`` is more likely than none.
+    """Return the log-likelihood margin (nats) of a step near ``at`` over no step.
+
+    The step may be up to ``NEAR`` nights away from ``at``.
 
     Args:
-        values: one per night, in order.
+        values: one value for each night, in order.
         at: the first night of the new level.
-        others: first nights of other levels, which are fitted in either case.
-        nodes: where each night was measured; node effects are fitted in either case.
+        others: the first nights of other levels, which are fitted with and without the step.
+        nodes: the node of each night. Differences between nodes are fitted with and without it.
     """
     start = max(0, at - AROUND)
     end = min(len(values), at + AROUND)
@@ -147,9 +150,9 @@ def nats(
 def _likelihoods(
     x: np.ndarray, regressors: np.ndarray, steps: np.ndarray, white: Whitening
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log restricted likelihoods without a step and with the best step.
+    """Return the logarithms of the restricted likelihoods without a step and with the best step.
 
-    Both have one entry for each kind of dependence between nights.
+    Both arrays have one entry for each kind of dependence between nights.
     """
     basis, triangle = np.linalg.qr(white.matrices @ regressors)
     scale = np.abs(np.diagonal(triangle, axis1=1, axis2=2))
@@ -169,7 +172,7 @@ def _likelihoods(
 
 
 def _tamed(x: np.ndarray) -> np.ndarray:
-    """Return the values without outliers; a step and a random walk are preserved."""
+    """Return the values with outliers clipped or replaced. Steps and random walks are preserved."""
     usual = np.array(
         [np.median(x[max(0, i - NEIGHBOURS) : i + NEIGHBOURS + 1]) for i in range(len(x))]
     )
@@ -182,7 +185,7 @@ def _tamed(x: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _whitening(n: int) -> Whitening:
-    """Return the whitening of ``n`` nights for all kinds of dependence."""
+    """Return the matrices that make ``n`` nights independent, for all kinds of dependence."""
     night = np.arange(n)
     apart = np.abs(night[:, None] - night)
     alone = np.eye(n)
@@ -200,34 +203,33 @@ def _whitening(n: int) -> Whitening:
     return Whitening(matrices=np.linalg.inv(roots), log_weights=np.log(weights) - determinants)
 
 
-#: Smallest number of nights on each side of a change, and smallest number of nights of a series;
-#: with fewer, nothing is decided.
+#: Smallest number of nights on each side of a change, and smallest number of nights in a series.
+#: Shorter series are not judged.
 FEWEST_NIGHTS = 3
 ENOUGH = 12
-#: Probability of a false alarm in one series of independent nights: one in a thousand in each
-#: direction.
+#: Probability of a false alarm in one series of independent nights. It is 0.001 in each direction.
 ALPHA = 0.002
-#: Normal scores are clipped here. Unclipped scores find 65 % of 3 % steps among nights with
-#: outliers, clipped ones 74 %.
+#: Limit at which normal scores are clipped. Among nights with outliers, clipped scores find 74 % of
+#: the steps of 3 %, and unclipped ones 65 %.
 CUT = 1.7
 #: Two-sided error probability of the interval of a size.
 SIZE_ALPHA = 0.05
-#: Number of autocorrelations whose sum shows dependence, and the limit of that sum. 60 independent
-#: nights exceed it one time in twenty.
+#: Nights count as dependent if the sum of their first LAGS autocorrelations exceeds DEPENDENT. The
+#: sum of 60 independent nights exceeds it in one of twenty series.
 LAGS = 3
 DEPENDENT = 0.35
-#: Log-likelihood margin (nats) by which a change must beat dependent nights before it is kept
-#: (SEEN), and before it is reported (CERTAIN). Changes smaller than ``SMALL`` floors need
-#: CERTAIN_SMALL, because random walks produce small ones most often.
+#: Log-likelihood margin (nats) of a change over dependent nights without it. A change is recorded
+#: from a margin of SEEN and reported from CERTAIN. A change smaller than ``SMALL`` times the floor
+#: needs CERTAIN_SMALL, because random walks produce small changes most often.
 SEEN = 4.0
 CERTAIN = 7.5
 CERTAIN_SMALL = 12.0
 SMALL = 2.0
 #: Log-likelihood margin (nats) by which steps must beat a straight line before a night is blamed.
 SUDDEN_NATS = 2.0
-#: Standard deviations of a slope from which on it counts as a drift.
+#: A slope counts as a drift if it differs from zero by at least this many standard deviations.
 DRIFTS = 4.0
-#: A temporary level has at most one BRIEF-th of the nights, and at most LONGEST nights.
+#: A temporary level lasts for at most 1/BRIEF of all nights, and for at most LONGEST nights.
 BRIEF = 3
 LONGEST = 40
 NULL = Path(__file__).parent / "null.json"
@@ -237,8 +239,8 @@ NULL = Path(__file__).parent / "null.json"
 class Size:
     """The size of a change of level, with an interval.
 
-    It is the median of all differences between nights after and before (Hodges & Lehmann 1963). The
-    interval belongs to the rank-sum test.
+    The size is the median of all differences between a night after the change and a night before it
+    (Hodges & Lehmann 1963). The interval is that of the rank-sum test.
     """
 
     by: float
@@ -248,11 +250,11 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A new level from night ``at`` (an index) to the next change, relative to the level before.
+    """A change of level at night ``at``, which is the index of the first night of the new level.
 
-    ``p`` is the probability that independent nights without a change score as high. ``nats`` is the
-    log-likelihood margin over dependent nights. ``certain`` is set if that margin suffices to
-    report the change.
+    ``size`` is relative to the level before. ``p`` is the probability that independent nights
+    without a change have as high a score. ``nats`` is the log-likelihood margin over dependent
+    nights without this change. ``certain`` is set if that margin suffices to report the change.
     """
 
     at: int
@@ -270,13 +272,13 @@ def changes(
 ) -> list[Change]:
     """Return every change of level, oldest first.
 
-    There is none if a drift, or a dependence between nights, explains the values as well.
+    The list is empty if a drift, or a dependence between nights, explains the values equally well.
 
     Args:
-        values: one per night, in order; logarithms if sizes are to be ratios.
-        floor: smaller differences are not changes.
+        values: one value for each night, in order; logarithms if sizes are to be ratios.
+        floor: the smallest difference that counts as a change.
         alpha: the probability of a false alarm.
-        nodes: where each night was measured; the difference between nodes is not a change.
+        nodes: the node of each night. A difference between nodes is not a change.
     """
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     steps = _steps(x, _cuts(x, 0, len(x), alpha), floor, alpha)
@@ -295,7 +297,10 @@ def changes(
 def _weighed(
     x: np.ndarray, steps: Sequence[Change], nodes: Sequence[str], floor: float
 ) -> list[Change]:
-    """Return the steps with their margin over dependent nights that have the other steps."""
+    """Return the steps, each with its log-likelihood margin over dependent nights.
+
+    The margin of a step compares all steps with all steps except this one.
+    """
     changed = []
     for step in steps:
         others = [change.at for change in steps if change.at != step.at]
@@ -306,14 +311,15 @@ def _weighed(
 
 
 def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[Change]:
-    """Return the changes at cuts, without those that are too small or may be chance.
+    """Return the changes at these splits, except changes that are too small or may be chance.
 
-    The weakest is removed first, because its neighbours become longer without it.
+    They are removed one by one, the weakest first, because the levels next to a removed change
+    become longer.
     """
     while True:
         steps = [_change(x, *ends) for ends in _around(cuts, len(x))]
         weak = [i for i, step in enumerate(steps) if step.p > alpha or abs(step.size.by) < floor]
-        # Two cuts may move to nearly the same night, but a level needs at least FEWEST_NIGHTS
+        # Two splits may move to nearly the same night, but a level needs at least FEWEST_NIGHTS
         # nights.
         for i, (a, b) in enumerate(itertools.pairwise(steps)):
             if b.at - a.at < FEWEST_NIGHTS:
@@ -327,8 +333,8 @@ def _steps(x: np.ndarray, cuts: list[int], floor: float, alpha: float) -> list[C
 def without_nodes(x: np.ndarray, nodes: Sequence[str]) -> np.ndarray:
     """Return the values as if one node had measured all nights.
 
-    The differences between nodes are fitted together with the step that explains most. If the node
-    changed permanently at a step, the step is attributed to the node.
+    The differences between nodes are fitted together with the one step that explains most of the
+    values. If the node changed permanently at a step, the step is attributed to the node.
     """
     nodes = _names(nodes, len(x))
     names = sorted(set(nodes))
@@ -358,7 +364,7 @@ def _names(nodes: Sequence[str], num_nights: int) -> Sequence[str]:
 def dependence(values: Sequence[float] | np.ndarray, nodes: Sequence[str] = ()) -> float:
     """Return the correlation of successive nights around the best split.
 
-    Return 0 if they may well be independent.
+    Return 0 if the nights may be independent.
     """
     x = without_nodes(np.asarray(values, dtype=float), nodes)
     if len(x) < ENOUGH:
@@ -369,7 +375,10 @@ def dependence(values: Sequence[float] | np.ndarray, nodes: Sequence[str] = ()) 
 def drift(
     values: Sequence[float] | np.ndarray, floor: float, nodes: Sequence[str] = ()
 ) -> float | None:
-    """Return the total gradual change; None if there is none, or if it clearly came in steps."""
+    """Return the total gradual change over all nights.
+
+    Return None if there is no such change, or if it clearly came in steps.
+    """
     if len(values) < ENOUGH:
         return None
     x = without_nodes(np.asarray(values, dtype=float), nodes)
@@ -390,15 +399,18 @@ def drift(
 
 
 def sudden(values: Sequence[float] | np.ndarray, cuts: Sequence[int]) -> bool:
-    """Return whether levels are clearly more likely than a line, so that a night can be blamed."""
+    """Return whether levels are clearly more likely than a straight line.
+
+    If they are, the change happened in one night, which can be reported as its date.
+    """
     return _nats_over_line(np.asarray(values, dtype=float), cuts) >= SUDDEN_NATS
 
 
 def _like_a_line(x: np.ndarray, steps: Sequence[Change]) -> bool:
-    """Return whether several levels in one direction explain the values no better than a straight
-    line.
+    """Return whether a straight line explains the values as well as several steps do.
 
-    Each further level is penalised by log(number of nights) (BIC).
+    The steps must all have the same direction. Each further step is penalised by log(number of
+    nights), as in the Bayesian information criterion.
     """
     if len(steps) == 1 or len({step.size.by > 0 for step in steps}) > 1:
         return False
@@ -406,7 +418,10 @@ def _like_a_line(x: np.ndarray, steps: Sequence[Change]) -> bool:
 
 
 def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
-    """Return the log-likelihood margin of levels over a straight line, from normal scores."""
+    """Return the log-likelihood margin (nats) of levels over a straight line.
+
+    It is computed from the normal scores of the nights.
+    """
     scores = tied_scores(x)
     night = np.arange(len(x))
     line = scores - np.polyval(np.polyfit(night, scores, 1), night)
@@ -417,12 +432,15 @@ def _nats_over_line(x: np.ndarray, cuts: Sequence[int]) -> float:
 
 
 def _within(scores: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
-    """Return the scores minus the means of their levels."""
+    """Return the scores, each minus the mean of its level."""
     return np.concatenate([part - part.mean() for part in np.split(scores, cuts) if len(part)])
 
 
 def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
-    """Return the first autocorrelation around the levels, or 0 if the nights may be independent."""
+    """Return the autocorrelation of successive nights around their levels.
+
+    Return 0 if the nights may be independent.
+    """
     scores_left = _within(tied_scores(x), cuts)
     square = float(scores_left @ scores_left)
     if not square:
@@ -436,13 +454,13 @@ def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
 
 
 def _around(cuts: Sequence[int], n: int) -> list[tuple[int, int]]:
-    """Return the first night and the end of the two levels around each cut."""
+    """Return for each split where the level before it begins and the level after it ends."""
     ends = [0, *cuts, n]
     return [(ends[i], ends[i + 2]) for i in range(len(cuts))]
 
 
 def _change(x: np.ndarray, start: int, end: int) -> Change:
-    """Return the best change between two neighbouring cuts."""
+    """Return the best change within the nights from ``start`` to ``end``."""
     at, score = best(x[start:end])
     cut = start + located(x[start:end], at)
     size = shift(x[start:cut], x[cut:end])
@@ -452,8 +470,8 @@ def _change(x: np.ndarray, start: int, end: int) -> Change:
 def _cuts(x: np.ndarray, start: int, end: int, alpha: float) -> list[int]:
     """Return splits of the nights from ``start`` to ``end``, found recursively on both sides.
 
-    A temporary level may be invisible to a single split of all nights. The first and the last two
-    thirds are therefore searched too, at a sixteenth of ``alpha`` each.
+    A single split of all nights may miss a temporary level. The first two thirds and the last two
+    thirds of the nights are therefore searched too, each at a sixteenth of ``alpha``.
     """
     third = (end - start) // 3
     whole = (start, end, alpha)
@@ -497,9 +515,9 @@ def brief(x: np.ndarray) -> tuple[int, int, float]:
 def best(x: np.ndarray) -> tuple[int, float]:
     """Return the split with the highest score, and the score.
 
-    The score is how many standard deviations the sum of the first nights' normal scores differs
-    from its mean over all orders. It is infinite if the values differ only across the split,
-    without any noise.
+    The split is compared with random orders of the nights. The score is the number of standard
+    deviations by which the sum of the normal scores before the split differs from its mean over all
+    orders. It is infinite if all values before the split are equal, and all values after it.
     """
     n = len(x)
     values = np.unique(x)
@@ -515,8 +533,9 @@ def best(x: np.ndarray) -> tuple[int, float]:
 
 
 def tied_scores(x: np.ndarray) -> np.ndarray:
-    """Return the normal scores of the nights' ranks; equal nights share a score, and all are 0 if
-    all nights are equal.
+    """Return the normal scores of the nights' ranks.
+
+    Nights with equal values have the same score. All scores are 0 if all values are equal.
     """
     values, rank = np.unique(x, return_inverse=True)
     if len(values) == 1:
@@ -530,8 +549,8 @@ def tied_scores(x: np.ndarray) -> np.ndarray:
 def located(x: np.ndarray, at: int) -> int:
     """Return the first night of the new level: the split at which both levels fit best.
 
-    Outliers count less (Huber 1964). Ranks alone would miss the night by one if one side is much
-    longer.
+    Outliers have less weight (Huber 1964). Ranks alone would be wrong by one night if one side is
+    much longer than the other.
     """
     for _ in range(2):
         levels = np.array([np.median(x[:at]), np.median(x[at:])])
@@ -553,7 +572,7 @@ def normal_scores(n: int) -> np.ndarray:
 
 
 def shift(before: np.ndarray, after: np.ndarray) -> Size:
-    """Return the size of a change; its interval counts differences as the rank-sum test does."""
+    """Return the size of a change. Its interval is that of the rank-sum test."""
     differences = np.sort(np.subtract.outer(after, before), axis=None)
     m, n = len(before), len(after)
     spread = NormalDist().inv_cdf(1 - SIZE_ALPHA / 2) * math.sqrt(m * n * (m + n + 1) / 12)
@@ -582,10 +601,10 @@ def _brief_null(n: int) -> float:
 
 
 def p_value(score: float, n: int) -> float:
-    """Return the probability that ``n`` nights in random order score as high.
+    """Return the probability that ``n`` nights in random order have as high a score.
 
-    Beyond the table, the tail is extrapolated like that of a normal distribution: its logarithm
-    falls with the square of the score.
+    Scores above those in the table are extrapolated as for a normal distribution: the logarithm of
+    the probability falls with the square of the score.
     """
     if math.isinf(score):
         return 0.0
@@ -596,7 +615,7 @@ def p_value(score: float, n: int) -> float:
     above = int(np.searchsorted(row, score, side="left"))
     if above == len(row):
         last, before = row[-1] ** 2, row[-4] ** 2
-        if last - before < 1e-9:  # with so few nights, no order scores higher
+        if last - before < 1e-9:  # with so few nights, no order has a higher score
             return float(p[-1])
         slope = math.log(p[-1] / p[-4]) / (last - before)
         return float(p[-1] * math.exp(slope * (score**2 - last)))
@@ -611,8 +630,8 @@ def p_value(score: float, n: int) -> float:
 def leap(values: Sequence[float], jump: float, sds: float = 6.0) -> bool:
     """Return whether the newest night is far from the nights before it.
 
-    The limit is ``jump`` and ``sds`` robust standard deviations. One night is not a change of
-    level, so a leap only requests another run.
+    It is far if it differs from their median by more than ``jump`` and by more than ``sds`` robust
+    standard deviations. One night is not a change of level, so it only requests another run.
     """
     *before, last = values[-ENOUGH - 1 :]
     if len(before) < FEWEST_NIGHTS:

@@ -3,8 +3,7 @@
     nightly runs -> NightSeries (a hardware class, a case, a quantity) -> changes of level
     -> Trend: a status, the size, the first run of the new level, and the software that changed
 
-A night is one nightly run. A level is a period in which the values do not change by more than
-chance.
+A night is one nightly run. A level is a period in which the values vary only by chance.
 """
 
 import math
@@ -22,16 +21,17 @@ from harness.features.history.scan import Change, Size
 
 #: Accepted share of false alarms among the changes that a nightly run reports.
 FALSE_SHARE = 0.05
-#: Smallest change of a single nightly run that requests another run: a ratio, or points.
+#: Smallest change in a single nightly run that requests another run. It is a relative change, or a
+#: difference for quantities in points.
 LEAP = 0.10
-#: Number of newest nights in which a change is reported; an older level counts as usual.
+#: A change is reported if it lies within this many newest nights. Older levels count as usual.
 RECENT = 60
 #: The reason that is shown instead of a cause if a straight line explains the values nearly as well
 #: as a step.
 SLOWLY = "the change may be sudden or gradual, so no nightly run is blamed"
 #: Smallest number of days on which a new level must be measured before it is reported.
 FEWEST_DAYS = 2
-#: Number of changes of level in ``RECENT`` nights from which on a series counts as unstable.
+#: A series counts as unstable if it has at least this many changes of level in ``RECENT`` nights.
 RESTLESS = 3
 #: Number of nights before and after a change in which its cause may lie, because the first night of
 #: a level is known to within two nights.
@@ -39,7 +39,7 @@ AROUND = 2
 
 
 class TrendStatus(StrEnum):
-    """The state of a series according to its newest nights. The worst state comes first."""
+    """The state of a series according to its newest nights, from the worst to the best."""
 
     ERRORED = "errored"
     REGRESSED = "regressed"
@@ -56,10 +56,10 @@ class TrendStatus(StrEnum):
 class NightSeries:
     """One quantity of one case on one machine.
 
-    ``nights`` are the nightly runs that are comparable with the newest, with one of ``values``
-    each. ``num_unlike`` nights had a different fingerprint, and ``unlike`` lists the differences.
-    ``latest`` is the newest night's entry of the case. ``nodes`` identifies the nodes of each
-    night.
+    ``nights`` are the nightly runs that are comparable with the newest one, and ``values`` holds
+    one value for each of them. ``num_unlike`` is the number of nights with a different fingerprint,
+    and ``unlike`` lists the differences. ``latest`` holds the values of the case in the newest
+    night. ``nodes`` identifies the nodes of each night.
     """
 
     machine: str
@@ -79,8 +79,9 @@ class NightSeries:
 
     @property
     def scaled(self) -> list[float]:
-        """The values as logarithms, or as they are for quantities in points. Their differences are
-        sizes.
+        """The values whose differences are the sizes of changes.
+
+        They are logarithms, or unchanged values if the quantity is in points.
         """
         numbers = [value.value for value in self.values]
         return numbers if self.kind.points else [math.log(max(number, 1e-12)) for number in numbers]
@@ -94,10 +95,10 @@ class NightSeries:
 class Turn:
     """A change of level: the first night of the new level, and its size with an interval.
 
-    ``p`` is the probability of so large a change by chance. ``subject`` are the versions that
-    changed since the night before, and ``near`` those that changed within two nights. ``back`` is
-    set if the level before the previous change was reached again. ``certain`` is set if a
-    dependence between nights does not explain the change.
+    ``p`` is the probability of so large a change by chance. ``subject`` lists the software versions
+    that changed since the night before, and ``near`` the versions that changed at most two nights
+    before or after. ``back`` is set if the series returned to the level before its previous change.
+    ``certain`` is set if a dependence between nights does not explain the change.
     """
 
     run: str
@@ -118,8 +119,8 @@ class Trend:
     """A series with its status.
 
     ``turns`` are all its changes of level, oldest first. ``dependence`` is the correlation of
-    successive nights, or 0 if they may be independent. If ``sudden`` is false, the change may as
-    well have come gradually.
+    successive nights, or 0 if they may be independent. If ``sudden`` is false, the change may also
+    have been gradual.
     """
 
     series: NightSeries
@@ -186,8 +187,8 @@ def all_series(nights: Sequence[Night]) -> Iterator[NightSeries]:
 def _print(night: Night, kept: KeptFigure) -> Mapping[str, str]:
     """Return the fields that must be equal for two nights to be comparable.
 
-    They are the fingerprint of the run and the hash of the case's definition. A night whose case
-    failed has no values, and does not interrupt a series.
+    They are the fingerprint of the run and the hash of the case's definition. A night in which the
+    case failed has no values. It does not interrupt the series.
     """
     return {**night.fingerprint, "definition of the case": kept.hash}
 
@@ -302,8 +303,9 @@ def changed(before: Night, after: Night) -> list[str]:
 
 
 def _controlled(judged: Sequence[Trend]) -> list[Trend]:
-    """Return the trends with alarms turned to SUSPICIOUS if they may be chance among so many
-    series.
+    """Return the trends after the control of false alarms over all series.
+
+    An alarm that may be chance among so many series becomes SUSPICIOUS.
     """
     alarms = [
         trend for trend in judged if trend.status in (TrendStatus.REGRESSED, TrendStatus.IMPROVED)
@@ -323,8 +325,9 @@ def _controlled(judged: Sequence[Trend]) -> list[Trend]:
 def _explained(judged: Sequence[Trend]) -> list[Trend]:
     """Return the trends with an explanation of each alarm.
 
-    An alarm becomes UNCONFIRMED if its new level must be measured elsewhere first. A control that
-    was measured in the same run separates changes of the machine from changes of the software.
+    An alarm becomes UNCONFIRMED if its new level must first be measured on another day, on other
+    nodes or with a control. A control in the same run separates changes of the machine from changes
+    of the software.
     """
     by_key = {(t.series.machine, t.series.case, t.series.quantity): t for t in judged}
     explained = []
@@ -340,19 +343,19 @@ def _explained(judged: Sequence[Trend]) -> list[Trend]:
         why = SLOWLY if not trend.sudden else _blame(series, last, control)
         if trend.dependence:
             why += (
-                f"; successive nights are correlated ({trend.dependence:.1f}), but less than this"
+                f"; successive nights are correlated ({trend.dependence:.1f}), but the change is"
+                " larger than this explains"
             )
         explained.append(replace(trend, why=why))
     return explained
 
 
 def _unconfirmed(trend: Trend, last: Turn, control: Trend | None) -> str:
-    """Return why a new level must be measured elsewhere before it is reported; empty if it is
-    confirmed.
+    """Return why a new level is not confirmed yet, or an empty string if it is.
 
-    A session, a day or a node can shift all of its measurements without a change of the software. A
-    level must therefore last for more than a day. It must also be visible against the pinned
-    control, or on recorded nodes if nothing else is a likely explanation.
+    All measurements of a session, a day or a node can be shifted without a change of the software.
+    A level must therefore last for more than a day. In addition, either the ratio to the pinned
+    control must have changed too, or the nodes must be recorded and no other explanation likely.
     """
     series = trend.series
     days = {night.started_at[:10] for night in series.nights[last.index :]}

@@ -19,8 +19,8 @@ DIGITS = 2e-6
 class VerifiedNights:
     """The result of a verification.
 
-    ``wrong`` lists (run, reason, folder) of the runs that failed it. ``num_gone`` runs are no
-    longer where they were.
+    ``wrong`` lists (run, reason, folder) of the runs that failed the verification. ``num_gone`` is
+    the number of runs that are no longer in their folder.
     """
 
     wrong: Sequence[tuple[str, str, Path]]
@@ -30,8 +30,8 @@ class VerifiedNights:
 def vouched(nights: Sequence[Night], results: Path) -> VerifiedNights:
     """Compare the values of every nightly run with the chain of its run.
 
-    ``ingest`` has already verified that metrics follow from samples, and the chain seals these
-    metrics.
+    This does not recompute metrics from samples. ``ingest`` did so when the run was added, and the
+    chain shows that the metrics have not changed since.
     """
     wrong = []
     num_gone = 0

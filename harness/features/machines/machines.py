@@ -3,7 +3,8 @@
 runs -> Sides (machines, with the rates that their devices reach) -> Entries (a case on a side)
      -> Totals (the largest world of a scaling sweep on each side) -> HardwareComparison
 
-Ratios are relative to the first side. Means include only cases that every side ran.
+A side is the machine of one run. Ratios are relative to the first side. Means include only cases
+that every side ran.
 """
 
 import string
@@ -35,7 +36,7 @@ from harness.record.fabric import swept
 HOUR_S = 3600.0
 #: Number of samples or tokens to which a price refers.
 MILLION = 1e6
-#: Metric of the energy of a sample, by the counters of the devices.
+#: Metric of the energy of a sample, read from the counters of the devices.
 ENERGY = "energy_per_sample"
 #: Names of the sides.
 LETTERS = string.ascii_uppercase
@@ -43,11 +44,12 @@ LETTERS = string.ascii_uppercase
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """The machine of one run. ``price`` is for one hour of all its devices, in any currency.
+    """The machine of one run.
 
-    ``matmul_flops`` maps a dtype to the FLOP/s that one device reached, and ``peak_flops`` to those
-    of its data sheet. ``copy_bps`` is the rate of a copy in device memory, and ``bus_bps`` that of
-    an all-reduce; both are in bytes/s.
+    ``price`` is the price of one hour of all its devices, in any currency. ``matmul_flops`` maps a
+    dtype to the FLOP/s that one device reached in a matrix product, and ``peak_flops`` to the peak
+    FLOP/s in its data sheet. ``copy_bps`` is the rate of a copy in device memory, and ``bus_bps``
+    the bus rate of an all-reduce. Both are in bytes/s.
     """
 
     name: str
@@ -66,11 +68,13 @@ class Side:
 class MachineEntry:
     """One case on one side. A field is None if it is unknown.
 
-    ``per_device`` is in samples/s. ``ratio`` is the metric relative to the first side, with its 95
-    % interval. ``attained`` is FLOP/s relative to the device's measured matrix product, and
-    ``headroom`` the share of device memory that is free. ``energy_j`` is per sample and
-    ``energy_token_j`` per token. ``price`` is per million samples and ``price_tokens`` per million
-    tokens. ``lost_ns`` is the growth of each term in a mean step against the baseline.
+    ``throughput`` and ``per_device`` are in samples/s. ``ratio`` is the metric relative to the
+    first side, and [``low``, ``high``] its 95 % interval. ``attained`` is the ratio of the FLOP/s
+    in training and in a matrix product on the same device. ``headroom`` is the share of device
+    memory that stays free. ``energy_j`` is the energy of a sample and ``energy_token_j`` the energy
+    of a token, in joules. ``price`` is the price of a million samples, and ``price_tokens`` the
+    price of a million tokens. ``epoch_s`` is the time of an epoch in seconds. ``lost_ns`` maps each
+    term of a mean step to its growth over the baseline, in nanoseconds.
     """
 
     side: str
@@ -99,9 +103,10 @@ class MachineEntry:
 class Total:
     """The largest world of a scaling sweep on one side.
 
-    ``alone`` is the throughput of one device, and ``together`` that of all devices of the world.
-    ``share`` is ``together`` / (``alone`` x devices). ``ratio`` compares ``together`` with the
-    first side, and ``ratio_alone`` compares the sums of the devices alone.
+    ``alone`` is the throughput of a single device, and ``together`` the throughput of all devices
+    of the world. ``share`` is ``together`` / (``alone`` x ``devices``). ``ratio`` is ``together``
+    relative to the first side, and ``ratio_alone`` is ``alone`` x ``devices`` relative to the first
+    side.
     """
 
     side: str
@@ -119,9 +124,10 @@ class Mean:
     """The geometric mean of one side relative to the first, over the cases that every side ran.
 
     A case has the same number of devices on every side, so this is a comparison per device.
-    ``joule`` is the same for samples per joule, or None if devices do not report their energy.
-    ``price_factor`` x ``mean`` is the ratio for the same money, or None if a price is unknown.
-    ``reading`` is the interpretation of the interval.
+    ``joule`` is the corresponding mean of samples per joule, or None if devices do not report their
+    energy. ``price_factor`` is the number of devices of this side that cost as much as one device
+    of the first side, or None if a price is unknown. ``reading`` is the interpretation of the
+    interval.
     """
 
     side: str
@@ -137,8 +143,9 @@ class Mean:
 class HardwareComparison:
     """The comparison of several machines on one metric.
 
-    ``missing`` lists cases that some side did not run. ``not_compared`` lists cases that may not be
-    compared, with reasons. ``differs`` lists what is different between the sides.
+    ``num_common`` is the number of cases that every side ran, and ``missing`` lists the others.
+    ``not_compared`` lists cases that may not be compared, with reasons. ``differs`` lists
+    differences between the sides, for example in their software.
     """
 
     metric: str
@@ -155,16 +162,16 @@ class HardwareComparison:
 def compare_hardware(
     runs: Sequence[RunRecord], metric: str, prices: Sequence[float | None] = ()
 ) -> HardwareComparison:
-    """Compare two or more runs on one metric; ``prices`` are per hour of each machine.
+    """Compare two or more runs on one metric. ``prices`` are the prices of an hour of each machine.
 
-    Raise SpecError if all cases are simulated, because these say nothing about hardware.
+    Raise SpecError if all cases are simulated, because they show nothing about hardware.
     """
     cases = [
         bool(run.stand_ins(arm.case)) for run in runs for plan in run.plans for arm in plan.arms
     ]
     if cases and all(cases):
         raise SpecError(
-            "the runs have only simulated cases (paced, emulated), which say nothing about"
+            "the runs have only simulated cases (paced, emulated), which show nothing about"
             " hardware",
             expected="runs with real compute",
             fix="pytest suites/ -k 'not paced'",
@@ -314,8 +321,8 @@ def _memory_bytes(machine: Machine, case: CaseSpec) -> float | None:
 def _totals(sides: Sequence[Side], runs: Sequence[RunRecord]) -> Iterator[Total]:
     """Yield the largest world of every scaling sweep that has a plain baseline.
 
-    It is compared with the sum of its devices. Machines with different numbers of devices are
-    compared here, each with all devices that it has.
+    Its throughput is compared with the sum of the throughputs of its single devices. Machines may
+    have different numbers of devices. Each machine is compared with all the devices that it has.
     """
     seen: dict[str, list[Total]] = {}
     for side, run in zip(sides, runs, strict=True):
@@ -357,7 +364,7 @@ def _means(
     energies: Sequence[Mapping[str, Compared]],
     metric: str,
 ) -> Iterator[Mean]:
-    """Yield the mean of each further side; none if no case is common to all sides."""
+    """Yield the mean of each side except the first, or nothing if no case is common to all."""
     more = METRICS[metric].more_is_better
     for number, side in enumerate(sides[1:], 1):
         mean, low, high = mean_ratio(rows[number][key] for key in common)
@@ -394,9 +401,9 @@ def _per_joule(side: Side, taken: Mapping[str, Compared], common: set[str]) -> M
 
 
 def _price_factor(first: Side, other: Side) -> float | None:
-    """Return how many devices of the other side cost as much as one of the first side, or None.
+    """Return how many devices of the other side cost as much per hour as one of the first side.
 
-    Both are priced by the hour.
+    Return None if a price is unknown.
     """
     if not first.price or not other.price:
         return None

@@ -43,7 +43,8 @@ def render(comparison: HardwareComparison) -> str:
 def _charts(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
     """Return one chart for each scaling sweep.
 
-    It shows each machine's throughput relative to the first one over ranks, with its interval.
+    The y axis is the metric of each machine relative to the first machine, with its interval. The
+    x axis is the number of ranks.
     """
     names = {side.name: hardware.named(side, comparison.sides) for side in comparison.sides}
     ladders: dict[str, dict[str, list[MachineEntry]]] = {}
@@ -70,14 +71,14 @@ def _charts(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
         if len(ranks) > 1:
             none: list[float | None] = [None] * len(ranks)
             alike = Curve(name=names["A"], x=ranks, y=[1.0] * len(ranks), low=none, high=none)
-            label = f"{comparison.metric} over that of {names['A']}"
+            label = f"{comparison.metric} relative to {names['A']}"
             chart = svg.chart(curves, y_label=label, x_label="ranks", ideal=alike)
             charts.append((name, Markup(chart)))
     return charts
 
 
 def _spent(comparison: HardwareComparison) -> list[tuple[str, Markup]]:
-    """Return charts of the time that each machine loses per step: stacked bars for each case."""
+    """Return a chart for each case. A bar for each machine shows the time that a step loses."""
     cases: dict[str, list[svg.Bar]] = {}
     for entry in comparison.entries:
         if entry.lost_ns:

@@ -13,7 +13,7 @@ from harness.interface.report.tabled import Table, written
 from harness.interface.report.text import Column, number, rule, wrap
 from harness.record import Term
 
-#: Displayed interpretation of an interval; a side is always compared with A.
+#: Interpretation of an interval as it is displayed. Every side is compared with the first one, A.
 _READS = {
     Reading.FASTER: "better",
     Reading.SLOWER: "worse",
@@ -85,7 +85,7 @@ def _word(mean: Mean) -> str:
 
 
 def purchase(comparison: HardwareComparison) -> list[str]:
-    """Return what the other machines give for the same devices, energy and money."""
+    """Return how the other machines compare for the same number of devices, energy and money."""
     names = {side.name: named(side, comparison.sides) for side in comparison.sides}
     shown = []
     for mean in comparison.means:
@@ -122,13 +122,11 @@ def notes(comparison: HardwareComparison) -> list[str]:
     for side in comparison.sides:
         by_run.setdefault(side.run, []).append(side.name)
     sentences += [
-        f"{' and '.join(alike)} are one and the same run"
-        for alike in by_run.values()
-        if len(alike) > 1
+        f"{' and '.join(alike)} are the same run" for alike in by_run.values() if len(alike) > 1
     ]
     sentences.append(
-        f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, since runs drift;"
-        f" no difference: all of it within {DRIFT:.0%}; else undecided"
+        f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, because runs"
+        f" drift; no difference: the whole interval lies within {DRIFT:.0%} of 1; else undecided"
     )
     attained = [entry for entry in comparison.entries if entry.attained is not None]
     if attained:
@@ -137,7 +135,7 @@ def notes(comparison: HardwareComparison) -> list[str]:
         )
     if any(side.price is not None for side in comparison.sides):
         sentences.append(
-            "prices: for a million samples or tokens, counting only the devices in use"
+            "prices are for a million samples or tokens, and count only the devices in use"
         )
     sentences += [f"not in the mean: {text}" for text in comparison.missing]
     return sentences + [f"not compared: {text}" for text in comparison.not_compared]
@@ -181,8 +179,9 @@ def sides(comparison: HardwareComparison) -> Table[Side]:
 
 
 def entries(comparison: HardwareComparison, *, named: bool = True) -> Table[MachineEntry]:
-    """Return a row for each case and machine. Unless ``named``, only the first row
-    names its case.
+    """Return a row for each case and machine.
+
+    Unless ``named`` is set, only the first of the rows of a case names the case.
     """
     rows = comparison.entries
     first = {
@@ -240,7 +239,7 @@ def _reading(e: MachineEntry) -> str:
 
 
 def totals(comparison: HardwareComparison) -> Table[Total]:
-    """Return a table of each machine's largest world against the sum of its devices."""
+    """Return a table that compares each machine's largest world with the sum of its devices."""
     return Table(
         columns=[
             Column("ladder", 90, lambda t: t.ladder, left=True),
@@ -258,7 +257,7 @@ def totals(comparison: HardwareComparison) -> Table[Total]:
 
 
 def lost(comparison: HardwareComparison) -> Table[MachineEntry]:
-    """Return a table of the growth in ms of each part of a profiled step against its baseline."""
+    """Return a table of the ms by which each part of a profiled step exceeds its baseline."""
     rows = [entry for entry in comparison.entries if entry.lost_ns]
     terms = [t for t in timeline.TERMS if any(row.lost_ns.get(t) for row in rows)]
 

@@ -1,4 +1,4 @@
-"""The check of bits: one launch in which several ranks compute the same micro-batches."""
+"""Check bit for bit the results of ranks, in a launch in which they compute the same batches."""
 
 from harness.cases import CaseSpec, Window
 from harness.cases.recipes import gated
@@ -8,19 +8,19 @@ from harness.measure.order import Order
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose
 
-#: Default number of steps; a rank that errs in one step of a hundred is found in so many.
+#: Default number of steps. They suffice to find a rank that errs in one of a hundred steps.
 STEPS = 200
 
 
 def check_bits(
     session: Session, case: CaseSpec, steps: int = STEPS, flip: InjectedBitFlip | None = None
 ) -> LaunchRecord:
-    """Return the launch that compares bits; its record names the ranks whose bits differ.
+    """Launch a training that compares bits. Its record names the ranks whose bits differ.
 
     ``flip`` is a bit flip that is injected to test the check.
     """
     plan = gated(case)
-    Measurer(session).measure([plan])  # the bits of an incorrect training are not worth comparing
+    Measurer(session).measure([plan])  # bits are compared only if the training is correct
     order = Order(
         plan=plan,
         arm=plan.arms[0],

@@ -1,4 +1,4 @@
-"""The evidence of launches that a node is slow, relative to launches without it."""
+"""Compute the evidence that a node is slow, from launches with the node and without it."""
 
 import math
 
@@ -9,32 +9,33 @@ from numpy.typing import ArrayLike, NDArray
 SLOWER = np.geomspace(0.01, 2.0, 24)
 
 
-#: Relative width of each hypothesis: it stands for slowness up to an eighth smaller or larger.
+#: Relative width of each hypothesis. It stands for a slowness that is up to an eighth smaller or
+#: larger.
 SPREAD = 0.125
 
 
-#: Prior scatter of log times, before any launch is measured.
+#: Prior standard deviation of log times, before any launch is measured.
 USUAL = 0.005
 
 
-#: Number of launches that the prior scatter counts as.
+#: Weight of the prior scatter, as a number of launches.
 WORTH = 4.0
 
 
-#: Number of launches that the prior shape of the noise counts as, next to the measured ones.
+#: Weight of the prior shape of the noise, as a number of launches.
 SHAPE = 32.0
 
 
-#: Share of odd launches in the prior shape of the noise.
+#: Share of outliers (odd launches) in the prior shape of the noise.
 ODD = 0.05
 
 
-#: Scatter of odd launches in the prior shape. Of MLPerf's clusters, 16 % have a launch that is
-#: 0.5 % slower.
+#: Scatter of outliers in the prior shape. In 16 % of the clusters of MLPerf, a launch is 0.5 %
+#: slower than usual.
 WIDE = 0.02
 
 
-#: Smallest scatter of log times; no clock and no fabric is steadier.
+#: Smallest scatter of log times that is assumed. No clock and no fabric is steadier.
 LEAST_SCATTER = 0.0005
 
 
@@ -43,7 +44,7 @@ ALIKE = 0.1
 
 
 class Scatter:
-    """The density of the log times of launches that no slow node took part in."""
+    """The probability density of the log times of launches without slow nodes."""
 
     def __init__(self, others: ArrayLike) -> None:
         """Estimate the density. ``others`` are the log times of one launch or more."""
@@ -56,8 +57,8 @@ class Scatter:
         bins = np.rint(logs / (ALIKE * self._scale))
         places, self._counts = np.unique(bins, return_counts=True)
         self._places = places * ALIKE * self._scale
-        # Kernels are wider for launches far from the centre, because other odd launches may deviate
-        # more or less.
+        # The density is a sum of kernels, one for each launch. Kernels of launches far from the
+        # centre are wider, because the next outlier may deviate more or less.
         self._widths = np.maximum(self._scale / 2, np.abs(self._places) / 3)
 
     def log_density(self, x: NDArray[np.float64], spread: ArrayLike = 0.0) -> NDArray[np.float64]:
@@ -75,18 +76,18 @@ class Scatter:
     def log_ratios(self, times: ArrayLike, slower: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the log likelihood ratios of shape (times, slower).
 
-        A ratio compares the hypothesis that the node is slower by this much with the hypothesis
-        that it is not slow.
+        Each ratio compares the hypothesis that the node is slower by one of the values in
+        ``slower`` with the hypothesis that it is not slow.
         """
         x = np.asarray(times, dtype=float)[:, None] - self.centre
         return self.log_density(x - slower, SPREAD * slower) - self.log_density(x)
 
 
 def log_evidence(times: ArrayLike, others: ArrayLike, least: float) -> tuple[float, float]:
-    """Return (log e-value, excess) of these launches.
+    """Return (log e-value, excess) of launches with the log times ``times``.
 
-    The e-value is for the hypothesis that they are slower by ``least`` or more. ``times`` and
-    ``others`` are log times. The excess is the median of ``times`` minus that of ``others``.
+    The e-value is the evidence that they are slower by ``least`` or more than launches with the log
+    times ``others``. The excess is the median of ``times`` minus the median of ``others``.
     """
     x, rest = np.asarray(times, dtype=float), np.asarray(others, dtype=float)
     if not len(x) or not len(rest):

@@ -1,4 +1,4 @@
-"""Isolation: finds the smallest set of nodes on which a launch breaks or hangs."""
+"""Find the smallest set of nodes on which a launch breaks (fails or hangs)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Isolator:
     def breaks(self, nodes: Sequence[int]) -> bool:
         """Return whether one launch on these nodes broke.
 
-        Raise SpecError if the case cannot be trained on so few nodes.
+        Raise SpecError if the case cannot be trained on this number of nodes.
         """
         session = self._session
         sizes = tuple(self._site.nodes[node] for node in nodes)
@@ -74,26 +74,29 @@ class Isolator:
         return True
 
 
-#: The share of launches that break is estimated from so many broken launches, of at most so many
-#: launches.
+#: The share of launches that break is estimated by launching on all nodes until BREAKS launches
+#: broke, but at most AT_MOST times.
 BREAKS = 3
 AT_MOST = 20
-#: Smallest share of broken launches at which a set of nodes can be distinguished from flakes; and
-#: the largest share that is assumed, because no set is known to break in every launch.
+#: Smallest share of broken launches that can be distinguished from flakes (FLAKES), and the largest
+#: share that is assumed. The latter is below 1, because no set is known to break in every launch.
 SELDOM = 0.2
 MOST_OFTEN = 0.75
-#: Probability of a wrong decision on a set of nodes, for either decision.
+#: Probability of a wrong decision on a set of nodes. It is the same for both decisions.
 WRONG = 0.005
-#: Share of launches that break although their nodes work.
+#: Share of launches that break although their nodes work. Such launches are called flakes.
 FLAKES = 0.02
 
-#: A function that launches on nodes, given by number, and returns whether the launch broke.
+#: A function that launches on the nodes with these numbers and returns whether the launch broke.
 Launch = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
 class TriedSet:
-    """A set of nodes, the number of launches on it, and how many of them broke."""
+    """A set of nodes on which training was launched.
+
+    ``broke`` of its ``launches`` broke. ``breaks`` is the decision for the set.
+    """
 
     nodes: tuple[int, ...]
     broke: int
@@ -103,20 +106,19 @@ class TriedSet:
 
 @dataclass
 class Narrowing:
-    """The search for the nodes that a launch needs to break. Every set is tried once."""
+    """The search for a smallest set of nodes that breaks. No set is tried twice."""
 
     nodes: Sequence[int]
     launch: Launch
     #: The sets in the order in which they were tried.
     tried: list[TriedSet] = field(default_factory=list)
-    #: Share of launches that break on a set of nodes that breaks.
+    #: Share of launches that break, assumed for every set of nodes that breaks.
     share: float = 1.0
 
     def needed(self) -> tuple[int, ...]:
-        """Return the smallest set of nodes that breaks, or an empty tuple if all nodes together
-        rarely break.
+        """Return a smallest set of nodes that breaks: without any one of them, it does not break.
 
-        The set is minimal: if any node is left out, the others do not break.
+        Return an empty tuple if launches on all nodes break too rarely.
         """
         if not self._measured():
             return ()
@@ -133,8 +135,9 @@ class Narrowing:
         return self.breaks(rest) if rest else None
 
     def breaks(self, nodes: Sequence[int]) -> bool:
-        """Return whether these nodes break; they are launched until the decision is
-        certain enough.
+        """Return whether these nodes break.
+
+        Training is launched on them until the decision is certain enough.
         """
         wanted = tuple(sorted(nodes))
         known = next((tried for tried in self.tried if tried.nodes == wanted), None)
@@ -143,14 +146,16 @@ class Narrowing:
         return known.breaks
 
     def _measured(self) -> bool:
-        """Launch all nodes until the share of broken launches is known; return whether
-        they break.
+        """Launch on all nodes until the share of broken launches is known.
+
+        Return whether launches on all nodes break often enough.
         """
         broke = launches = 0
         while broke < BREAKS and launches < AT_MOST:
             broke += self.launch(tuple(self.nodes))
             launches += 1
-        # Launches stop at a break. Without the last one, the share of broken launches is unbiased.
+        # The last launch always broke, because it ended the loop. The estimate of the share is
+        # unbiased without it.
         self.share = min((broke - 1) / max(1, launches - 1), MOST_OFTEN)
         often = broke >= BREAKS and self.share >= SELDOM
         self.tried.append(TriedSet(tuple(self.nodes), broke, launches, often))
@@ -175,12 +180,16 @@ class Narrowing:
     def _bisected(self) -> list[int]:
         """Return nodes that break together.
 
-        Each is found by bisection, as the last node that the ones before it need to break.
+        They are found one by one. A bisection over the remaining nodes in their order finds the
+        shortest beginning that breaks together with the nodes found so far. Its last node is the
+        next one in the result.
         """
         needed = list[int]()
         rest = [*self.nodes]
         while rest and not (needed and self.breaks(needed)):
-            well = 0  # the first ``well`` of the rest, together with the needed nodes, do not break
+            # The needed nodes together with the first ``well`` nodes of the rest do not break, and
+            # together with the first ``breaks`` nodes they do.
+            well = 0
             breaks = len(rest)
             while breaks - well > 1:
                 middle = (well + breaks) // 2

@@ -1,4 +1,4 @@
-"""Measurement of pairs of nodes in rounds, and the slow nodes and links that it shows."""
+"""Measure pairs of nodes in rounds, and find the slow nodes and links."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,8 +31,9 @@ SEED = 0
 
 
 def hosts(names: Sequence[str], num_nodes: int) -> tuple[str, ...]:
-    """Return the host names of nodes; nodes that are emulated on one machine are named by
-    number.
+    """Return a name for each node.
+
+    This is its host name, or its number if the nodes are emulated on one machine.
     """
     if len({*names}) == num_nodes:
         return tuple(names)
@@ -40,12 +41,15 @@ def hosts(names: Sequence[str], num_nodes: int) -> tuple[str, ...]:
 
 
 def least(case: str) -> float:
-    """Return the smallest relative slowness that is named; ``case`` is empty for an all-reduce."""
+    """Return the smallest relative slowness with which a node is reported as slow.
+
+    ``case`` is empty if the pairs all-reduce.
+    """
     return STEP if case else LINK
 
 
 def wanted(case: str) -> float:
-    """Return the relative slowness that no node may have without being named."""
+    """Return the relative slowness that must be found: nodes are measured until it is excluded."""
     return rounds.WANTED * least(case)
 
 
@@ -79,12 +83,12 @@ def suspects_of(pairs: Sequence[Paired], of: Sequence[str], case: str, most: int
 
 
 def _board(pairs: Sequence[Paired], of: Sequence[str], case: str) -> Board:
-    """Return the evidence of these pairs."""
+    """Return the conclusions from these pairs."""
     return rounds.board(tuple(seen_in(pairs, of)), len(of), least(case), wanted(case))
 
 
 def seen_in(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
-    """Return the pairs that were timed, with their nodes as numbers."""
+    """Return the pairs that were timed, with numbers in place of host names."""
     number = {host: i for i, host in enumerate(of)}
     return [
         TimedPair(number[pair.a], number[pair.b], pair.round, pair.time_s)
@@ -94,7 +98,10 @@ def seen_in(pairs: Sequence[Paired], of: Sequence[str]) -> list[TimedPair]:
 
 
 def hidden(suspected: Suspects) -> str:
-    """Return a sentence on how slow a node may be without being named; used if nothing is slow."""
+    """Return a sentence on the smallest slowness that this run would have found.
+
+    It is printed if no node and no link is slow.
+    """
     of = suspected.hosts or tuple(
         sorted({host for pair in suspected.pairs for host in (pair.a, pair.b)})
     )
@@ -102,7 +109,7 @@ def hidden(suspected: Suspects) -> str:
         suspected.most or rounds.MOST_ROUNDS
     )
     if smallest is None:
-        return "launches scatter so widely that a node of half the speed may have been missed"
+        return "launches scatter so widely that even a node with half the usual speed may be missed"
     return f"a node that is {100 * smallest:g}% slower would have been named in 99 of 100 runs"
 
 
@@ -114,12 +121,13 @@ def open_still(suspected: Suspects) -> str:
     slower = f"{wanted(suspected.case):.0%}"
     most = suspected.most or rounds.MOST_ROUNDS
     return (
-        f"{first} may be {slower} slower: {most} rounds did not decide it, try --rounds {2 * most}"
+        f"{first} may be {slower} slower: {most} rounds did not decide this,"
+        f" try --rounds {2 * most}"
     )
 
 
 def unseen(suspected: Suspects) -> tuple[str, ...]:
-    """Return the hosts without a successful launch: it is not known if they are slow."""
+    """Return the hosts without a successful launch. It is unknown whether they are slow."""
     timed = {
         host for pair in suspected.pairs if pair.time_s is not None for host in (pair.a, pair.b)
     }
@@ -127,14 +135,16 @@ def unseen(suspected: Suspects) -> tuple[str, ...]:
 
 
 def differences(run: RunRecord) -> Iterator[str]:
-    """Yield how the nodes named in a record differ from those that its pairs show."""
+    """Yield the differences between the slow nodes in a record and those that its pairs show."""
     if run.suspects is not None and run.suspects.most is not None:
         yield from replayed(run.suspects, run.suspects.most)
 
 
 def replayed(recorded: Suspects, most: int) -> Iterator[str]:
-    """Yield where the pairs of a round do not follow from earlier rounds, or other nodes
-    are named.
+    """Yield a sentence for each part of a record that does not follow from its measured pairs.
+
+    These parts are the slow nodes and links, the undecided nodes, and the choice of the pairs of
+    each round.
     """
     measured, hosts, case = recorded.pairs, recorded.hosts, recorded.case
     again = suspects_of(measured, hosts, case, most)
@@ -159,12 +169,13 @@ def words(slow: Slow) -> str:
         return f"{slow.hosts[0]} is {slow.slower:.1%} slower with every partner"
     a, b = slow.hosts
     return (
-        f"the link {a} - {b} is {slow.slower:.1%} slower, although both nodes are fast with others"
+        f"the link {a} - {b} is {slow.slower:.1%} slower, although both nodes are fast with other"
+        " partners"
     )
 
 
-#: (Number of the round, pairs of nodes) -> the result of each pair; the time of a failed pair is
-#: None.
+#: A function of (number of the round, pairs of nodes) that returns the result of each pair. The
+#: time of a failed pair is None.
 Times = Callable[[int, Sequence[tuple[int, int]]], list[Paired]]
 
 
@@ -179,8 +190,9 @@ class Pairer:
         self._hosts = hosts([node.host for node in session.run.nodes], len(site.nodes))
 
     def train(self, case: CaseSpec) -> Suspects:
-        """Measure pairs that train a case on two nodes; raise SpecError if it does not train
-        correctly.
+        """Measure pairs of nodes that train a case.
+
+        Raise SpecError if two nodes do not train the case correctly.
         """
         session = self._session
         plan = paired(case)
@@ -206,8 +218,9 @@ class Pairer:
         return self._rounds("", lambda number, pairs: self._reduced(knobs, number, pairs))
 
     def _rounds(self, case: str, measure: Times) -> Suspects:
-        """Measure rounds until every node is decided, and enter the slow nodes and links in the
-        run.
+        """Measure rounds until every node is decided, or ``most`` rounds are done.
+
+        The slow nodes and links are stored in the run.
         """
         done = list[Paired]()
         run = self._session.run
@@ -225,7 +238,7 @@ class Pairer:
     def _step(
         self, plan: Plan, number: int, pairs: Sequence[tuple[int, int]], at_once: bool
     ) -> list[Paired]:
-        """Measure the mean step time (s) of one training on each pair."""
+        """Train once on each pair, and return its mean step time in seconds."""
         (arm,) = plan.arms
         slots = _slots(pairs, at_once)
         paired = list[Paired]()
@@ -257,7 +270,7 @@ class Pairer:
     def _reduced(
         self, knobs: Mapping[str, Json], number: int, pairs: Sequence[tuple[int, int]]
     ) -> list[Paired]:
-        """Measure the time (s) of one all-reduce on each pair."""
+        """All-reduce once on each pair, and return its time in seconds."""
         session = self._session
         paired = list[Paired]()
         session.run.seal()
@@ -309,9 +322,9 @@ class Pairer:
 
 
 def _slots(pairs: Sequence[tuple[int, int]], at_once: bool) -> list[list[tuple[int, int]]]:
-    """Return the pairs grouped by what runs at once.
+    """Return the pairs in groups that run concurrently.
 
-    Pairs of a group share no node. Every group has one pair if ``at_once`` is false.
+    The pairs of a group have no node in common. Every group has one pair if ``at_once`` is false.
     """
     slots: list[list[tuple[int, int]]] = []
     for pair in pairs:

@@ -16,7 +16,7 @@ SHOWN = 6
 def lines(suspects: Suspects, width: int) -> list[str]:
     """Return the lines of the report.
 
-    They are the slowest pairs, each slow node and link with its evidence, and the number of
+    It shows the slowest pairs, each slow node and link with its evidence, and the number of
     launches.
     """
     timed = [pair for pair in suspects.pairs if pair.time_s is not None]
@@ -67,6 +67,6 @@ def _rounds(pairs: Sequence[Paired]) -> list[int]:
 
 
 def _odds(log_evidence: float) -> str:
-    """Return odds as ``4,000 : 1``, or as a power of ten from a million on."""
+    """Return odds like ``4,000 : 1``. Odds of a million and more are shown as a power of ten."""
     power = log_evidence / 2.302585
     return f"10^{power:.0f} : 1" if power >= 6 else f"{10**power:,.0f} : 1"

@@ -1,13 +1,18 @@
-"""The choice of the pairs of the next round, and of the nodes that are named as slow.
+"""Choose the pairs of the next round, and decide which nodes and links are reported as slow.
 
-    rounds 0, 1   every node, each time with a new partner that is drawn
-    then          every node that may still be slower by ``wanted``, paired with nodes that are
-                  not slow. A node that is slower by ``wanted`` is dropped in at most ``MISSED``
-                  of all cases. Slow links between nodes that are not slow are measured again.
-    named         a node by its launches with all its partners, a link by all of its launches
+A node or link that is reported as slow is called named. Slowness is relative to the usual time.
 
-If launches scatter more, there are more rounds, of ever fewer nodes. Fewer than ``FEW`` nodes are
-paired with all others in every round. A slow link is found only if it was drawn.
+    rounds 0, 1   Every node is measured, each time with a new random partner.
+    then          Every node that may still be slower by ``wanted`` is paired with nodes that are
+                  not slow. The probability that a node is dropped although it is slower by
+                  ``wanted`` is at most ``MISSED``. Links that may be slow although both of their
+                  nodes are fast are measured again.
+    named         A node is named by its launches with all its partners, and a link by all of its
+                  launches.
+
+If launches scatter more, more rounds are needed, each with fewer nodes than the one before. With
+fewer than ``FEW`` nodes, every round measures all pairs. A slow link is found only if its two nodes
+were paired.
 """
 
 import itertools
@@ -23,9 +28,9 @@ from numpy.typing import NDArray
 
 from harness.features.nodes.evidence import SLOWER, Scatter, log_evidence, log_mean
 
-#: Probability that any node or link is named wrongly, over all nodes and links.
+#: Probability that a node or link is named although it is not slow, over all nodes and links.
 ALPHA = 0.01
-#: Probability that a node which is slower by ``wanted`` is dropped.
+#: Probability that a node is not measured any more although it is slower by ``wanted``.
 MISSED = 0.005
 #: With fewer nodes than this, each round measures all pairs.
 FEW = 8
@@ -33,33 +38,34 @@ FEW = 8
 FULL = 2
 #: Rounds after which a node without a successful launch is not tried again.
 TRIES = 4
-#: Smallest number of pairs of a round whose median is taken as the effect of the round on all
-#: pairs.
+#: The median of a round with at least this many pairs is taken as the effect of the round on all of
+#: its pairs.
 COMMON = 6
-#: Smallest e-value of a link that is measured again.
+#: A link is measured again if its e-value is at least this.
 DOUBTED = 20.0
 #: Smallest relative slowness for which a node is named.
 LEAST_SLOWER = 0.01
-#: Number of standard deviations: a node whose launches are all slower than this is left out of the
-#: noise.
+#: A node is left out of the estimate of the noise if all of its launches are slower than usual by
+#: more than this many standard deviations.
 ALWAYS = 2.0
-#: Smallest number of additional pairs in a round, of nodes that are not suspected.
+#: Smallest number of additional pairs in a round, which consist of nodes that are not suspected.
 BESIDE = 24
-#: Simulation of how slow a node must be to be found: the relative slowness that is tried, the
-#: number of simulated nodes, and the share of them that must be found.
+#: Parameters of the simulation that determines how slow a node must be to be found: the relative
+#: slowness values that are tried, the number of simulated nodes for each, and the share of them
+#: that must be found.
 TRIED = (0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 TRIALS = 400
 SEEN = 0.99
-#: Largest number of rounds. If the scatter of launches is as large as the slowness of a node, the
-#: node needs so many launches.
+#: Largest number of rounds. A node needs about so many launches if its slowness is no larger than
+#: the scatter of launches.
 MOST_ROUNDS = 32
-#: ``wanted`` as a multiple of ``least``: a node that is so much slower must not remain hidden.
+#: ``wanted`` as a multiple of ``least``. A node that is slower by ``wanted`` must be named.
 WANTED = 2.0
 
 
 @dataclass(frozen=True)
 class TimedPair:
-    """Two nodes by their numbers, and their time (s) in one launch of a round."""
+    """Two nodes, given by their numbers, and their time in seconds in one launch of a round."""
 
     a: int
     b: int
@@ -76,7 +82,7 @@ class TimedPair:
 class NamedSlow:
     """A slow node, or the two nodes of a slow link.
 
-    ``slower`` is the relative slowness and ``log_evidence`` the log of the e-value.
+    ``slower`` is the relative slowness and ``log_evidence`` the logarithm of the e-value.
     """
 
     nodes: tuple[int, ...]
@@ -87,8 +93,8 @@ class NamedSlow:
 class Board:
     """All pairs measured so far, and the conclusions from them.
 
-    A node or link that is slower by ``least`` is named as soon as the evidence suffices. A node
-    that is slower by ``wanted`` must not remain hidden.
+    A node or link is named if it is slower by ``least`` and the evidence suffices. Nodes are
+    measured until no unnamed node may be slower by ``wanted``.
     """
 
     def __init__(
@@ -113,7 +119,7 @@ class Board:
         """The slow nodes, with the strongest evidence first.
 
         Launches with a named node are not evidence against its partners. A node that was named
-        after an earlier round stays named, because an e-value is valid at any time.
+        after an earlier round remains named, because an e-value may be inspected at any time.
         """
         out = list[NamedSlow]()
         if (earlier := self._earlier) is not None:
@@ -147,8 +153,8 @@ class Board:
         return board(before, self.num_nodes, self._least, self._wanted)
 
     def _slower(self, launches: Sequence[int]) -> bool:
-        """Return whether the median of these launches is slow enough to compute evidence at all."""
-        half = math.log1p(self._least) / 2  # half, because the usual time is itself an estimate
+        """Return whether the median of these launches is so slow that evidence must be computed."""
+        half = math.log1p(self._least) / 2  # half, because the usual time is only an estimate
         return bool(launches) and float(np.median(self._logs[launches])) >= half
 
     def _again(self, slow: NamedSlow, earlier: "Board") -> NamedSlow:
@@ -178,9 +184,9 @@ class Board:
 
     @cached_property
     def _doubted(self) -> dict[tuple[int, int], float]:
-        """The links that may be slow, with their log evidence.
+        """The links that may be slow, with the logarithm of their evidence.
 
-        Both nodes of such a link are not slow in their launches over other links.
+        Both nodes of such a link are fast in their launches over other links.
         """
         likely = [
             key for key, i in self.times.items() if self._slower(i) and not {*key} & self.named
@@ -201,7 +207,8 @@ class Board:
     def _always_slow(self) -> frozenset[int]:
         """The nodes that were slow in every launch.
 
-        They are left out of the noise, because each would otherwise hide the others.
+        They are left out of the estimate of the noise. Otherwise several slow nodes would make the
+        noise so wide that none of them is found.
         """
         limit = ALWAYS * 1.4826 * float(np.median(np.abs(self._logs))) if len(self._logs) else 0.0
         return frozenset(
@@ -211,10 +218,10 @@ class Board:
         )
 
     def open_links(self) -> list[tuple[int, int]]:
-        """Return the links to measure once more; no node is in two of them.
+        """Return the links to measure once more. Each node is in at most one of them.
 
-        Between these launches the nodes are paired with others. Otherwise a single fast launch of a
-        slow node could make it look as if the link were slow.
+        A link is measured again only after its nodes were paired with other nodes at least as
+        often. Otherwise the link would seem to be slow if a slow node had a single fast launch.
         """
         known = {slow.nodes for slow in self.slow_links}
         links = list[tuple[int, int]]()
@@ -230,8 +237,8 @@ class Board:
     def open_nodes(self) -> list[int]:
         """The nodes that are not named but may be slower by ``wanted``, the likeliest first.
 
-        A dropped node is considered again if it was measured again as the partner of another. A
-        node without a successful launch in ``TRIES`` rounds is left out.
+        A node that was dropped earlier is considered again if it was measured again as the partner
+        of another node. A node without a successful launch in ``TRIES`` rounds is left out.
         """
         likely = dict[int, float]()
         again = {n for pair in self._seen if pair.round == self.round - 1 for n in pair.link}
@@ -252,19 +259,19 @@ class Board:
         return [*self.open_nodes, *sorted(linked - {*self.open_nodes} - self.named)]
 
     def smallest(self, most: int) -> float | None:
-        """Return the smallest relative slowness that a node could not have hidden.
+        """Return the smallest relative slowness with which a node would have been named.
 
-        With the noise of these rounds, a node that slow is named in ``SEEN`` of all cases within
-        ``most`` rounds. Return None if even the largest tried slowness can remain hidden.
+        With the noise of these rounds, a node that is slower by this is named within ``most``
+        rounds with probability ``SEEN``. Return None if this is true of no tried slowness.
         """
         tried = (x for x in TRIED if x >= self._least)
         return next((slower for slower in tried if self.shows(slower, most)), None)
 
     def shows(self, slower: float, most: int) -> bool:
-        """Return whether a node that is so much slower would be named in ``SEEN`` of all cases.
+        """Return whether a node that is slower by this is named with probability ``SEEN``.
 
-        Measured launches are resampled and slowed. A simulated node is followed as long as it may
-        be slow, and is named as soon as the evidence suffices.
+        This is simulated: measured launches are drawn at random and slowed. A simulated node is
+        measured until it is named or dropped, as in the real rounds.
         """
         logs = self._apart({*self.named, *self._always_slow})
         if not len(logs):
@@ -273,7 +280,7 @@ class Board:
         draw = np.random.default_rng(0)
         limit = math.log(self.num_nodes / ALPHA)
         hidden = self._tried >= math.log1p(self._wanted)
-        times = np.empty((TRIALS, 0))  # of the simulated nodes that are still followed
+        times = np.empty((TRIALS, 0))  # times of the simulated nodes that are still undecided
         ratios = np.zeros((TRIALS, len(self._tried)))
         missed = 0
         for num in range(1, min(most, self.num_nodes - 1) + 1):
@@ -294,7 +301,10 @@ class Board:
 
     @cached_property
     def _tried(self) -> NDArray[np.float64]:
-        """The hypotheses on how much slower a node is, as logarithms, from ``least`` upwards."""
+        """The hypotheses on how much slower a node is, as logarithms.
+
+        They are the values from ``least`` upwards, and ``wanted``.
+        """
         ladder = SLOWER[math.log1p(self._least) <= SLOWER]
         return np.unique([math.log1p(self._wanted), *ladder])
 
@@ -309,14 +319,17 @@ class Board:
     def of_node(
         self, node: int, nodes: Collection[int], without: tuple[int, int] | None = None
     ) -> tuple[float, float]:
-        """Return (log e-value, log of the slowness) of a node, from launches without slow
-        ``nodes``.
+        """Return (log e-value, log of the slowness) of a node.
+
+        Launches with the slow ``nodes`` and launches over the link ``without`` are not used.
         """
         times = self._by_partner(node, nodes, without)
         return log_evidence(times, self._apart({node, *nodes, *self._always_slow}), self._least)
 
     def _of_wanted(self, node: int) -> float:
-        """Return a log likelihood ratio: the node is slower by ``wanted`` or more, over it is not
+        """Return a log likelihood ratio of two hypotheses about a node.
+
+        The first is that the node is slower by ``wanted`` or more, and the second that it is not
         slow.
         """
         times = self._by_partner(node, self.named)
@@ -329,8 +342,9 @@ class Board:
     def _by_partner(
         self, node: int, nodes: Collection[int], without: tuple[int, int] | None = None
     ) -> list[float]:
-        """Return one mean log time of a node for each partner, because the link may be the slow
-        part.
+        """Return one mean log time of a node for each of its partners.
+
+        A slow link then counts as a single time, however often it was measured.
         """
         by_partner: dict[int, list[float]] = {}
         for i in self._of[node]:
@@ -348,7 +362,7 @@ class Board:
         return log_evidence(self._logs[of_link], self._logs[others], self._least)
 
     def _apart(self, nodes: Collection[int]) -> NDArray[np.float64]:
-        """Return the log times of launches without these nodes."""
+        """Return the logarithms of the times of all launches in which none of these nodes ran."""
         theirs = np.zeros(self.num_nodes, dtype=bool)
         theirs[list(nodes)] = True
         return np.asarray(self._logs[~theirs[self._ends].any(axis=1)])
@@ -356,8 +370,9 @@ class Board:
 
 @lru_cache(maxsize=2 * MOST_ROUNDS)
 def board(seen: tuple[TimedPair, ...], num_nodes: int, least: float, wanted: float) -> Board:
-    """Return the cached conclusions from these pairs; they are requested again after
-    every round.
+    """Return the conclusions from these pairs.
+
+    They are cached, because several functions need them after every round.
     """
     return Board(seen, num_nodes, least, wanted)
 
@@ -375,9 +390,9 @@ def conclude(
 def pairs(
     seen: Sequence[TimedPair], num_nodes: int, seed: int, least: float = LEAST_SLOWER
 ) -> list[tuple[int, int]]:
-    """Return the pairs of the next round, or none if every node is decided.
+    """Return the pairs of the next round, or an empty list if every node is decided.
 
-    Every node that is slower by ``WANTED`` times ``least`` is named by then.
+    A node is decided if it is named, or not slower by ``WANTED`` times ``least``.
     """
     known = board(tuple(seen), num_nodes, least, WANTED * least)
     draw = random.Random(f"{seed}-{known.round}")
@@ -391,7 +406,8 @@ def pairs(
     draw.shuffle(nodes)
     if full:
         met = Counter(n for pair in seen for n in pair.link)
-        # with an odd number, one node had no partner before
+        # If the number of nodes is odd, one node had no partner in the earlier round. It comes
+        # first now.
         return _matched(sorted(nodes, key=met.__getitem__), known)
     apart = {n for link in links for n in link}
     first = [suspect for suspect in suspects if suspect not in apart]
@@ -403,9 +419,10 @@ def pairs(
 def _matched(
     nodes: Sequence[int], known: Board, partners: Collection[int] = frozenset()
 ) -> list[tuple[int, int]]:
-    """Return pairs of these nodes in this order, each with a new partner if one is free.
+    """Return pairs of these nodes in this order.
 
-    The partner is one of ``partners`` while one of them is free, and any other node after that.
+    Each node gets a free partner, preferably one of ``partners`` and one with which it was not
+    measured before.
     """
     free = dict.fromkeys(nodes)
     matched = list[tuple[int, int]]()
@@ -423,7 +440,11 @@ def _matched(
 
 
 def _logs(seen: Sequence[TimedPair]) -> NDArray[np.float64]:
-    """Return the log times of launches, less the effect that their round had on all pairs."""
+    """Return the logarithms of the times of launches, without the effect of their round.
+
+    This effect is the median of the round, or the median of all launches if the round has few
+    pairs.
+    """
     logs: NDArray[np.float64] = np.array([math.log(pair.time_s) for pair in seen])
     rounds = np.array([pair.round for pair in seen])
     usual = float(np.median(logs)) if len(logs) else 0.0

@@ -1,6 +1,6 @@
 """Compare measured results with published ones on the same fabric.
 
-published.toml -> PublishedFigure -> the results of a verdict -> PublishedPlace -> one sentence
+published.toml -> PublishedFigure -> a result of the run -> Place -> one sentence
 """
 
 import re
@@ -25,11 +25,13 @@ _FILE = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFigure:
-    """A published distribution: ``quantiles`` maps percent to values, in the metric's SI unit.
+    """A published distribution of a metric.
 
-    It applies to cases whose strategy is in ``strategies`` and whose model matches the pattern
-    ``models``, in this ``mode`` and relative to the baseline ``against`` (empty: none). The network
-    must have at least ``gbit_s`` for each GPU. An empty ``world`` or ``nodes`` allows any.
+    ``quantiles`` maps percentages to values, in the metric's SI unit. ``n`` is the number of
+    published values and ``what`` describes them. The figure applies to cases whose strategy is in
+    ``strategies``, whose model matches the pattern ``models``, which scale in this ``mode``, and
+    which are compared with the baseline ``against`` (empty: none). The network must have at least
+    ``gbit_s`` Gbit/s for each GPU. An empty ``world`` or ``nodes`` allows any number.
     """
 
     name: str
@@ -51,7 +53,7 @@ class PublishedFigure:
     gbit_s: float = 0.0
 
     def about(self, machine: Machine, world_size: int, num_nodes: int) -> bool:
-        """Return whether it was measured on such hardware, with such a world."""
+        """Return whether the figure applies to this machine, world size and number of nodes."""
         return (
             machine.gpu is not None
             and "+" not in machine.gpu  # a machine with GPUs of several kinds is not comparable
@@ -63,7 +65,7 @@ class PublishedFigure:
         )
 
     def of(self, case: CaseSpec, against: str) -> bool:
-        """Return whether a case is of the kind that was published."""
+        """Return whether the figure applies to this case, relative to the baseline ``against``."""
         return (
             case.device is Device.CUDA
             and case.precision in _NARROW
@@ -77,9 +79,7 @@ class PublishedFigure:
         )
 
     def place(self, value: float) -> str:
-        """Return the place of a value, such as ``between the 25th percentile and the
-        median of``.
-        """
+        """Return where a value lies, such as ``between the 25th percentile and the median of``."""
         known = sorted(self.quantiles.items())
         if value < known[0][1]:
             return f"below the {_nth(known[0][0])} of"
@@ -127,8 +127,8 @@ def _spread(values: list[float]) -> dict[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedPlace:
-    """A measured value with the published figure to which it is compared."""
+class Place:
+    """A measured value with the published figure with which it is compared."""
 
     case: str
     metric: str
@@ -141,8 +141,11 @@ class PublishedPlace:
         return f"{self.figure.place(self.value)} {self.figure.n} published {self.figure.what}"
 
 
-def standings(run: RunRecord) -> list[PublishedPlace]:
-    """Return the place of each result for whose fabric published figures exist; on GPUs only."""
+def standings(run: RunRecord) -> list[Place]:
+    """Return each result with a published figure to compare it with.
+
+    Only results of runs on GPUs have one.
+    """
     cases = {arm.case.id: arm.case for plan in run.plans for arm in plan.arms}
     places = {
         (result.case, result.metric, figure.name): PublishedPlace(
@@ -170,7 +173,10 @@ def _comparable(run: RunRecord, result: Result, case: CaseSpec | None) -> Iterat
 
 
 def _swept_world(run: RunRecord, name: str) -> tuple[int, ...]:
-    """Return the ranks on each node of the all-reduce of a fabric result, or ()."""
+    """Return the number of ranks on each node in the all-reduce of a fabric result.
+
+    Return an empty tuple if the result is not about an all-reduce.
+    """
     worlds = {row.nodes for row in run.fabric if row.operation == "all_reduce"}
     by_name = {f"fabric/all_reduce@{'x'.join(map(str, _shape(world)))}": world for world in worlds}
     return by_name.get(name, ())

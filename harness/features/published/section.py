@@ -15,13 +15,14 @@ SECTION = dict(title="Is this normal?", anchor="published", after="scaling", pla
 
 
 def lines(run: RunRecord, width: int) -> list[str]:
-    """Return a sentence for each result for which published ones exist."""
+    """Return a sentence for each result with a published figure to compare it with."""
     return [line for text in _sentences(run) for line in wrap(text, width, 10)]
 
 
 def html(run: RunRecord) -> Markup:
-    """Render a table of results with their place among published ones, and the source with its
-    date.
+    """Render a table that compares results with published ones.
+
+    It also names the source of each published figure and its date.
     """
     shown = standings(run)
     table = Table(

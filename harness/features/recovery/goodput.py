@@ -1,6 +1,8 @@
-"""Goodput: splits the wall clock of an interrupted training into terms, and predicts it.
+"""Divide the wall clock of an interrupted training into terms, and predict its goodput.
 
-    a measured training -> terms that add up to its wall clock, to the ns -> unit costs
+The goodput is the share of the wall clock that is spent on steps whose result is kept.
+
+    a measured training -> terms that add up exactly to its wall clock -> unit costs
     unit costs + checkpoint interval + faults -> the simulated training
     unit costs + checkpoint interval + fault rate -> expected goodput (Daly), and the best interval
 
@@ -17,16 +19,17 @@ from typing import TypeAlias
 
 from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
-#: (Seconds since the first start, rank) of faults; the last one may lie beyond the end of the
-#: training.
+#: The faults as pairs (seconds since the first start, rank). The last one may come after the end of
+#: the training.
 Faults: TypeAlias = Iterator[tuple[float, int]]
 #: The terms of the wall clock. Only the first one is useful work.
 TERMS = (
     "train", "slow", "checkpoint", "detect", "stop", "restart", "load", "recomputed",
 )  # fmt: skip
-#: Time of a step beyond so many usual steps counts as slow.
+#: A step is slow if it takes more than SLOW times as long as the usual (median) step. Its time
+#: beyond that limit belongs to the term ``slow``.
 SLOW = 2
-#: Number of faults in a row without a checkpoint after which a simulation is given up.
+#: A simulation ends after this many successive faults without a checkpoint between them.
 FRUITLESS = 1000
 #: The term that ends at each mark.
 _OF = {Mark.READY: "restart", Mark.LOADED: "load", Mark.SAVED: "checkpoint"}
@@ -34,12 +37,12 @@ _OF = {Mark.READY: "restart", Mark.LOADED: "load", Mark.SAVED: "checkpoint"}
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The unit costs of a training, each in s.
+    """The unit costs of a training, in seconds.
 
-    ``step_s`` is a step, and ``slow_s`` the mean extra time of slow steps per step. ``save_s`` is a
-    checkpoint. ``detect_s`` is the time from a fault to its detection, and ``stop_s`` from there
-    until all ranks have ended. ``restart_s`` is a start, and ``load_s`` the loading of a
-    checkpoint.
+    ``step_s`` is the time of a step, and ``slow_s`` the extra time of slow steps, averaged over all
+    steps. ``save_s`` is the time of a checkpoint. ``detect_s`` is the time from a fault to its
+    detection, and ``stop_s`` the time from its detection until all ranks have ended. ``restart_s``
+    is the time of a start, and ``load_s`` the time to load a checkpoint.
     """
 
     step_s: float
@@ -52,7 +55,7 @@ class Costs:
 
     @property
     def again_s(self) -> float:
-        """Seconds from a fault to the first step after it."""
+        """The seconds from a fault to the beginning of the first step after it."""
         return self.detect_s + self.stop_s + self.restart_s + self.load_s
 
     def interval_s(self, every: int) -> float:
@@ -61,7 +64,7 @@ class Costs:
 
 
 def terms_ns(played: FaultedTraining) -> dict[str, int]:
-    """Return the ns of the wall clock that each term took."""
+    """Return the nanoseconds of the wall clock that each term took."""
     terms = dict.fromkeys(TERMS, 0)
     for _, term, began, ended in segments(played):
         terms[term] += ended - began
@@ -69,7 +72,10 @@ def terms_ns(played: FaultedTraining) -> dict[str, int]:
 
 
 def segments(played: FaultedTraining) -> Iterator[tuple[int, str, int, int]]:
-    """Yield (number of the sitting, term, from, to in ns) in order, without gaps."""
+    """Yield (number of the start, term, begin, end) in order, without gaps.
+
+    Begin and end are in nanoseconds since the epoch.
+    """
     usual = _usual_ns(played)
     for number, sitting in enumerate(played.sittings):
         after = played.sittings[number + 1] if number + 1 < len(played.sittings) else None
@@ -98,7 +104,7 @@ def segments(played: FaultedTraining) -> Iterator[tuple[int, str, int, int]]:
 
 
 def wall_ns(played: FaultedTraining) -> int:
-    """Return the ns from the first start to the last mark."""
+    """Return the nanoseconds from the first start to the last mark."""
     return played.sittings[-1].marks[-1][2] - played.sittings[0].began_ns
 
 
@@ -142,7 +148,7 @@ def costs(played: Sequence[FaultedTraining]) -> Costs:
 
 
 def schedule(mtbf_s: float, seed: int, ranks: int) -> Faults:
-    """Yield the faults of a Poisson process; every rank is equally likely to be struck."""
+    """Yield the faults of a Poisson process. Every rank has the same probability to fail."""
     draw = random.Random(seed)
     at = 0.0
     while True:
@@ -155,11 +161,11 @@ def play(
 ) -> dict[str, float]:
     """Return the seconds of each term of a simulated training with these unit costs and faults.
 
-    A fault ends the current phase: a start, a load, a step, or a checkpoint, which is then lost. A
-    fault during the downtime after an earlier fault has no further effect. If ``at_steps`` is set,
-    a rank dies before the first step that begins after the fault's time, as in the trainings of a
-    Player. A training is given up if ``FRUITLESS`` faults in a row strike before its next
-    checkpoint.
+    A fault ends the current phase: a start, a load, a step or a checkpoint. A checkpoint that a
+    fault interrupts is lost. A fault during the downtime after an earlier fault has no further
+    effect. If ``at_steps`` is set, a rank dies before the first step that begins after the time of
+    the fault, as in the trainings of a Player. The simulation ends early after ``FRUITLESS``
+    successive faults without a checkpoint between them.
     """
     terms = dict.fromkeys(TERMS, 0.0)
     now = 0.0
@@ -195,7 +201,11 @@ def play(
 def _sitting(
     costs: Costs, saved: int, steps: int, every: int, *, again: bool
 ) -> Iterator[tuple[str, float, int]]:
-    """Yield (term, s, steps that are kept after it) of the phases of one start, until the end."""
+    """Yield the phases of one start until the end of the training.
+
+    Each is (term, seconds, number of steps that are saved after it). The number is 0 if the phase
+    saves nothing.
+    """
     yield "restart", costs.restart_s, 0
     if again:
         yield "load", costs.load_s, 0
@@ -206,32 +216,32 @@ def _sitting(
 
 
 def _keep(out: dict[str, float], costs: Costs, num: int) -> None:
-    """Add the time of steps that were kept to the terms."""
+    """Add to the terms the time of ``num`` steps whose result was kept."""
     out["train"] += num * costs.step_s
     out["slow"] += num * costs.slow_s
 
 
 def share(terms: dict[str, float]) -> float:
-    """Return the goodput of simulated terms."""
+    """Return the goodput of a simulated training from its terms."""
     return terms["train"] / math.fsum(terms.values())
 
 
 def expected(costs: Costs, every: int, mtbf_s: float) -> float:
     """Return the expected goodput of a long training, by Daly's complete model.
 
-    An interval takes M e^(R/M) (e^(interval/M) - 1), where M is the mean time between faults and R
-    the recovery time. The model allows for faults during recovery.
+    The expected time of the interval between two checkpoints is M e^(R/M) (e^(I/M) - 1), where I is
+    its time without faults, M the mean time between faults and R the recovery time. The model
+    allows for faults during recovery.
     """
     wall_s = mtbf_s * math.exp(costs.again_s / mtbf_s)
     return every * costs.step_s / (wall_s * math.expm1(costs.interval_s(every) / mtbf_s))
 
 
 def best_every(costs: Costs, mtbf_s: float) -> int:
-    """Return the number of steps between checkpoints that wastes least, by Daly's estimate; at
-    least 1.
+    """Return the number of steps between checkpoints that wastes the least time, at least 1.
 
-    The interval is sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d for a checkpoint of d < 2M,
-    else M.
+    Daly's estimate of the interval is sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d if d < 2M,
+    or else M, where d is the time of a checkpoint and M the mean time between faults.
     """
     d = costs.save_s
     m = mtbf_s
@@ -241,21 +251,21 @@ def best_every(costs: Costs, mtbf_s: float) -> int:
 
 
 def _until_struck(sitting: TrainingAttempt) -> list[tuple[Mark, int, int]]:
-    """Return the marks of a sitting, none later than its fault.
+    """Return the marks of one start. Marks after its fault get the time of the fault.
 
-    Rank 0 may reach another mark while a different rank dies.
+    There can be such marks, because rank 0 may reach another mark while a different rank dies.
     """
     end = sitting.struck_ns
     return [(mark, step, at if end is None else min(at, end)) for mark, step, at in sitting.marks]
 
 
 def _resumed_at(sitting: TrainingAttempt) -> int:
-    """Return the number of steps of the checkpoint that a sitting began with."""
+    """Return the number of steps in the checkpoint with which a start began."""
     return next((step for mark, step, _ in sitting.marks if mark is Mark.LOADED), 0)
 
 
 def _usual_ns(played: FaultedTraining) -> int:
-    """Return the median duration (ns) of all steps."""
+    """Return the median duration of all steps in nanoseconds."""
     took = []
     for sitting in played.sittings:
         last = sitting.began_ns

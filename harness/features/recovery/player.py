@@ -1,4 +1,4 @@
-"""The Player: runs a training that faults interrupt, and restarts it each time until its end."""
+"""Train a case to its end while faults interrupt it, and restart it after each fault."""
 
 import math
 import shutil
@@ -16,23 +16,23 @@ from harness.launch.wire.messages import Deadlines, Play
 from harness.measure.session import Session
 from harness.record.recovery import FaultedTraining, Mark, TrainingAttempt
 
-#: Number of steps, and of checkpoints, of the short trainings that unit costs are measured with.
+#: Number of steps and number of checkpoints of the short trainings that measure the unit costs.
 SHORT = 96
 SAVES = 8
-#: Shortest duration (s) of the longest training from which costs are measured.
+#: Seconds that at least one of the trainings for the unit costs must last.
 LONG_S = 15.0
-#: Number of faults in the second short training, and the time between two faults as a share of the
-#: duration of the first training's steps.
+#: Number of faults in the second short training. The training time between two faults is the share
+#: STRUCK of the duration of all steps in the first short training.
 STRIKES = 3
 STRUCK = 0.3
-#: (Seconds since the start, rank) of a fault so late that the training has ended before.
+#: A pair (seconds since the start, rank) of a fault that is due after the end of the training.
 NO_FAULT = (1e9, 0)
-#: Number of starts in a row without a checkpoint after which a training is stopped with an error.
+#: A training ends with an error after this many successive starts without a checkpoint.
 STUCK = 20
 
 
 class Player:
-    """Runs trainings with faults in a session and enters them in its run."""
+    """Runs trainings with faults in a session, and adds them to its run."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -41,9 +41,9 @@ class Player:
     def costs(self, case: CaseSpec, every: int = SHORT // SAVES) -> goodput.Costs:
         """Measure the unit costs by two short trainings, one of which has faults.
 
-        If these end within ``LONG_S``, a third training takes that long and saves every ``every``
-        steps. It is needed because a disk stalls only at some checkpoints, which a few seconds do
-        not show.
+        If they take less than ``LONG_S`` seconds, a third training takes that long and saves every
+        ``every`` steps. It is needed because a disk stalls only at some checkpoints, and a training
+        of a few seconds may have none of them.
         """
         steps_between = SHORT // SAVES
         whole = self.play(case, SHORT, steps_between, iter([NO_FAULT]))
@@ -67,8 +67,9 @@ class Player:
         mtbf_s: float | None = None,
         seed: int = 0,
     ) -> FaultedTraining:
-        """Train to the end through all faults; raise LaunchError if anything else breaks the
-        training.
+        """Train to the end, and restart the training after every injected fault.
+
+        Raise LaunchError if anything but these faults ends the training.
         """
         session, run = self._session, self._run
         session.describe([case])
@@ -92,7 +93,7 @@ class Player:
             message = f"fault {len(sittings)} at {due_s:.0f} s, rank {rank}, step {done}/{steps}"
             session.progress.note(f"{case.id}: {message}")
             session.bench.worlds.ready()
-            # A fault during the downtime is detected together with the one before, so skip it.
+            # A fault during the downtime would have no further effect, so it is skipped.
             due_s, rank = next(fault for fault in faults if began + fault[0] > time.time())
         played = FaultedTraining(
             case=case.id,
@@ -107,8 +108,9 @@ class Player:
         return played
 
     def _sit(self, case: CaseSpec, task: Play, limits: Deadlines) -> TrainingAttempt:
-        """Start the training once, until its end or its fault; raise LaunchError if anything else
-        ends it.
+        """Start the training once, and wait for its end or its injected fault.
+
+        Raise LaunchError if anything else ends it.
         """
         began_ns = time.time_ns()
         ended, folder = self._session.bench.train(case, self._run.folder, task, limits)
@@ -132,8 +134,9 @@ class Player:
 
 
 def _marks(file: Path) -> tuple[tuple[Mark, int, int], ...]:
-    """Return the marks in a file; a last line without a line break was cut by a kill and is
-    ignored.
+    """Return the marks in a file.
+
+    A last line without a line break is incomplete, because the rank was killed. It is ignored.
     """
     lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
     parts = (line.split() for line in lines)
@@ -141,7 +144,7 @@ def _marks(file: Path) -> tuple[tuple[Mark, int, int], ...]:
 
 
 def _refuse_stuck(sittings: list[TrainingAttempt], case: CaseSpec, every: int) -> None:
-    """Raise LaunchError if faults keep a training from reaching its next checkpoint."""
+    """Raise LaunchError if faults prevent a training from reaching its next checkpoint."""
     recent = sittings[-STUCK:]
     saved = any(mark is Mark.SAVED for sitting in recent for mark, _, _ in sitting.marks)
     if len(recent) == STUCK and not saved:

@@ -1,4 +1,4 @@
-"""The Recoverer: injects a fault into a training, resumes the training, and times its recovery."""
+"""Inject a fault into a training, resume the training, and time its recovery."""
 
 import itertools
 import json
@@ -27,16 +27,16 @@ from harness.measure.confirming import confirm
 from harness.measure.session import Session
 from harness.record import Continued, RankRestart, Trial, Update, Verdict
 
-#: Number of updates after the fault that are compared with the uninterrupted training.
+#: Number of updates after the fault that are compared with an uninterrupted training run.
 AFTER = 8
-#: Relative difference of losses that a different order of summation on a GPU explains.
+#: Largest relative difference of losses that a different order of summation on a GPU explains.
 LOSSES = 1e-3
-#: Silence counts as a hang if it lasts SILENCE times the longest silence of the uninterrupted
-#: training, and at least LEAST_S seconds.
+#: A rank of a script counts as hung if it completes no update for SILENCE times the longest such
+#: silence in an uninterrupted training run, and for at least LEAST_S seconds.
 SILENCE = 3.0
 LEAST_S = 10.0
 
-#: The updates that each rank of a launch has written, in the order of ranks.
+#: The lists of updates that the ranks of a launch have written, in the order of ranks.
 Journals: TypeAlias = Sequence[Sequence[Update]]
 
 
@@ -53,10 +53,10 @@ def journals(out: Path, case: CaseSpec) -> Journals:
 
 
 def went_on_at(broken: Journals, resumed: Journals) -> int | None:
-    """Return the number of updates of the broken training after which the resumed one continues.
+    """Return the number of the update after which the resumed training continues.
 
-    At that update, every rank of the resumed training has the weights of the broken one. Return
-    None if there is no such update.
+    At that update of the broken training, every rank had the weights with which the resumed
+    training begins. Return None if there is no such update.
     """
     lasts = [len(b) - 1 for b in broken]
     for at in range(min(lasts), -1, -1):
@@ -66,10 +66,10 @@ def went_on_at(broken: Journals, resumed: Journals) -> int | None:
 
 
 def continued(at: int | None, whole: Journals, resumed: Journals) -> Continued:
-    """Return how a training continues that was resumed after ``at`` updates.
+    """Return how a resumed training continues, relative to an uninterrupted one.
 
-    ``whole`` are the journals of the uninterrupted training. Sample order is compared first, then
-    losses.
+    It was resumed after ``at`` updates, and ``whole`` are the journals of the uninterrupted
+    training. The order of samples is compared first, then the losses.
     """
     if at is None:
         return Continued.OTHER_WEIGHTS
@@ -87,7 +87,10 @@ def continued(at: int | None, whole: Journals, resumed: Journals) -> Continued:
 
 
 def _limits(whole: Journals) -> Deadlines:
-    """Return deadlines for ranks from the longest silence of the uninterrupted training."""
+    """Return how long ranks may be silent before they count as hung.
+
+    This follows from the longest silence in the journals of an uninterrupted training.
+    """
     quiet = max(b.at - a.at for j in whole for a, b in itertools.pairwise(j[1:]))
     step_s = max(LEAST_S, SILENCE * quiet)
     return replace(SCRIPTS, step_s=step_s, collective_s=step_s)
@@ -95,26 +98,27 @@ def _limits(whole: Journals) -> Deadlines:
 
 #: Marks the module that measures fault scenarios; ``heads.modules`` finds it by this name.
 COURSES = "recovery"
-#: Number of steps of a training, the step after which it saves a checkpoint, and the step before
-#: which the fault is injected.
+#: Number of steps of a training run, the number of steps after which it saves a checkpoint, and the
+#: step before which the fault is injected.
 STEPS = 12
 SAVE_AFTER = 4
 BREAK_BEFORE = 7
-#: Silence (s) that counts as a hang while recovery is measured, for a step and for a collective.
-#: Both are shorter than any threshold allows. The time to write a checkpoint of 16 bytes per
-#: parameter at WRITTEN_A_SECOND (B/s) is added, because all ranks are silent during it.
+#: Seconds of silence that count as a hang while recovery is measured, in a step and in a
+#: collective. Both are shorter than the recovery time that any threshold allows. The time to write
+#: a checkpoint is added, because all ranks are silent while they write it. It is estimated as 16
+#: bytes for each parameter at WRITTEN_A_SECOND bytes per second.
 STEP_S = 10.0
 COLLECTIVE_S = 8.0
 WRITTEN_A_SECOND = 0.3e9
-#: Number of restarts after which a training that does not resume is an error.
+#: Number of restarts. If all of them fail, the trial is an error.
 RESTARTS = 3
 
 
 def deadlines(num_params: int, stall_s: float | None = None) -> Deadlines:
     """Return how long ranks may be silent before they count as hung.
 
-    ``stall_s`` is the measured duration (s) of a save, or None if it was not measured. If it is
-    known, a hang is detected as soon as a save cannot explain the silence.
+    ``stall_s`` is the measured duration of a save in seconds, or None if it was not measured. If it
+    is known, a rank counts as hung as soon as a save cannot explain its silence.
     """
     write_s = 16 * num_params / WRITTEN_A_SECOND
     if stall_s is not None:
@@ -123,13 +127,16 @@ def deadlines(num_params: int, stall_s: float | None = None) -> Deadlines:
 
 
 def timeout_s(fault: Fault, limits: Deadlines) -> float:
-    """Return the silence (s) after which a fault is detected; 0 for faults that are not silent."""
+    """Return the seconds of silence after which a fault is detected.
+
+    Return 0 for faults that are detected without such a wait.
+    """
     silent = min(limits.collective_s, limits.step_s)
     return {Fault.HANG: silent, Fault.NODE: min(silent, LOST_S)}.get(fault, 0.0)
 
 
 class Recoverer:
-    """Measures recovery trials in a session: each breaks and resumes one training."""
+    """Measures recovery trials in a session. Each trial breaks and resumes one training."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -139,8 +146,9 @@ class Recoverer:
         self._whole: dict[tuple[str, bool], RankRestart] = {}
 
     def measure(self, course: FaultScenario, times: int) -> None:
-        """Break and resume a training ``times`` times, and at most ``times`` more to confirm a
-        FAIL.
+        """Break and resume a training ``times`` times.
+
+        A FAIL is confirmed by up to ``times`` further trials.
         """
         self._session.describe([course.case, course.into or course.case])
         for i in range(times):
@@ -159,7 +167,7 @@ class Recoverer:
         confirm(judged, again)
 
     def _try(self, course: FaultScenario, i: int, times: int, *, attempt: int = 0) -> None:
-        """Measure one more trial and enter it in the run; trials break the ranks in turn."""
+        """Measure one more trial and add it to the run. Successive trials break different ranks."""
         rank = course.victim(i)
         fresh = ", to confirm a FAIL" if attempt else ""
         self._progress.note(
@@ -228,8 +236,9 @@ class Recoverer:
         )
 
     def _uninterrupted(self, case: CaseSpec, later: bool) -> RankRestart:
-        """Return rank 0's record of the same training without a fault. ``later`` saves
-        asynchronously.
+        """Return what rank 0 recorded of the same training without a fault.
+
+        ``later`` means that it saves asynchronously.
         """
         key = (case.hash, later)
         if key not in self._whole:
@@ -275,7 +284,7 @@ class Recoverer:
     def _broken(
         ended: Ended, out: Path, case: CaseSpec, task: Train | Break
     ) -> tuple[int | None, float]:
-        """Return the blamed rank and the time (s since the epoch) at which the fault struck.
+        """Return the blamed rank and the time of the fault in seconds since the epoch.
 
         Raise LaunchError if the fault did not happen.
         """
@@ -304,8 +313,9 @@ class Recoverer:
 
     @classmethod
     def _read(cls, ended: Ended, out: Path, case: CaseSpec) -> Sequence[RankRestart]:
-        """Return the records that the ranks have written; raise LaunchError if a rank did not
-        finish.
+        """Return the records that the ranks have written.
+
+        Raise LaunchError if a rank did not finish.
         """
         cls._well(ended, out, case)
         texts = [
@@ -387,7 +397,10 @@ class ScriptRecoverer(Recoverer):
         )
 
     def _whole_of(self, case: CaseSpec) -> Journals:
-        """Return the journals of the same training without a fault."""
+        """Return the journals of the same training without a fault.
+
+        Raise LaunchError if this training ends before the fault would be injected.
+        """
         if case.hash not in self._never_broken:
             task = self._task(case)
             ended, folder = self._bench.train(case, self._run.folder, task, SCRIPTS)

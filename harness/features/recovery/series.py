@@ -1,6 +1,4 @@
-"""Series of recovery trials and interrupted trainings: the values that thresholds are
-applied to.
-"""
+"""Yield the values of recovery trials and interrupted trainings to which thresholds are applied."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -54,7 +52,7 @@ def recoveries(trials: Sequence[Trial]) -> Iterator[Series]:
         elif not all(trial.equal or trial.continued for trial in named):
             wrong = "the resumed training does not match an uninterrupted one bit for bit"
         elif not all(trial.blamed == trial.rank for trial in named):
-            wrong = "the named rank is not the rank that was broken"
+            wrong = "the blamed rank is not the rank into which the fault was injected"
 
         def values(attempt: int, named: Sequence[Trial] = named) -> Values:
             def readings_of(read: Callable[[Trial], float | None]) -> tuple[float, ...]:

@@ -1,10 +1,10 @@
-"""Measure a change: one case before and after it, in the same blocks.
+"""Measure the cost of a change: one case before and after the change, in the same blocks.
 
     base, head, base again -> blocks -> two differences -> a status
 
-The bound is the largest cost that a change may have. The interval stays valid however often it is
-inspected, so blocks are added until the bound is outside of it. The base version is also compared
-with itself. If it differs from itself, the result is inconclusive.
+The bound is the largest cost that a change may have. Blocks are added until the bound lies outside
+of the interval, which is valid even if it is inspected after every block. The base version is also
+compared with itself. If it differs from itself, the result is inconclusive.
 """
 
 import math
@@ -36,9 +36,10 @@ ALLOWED = 0.05
 class CaseChange:
     """The effect of a change on one case.
 
-    ``ratio`` is the throughput of head over base, with its 95 % interval. The ``again`` fields have
-    the same ratio for base over itself. ``why`` is the reason for an inconclusive result, or the
-    error.
+    ``file`` is a file that the case uses, and ``allowed`` the largest relative cost that the change
+    may have. ``ratio`` is the throughput of head relative to base, and [``low``, ``high``] its 95 %
+    interval. The ``again`` fields hold the same ratio for the base version relative to itself.
+    ``why`` is the reason for an inconclusive result, or the error.
     """
 
     case: str
@@ -65,10 +66,10 @@ def measured(
     note: Callable[[str], None],
     until_s: float = math.inf,
 ) -> CaseChange:
-    """Measure blocks until the change is decided, and at most ``MOST_BLOCKS``.
+    """Measure blocks until the change is decided, but at most ``MOST_BLOCKS``.
 
-    No block begins after ``until_s``, a time of ``time.monotonic``. ``note`` gets a line for each
-    block.
+    No block begins after ``until_s``, which is a time of ``time.monotonic``. ``note`` is called
+    with a line for each block.
     """
     changed: list[float] = []
     again: list[float] = []
@@ -98,7 +99,7 @@ def measured(
             return replace(
                 change,
                 status=Status.INCONCLUSIVE,
-                why="the time budget ended before it was decided",
+                why="the time budget ended before the change was decided",
             )
 
 
@@ -111,8 +112,8 @@ def judged(
 ) -> CaseChange:
     """Judge the pairs so far.
 
-    ``changed`` has the logarithm of the step time of head over that of base for each pair, and
-    ``again`` that of base over itself.
+    For each pair, ``changed`` holds the logarithm of the ratio of the step times of head and base.
+    ``again`` holds the logarithms of the same ratio for base and base again.
     """
     head = difference(case, list(changed))
     base = difference(case, list(again))
@@ -147,7 +148,7 @@ def _status(head: Difference, base: Difference, bound: float) -> tuple[Status, s
 
 
 def checked(change: CaseChange, run: RunRecord) -> CaseChange:
-    """Add the mean steps from the record; any error in the record makes the status ERROR."""
+    """Add the mean step times from the record. An error in the record makes the status ERROR."""
     cases = {
         arm.case.hash: arm.case.setup
         for plan in run.plans
@@ -168,10 +169,10 @@ def checked(change: CaseChange, run: RunRecord) -> CaseChange:
 
 
 def _middle(steps: Sequence[float]) -> float | None:
-    """Return the geometric mean, because ratios are compared."""
+    """Return the geometric mean of step times, because their ratios are compared."""
     return math.exp(math.fsum(map(math.log, steps)) / len(steps)) if steps else None
 
 
 def worst(changes: Sequence[CaseChange]) -> CaseChange:
-    """Return the change with the worst status, and of equal ones the lowest ratio."""
+    """Return the change with the worst status. Among equal statuses, the lowest ratio is worst."""
     return min(changes, key=lambda change: (SEVERITY.index(change.status), change.ratio or 0.0))

@@ -1,7 +1,8 @@
 """Check out versions of a project as folders, each with an interpreter that imports from it.
 
-Each version is unpacked from git once, below the results, so the user's clone is not touched.
-Without an install command the version runs in this environment, with its files first on the path.
+Each version is unpacked from git once into a folder below the results. The user's clone is not
+changed. Without an install command, a version runs in the current environment, and its files come
+first on the import path.
 """
 
 import io
@@ -21,7 +22,11 @@ _SOURCES = ("src", ".")
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A commit, the name by which it was requested, and whether it is the edited working tree."""
+    """A version of the project.
+
+    ``commit`` is its commit and ``asked`` the name by which the user requested it. ``edited`` is
+    set if the commit holds uncommitted changes of the working tree.
+    """
 
     asked: str
     commit: str
@@ -46,9 +51,9 @@ def root_of(folder: Path) -> Path:
 
 
 def base_of(project: Path, asked: str, head: str = "HEAD") -> Version:
-    """Return the version at which a change began: the last common commit of ``asked`` and ``head``.
+    """Return the version from which a change started: the last common commit with ``asked``.
 
-    Commits that others have added to the branch since then are not part of the change.
+    Commits that were added to the branch ``asked`` since then are not part of the change.
     """
     try:
         commit = _git(project, "merge-base", f"{asked}^{{commit}}", head)
@@ -76,7 +81,8 @@ def head_of(project: Path, asked: str | None) -> Version:
             ) from error
         return Version(asked=asked, commit=commit)
     nobody = ("-c", "user.name=scaleproof", "-c", "user.email=scaleproof@localhost")
-    edited = _git(project, *nobody, "stash", "create")  # This commit is on no branch.
+    # ``git stash create`` makes a commit of the uncommitted changes, which is on no branch.
+    edited = _git(project, *nobody, "stash", "create")
     commit = edited or _git(project, "rev-parse", "HEAD")
     return Version(
         asked="the working tree" if edited else "HEAD", commit=commit, edited=bool(edited)
@@ -120,7 +126,10 @@ def unpacked(
 
 
 def _wrapped(source: Path, place: Path) -> Path:
-    """Return a script that runs this interpreter with the version's files first on the path."""
+    """Write a script that runs this interpreter with the version's files first on the import path.
+
+    Return the path of the script.
+    """
     python = place / "bin" / "python"
     python.parent.mkdir(exist_ok=True)
     first = ":".join(

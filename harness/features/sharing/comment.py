@@ -1,4 +1,4 @@
-"""Write the effect of a change for code hosts: Markdown, line annotations, a quality report.
+"""Write the effect of a change for code hosts: a comment, line annotations, a quality report.
 
 GitHub: https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 GitLab: https://docs.gitlab.com/ci/testing/code_quality/ ("Code Quality report format")
@@ -24,7 +24,7 @@ _SEVERITY = {Status.FAIL: "critical", Status.ERROR: "blocker", Status.INCONCLUSI
 
 
 def sentence(changes: Sequence[CaseChange]) -> str:
-    """Return a sentence about the worst case.
+    """Return a sentence about the worst case, such as this one:
 
     ``FAIL: ddp/decoder-tiny/weak@2cpu has 0.910 [0.902, 0.918] of base throughput, threshold 0.95``
     """
@@ -39,7 +39,10 @@ def sentence(changes: Sequence[CaseChange]) -> str:
 
 
 def table(changes: Sequence[CaseChange]) -> Table[CaseChange]:
-    """Return a table with a row per case, which also compares the base version with itself."""
+    """Return a table with a row for each case.
+
+    It also shows the comparison of the base version with itself.
+    """
     return Table(
         columns=[
             Column[CaseChange]("result", 100, lambda c: str(c.status), left=True),
@@ -80,8 +83,8 @@ def markdown(
         f"- base is `{base.short}`, the last commit in common with {harmless(base.asked)};"
         f" head is `{head.short}`{edited}.",
         "- head/base is the throughput ratio of launches that alternate in the same blocks, so"
-        " drift affects both equally. The interval stays valid however often it is inspected."
-        " base/base compares the base version with itself.",
+        " drift affects both equally. The interval is valid even if it is inspected after every"
+        " block. base/base compares the base version with itself.",
         *(f"- {harmless(line)}" for line in about),
         "",
         "</details>",

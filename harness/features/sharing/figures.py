@@ -22,7 +22,7 @@ class Figure:
 
 
 def figures(run: RunRecord) -> Iterator[Figure]:
-    """Yield throughput and step time of every case, and every efficiency, as far as measured."""
+    """Yield the throughput and the step time of every measured case, and every efficiency."""
     known_measures = set()
     for plan in run.plans:
         for arm in plan.arms:

@@ -37,37 +37,39 @@ if TYPE_CHECKING:
 
 WATCH = "OpenTelemetry"
 PACKAGE = "opentelemetry-exporter-otlp-proto-http"
-#: Seconds between two exports of the gauges, for one request, and for the rest at the end of a run.
+#: Time limits in seconds: EVERY_S between two exports of the gauges, REQUEST_S for one request, and
+#: FLUSH_S for sending the rest at the end of a run.
 EVERY_S = 5.0
 REQUEST_S = 3.0
 FLUSH_S = 5.0
-#: The largest number of spans in the queue. One more span drops the oldest.
+#: The largest number of spans in the queue. If it is full, a new span displaces the oldest one.
 MOST_SPANS = 2048
 #: The unit (UCUM code) and the description of each gauge.
 GAUGES: Mapping[str, tuple[str, str]] = {
     "scaleproof.run.running": ("1", "1 while the run is measured, 0 after it ended or failed."),
-    "scaleproof.run.exit": ("1", "The exit status of the run, by its verdicts or by its error."),
+    "scaleproof.run.exit": ("1", "Exit status of the run, from its verdicts or from its error."),
     "scaleproof.run.elapsed": ("s", "Seconds since the run began."),
     "scaleproof.run.left": ("s", "Seconds that the run is expected to continue."),
     "scaleproof.run.step": ("1", "The current step of the current launch."),
     "scaleproof.run.notes": ("1", "The number of notes so far."),
     "scaleproof.run.launches": ("1", "Launches that ended, by purpose and status."),
-    "scaleproof.agents": ("1", "Agents that are ready, while the run waits for others."),
+    "scaleproof.agents": ("1", "Agents that are ready while the run waits for more of them."),
     "scaleproof.throughput": ("1/s", "Samples per second of the latest timed launch of a case."),
-    "scaleproof.step.mean": ("s", "Mean duration of an optimizer step in that launch."),
+    "scaleproof.step.mean": ("s", "Mean step time in the latest timed launch of a case."),
     "scaleproof.verdict.value": ("1", "The judged value of a verdict, in the unit of its metric."),
     "scaleproof.verdict.low": ("1", "The lower end of its 95 % interval."),
     "scaleproof.verdict.high": ("1", "The upper end of its 95 % interval."),
-    "scaleproof.verdicts": ("1", "The number of verdicts with a status."),
+    "scaleproof.verdicts": ("1", "The number of verdicts with each status."),
 }
 
 Labels = tuple[tuple[str, str | bool], ...]
 
 
 def watch(inner: Progress, address: str) -> Progress:
-    """Return a progress that shows everything on ``inner`` and sends it to a collector, too.
+    """Return a progress display that also sends everything to a collector.
 
-    Raises SpecError if ``address`` is not an HTTP address, or if the SDK is not installed.
+    It shows everything on the display ``inner``. Raise SpecError if ``address`` is not an HTTP
+    address, or if the SDK is not installed.
     """
     if not address.startswith(("http://", "https://")):
         raise SpecError(
@@ -92,7 +94,7 @@ def _exporter() -> bool:
 
 
 class Telemetry(Beside):
-    """A progress that stores the state of one run, which threads of the SDK read and send."""
+    """A progress display that stores the state of a run. Threads of the SDK read and send it."""
 
     def __init__(self, inner: Progress, address: str) -> None:
         super().__init__(inner)
@@ -106,7 +108,7 @@ class Telemetry(Beside):
         self._root: Span | None = None
 
     def begin(self, run: Run) -> None:
-        """Start the threads that send. They connect to the collector later."""
+        """Start the threads that send the state. They connect to the collector later."""
         super().begin(run)
         from opentelemetry.sdk.resources import Resource
 
@@ -210,7 +212,7 @@ class Telemetry(Beside):
         """Send the results of the run, their counts, and its exit status."""
         super().ended(record)
         if self._root is None:
-            return  # The run broke before, or its record is written again.
+            return  # The run has failed before, or its record is written again.
         every = results(record)
         for result in every:
             self._result(result)

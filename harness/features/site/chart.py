@@ -15,13 +15,14 @@ LEFT = 44
 RIGHT = 12
 TOP = 12
 BOTTOM = 22
-#: With more runs than this, dots of PASS and RECORDED are small, because they would overlap.
+#: If a chart has more runs than this, the dots of PASS and RECORDED are small. Large ones would
+#: overlap.
 MOST_DOTS = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChartPoint:
-    """One run's figure, with the link to its page and its description."""
+    """The figure of one run, with a link to the page of the run and a text that describes it."""
 
     value: float
     low: float | None
@@ -31,8 +32,9 @@ class ChartPoint:
     text: str
 
 
-#: Intervals are drawn whole up to this distance beyond the values, as a share of the largest value.
-#: Wider intervals are clipped and marked, because they would make every change look flat.
+#: Intervals are drawn completely if they extend beyond the values by at most this share of the
+#: largest value. Wider intervals are clipped and marked, because they would make every change look
+#: flat.
 WIDEST = 0.5
 
 
@@ -76,7 +78,7 @@ class _Plane:
 
 
 def _arrow(x: float, y: float, *, up: bool) -> Markup:
-    """Return the mark of an interval that continues beyond the drawing."""
+    """Return an arrow that marks an interval which continues beyond the drawing."""
     base = y + (5 if up else -5)
     return Markup(
         '<path class="beyond" d="M{:.1f} {:.1f}L{:.1f} {:.1f}H{:.1f}Z">'

@@ -30,7 +30,7 @@ from harness.record.store import write_text
 
 #: The file with the entries of a site, in the folder of its pages. Other programs may read it.
 FILE = "entries.json"
-#: The number of runs for each worker process. Reading fewer is faster than starting a process.
+#: Smallest number of runs for each worker process. Reading fewer takes less time than starting it.
 FEW = 8
 
 A = TypeVar("A")
@@ -41,8 +41,8 @@ B = TypeVar("B")
 class CaseFigure:
     """A case in a run, with its worst result.
 
-    ``throughput`` is in samples/s of all ranks. ``text`` is the figure of the result with its
-    judged interval; it is empty if nothing was judged.
+    ``throughput`` is the rate of all ranks together in samples/s. ``text`` is the figure of the
+    result with its interval, and is empty if nothing was judged.
     """
 
     case: str
@@ -61,7 +61,11 @@ class CaseFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleFigure:
-    """A rule in a run, with its worst result. ``counts`` is the status after a waiver."""
+    """A threshold in a run, with its worst result.
+
+    ``rule`` is the name of the threshold. ``counts`` is the status of the result, in which a waiver
+    is considered.
+    """
 
     rule: str
     pattern: str
@@ -81,8 +85,9 @@ class RuleFigure:
 class SiteEntry:
     """A run on a site.
 
-    ``doubt`` is the reason why the run is not verified; its ``status`` is then ERROR. ``place`` is
-    its folder below the results, and ``key`` identifies the content from which the entry was made.
+    ``doubt`` is the reason why the run does not verify, or empty. If it is set, ``status`` is
+    ERROR. ``place`` is the folder of the run relative to the results, and ``key`` identifies the
+    content from which the entry was made.
     """
 
     run: str
@@ -130,10 +135,10 @@ def runs_below(results: Path) -> list[Path]:
 def entries(
     results: Path, folders: Sequence[Path], kept: Path, note: Callable[[str], None]
 ) -> tuple[list[SiteEntry], list[str]]:
-    """Return an entry for each run, newest first, and a message for each that cannot be read.
+    """Return an entry for each run, newest first, and a message for each run that cannot be read.
 
-    The file ``kept`` has the entries of the previous call. A run that has not changed since then is
-    not read again.
+    The file ``kept`` holds the entries of the previous call. A run that has not changed since then
+    is not read again.
     """
     known = {e.key: e for e in _kept(kept) if e.key}
     keys = {folder: stamp(folder) for folder in folders}
@@ -160,7 +165,10 @@ def _read(asked: tuple[Path, Path, str]) -> SiteEntry | str:
 def on_all_cores(
     make: Callable[[A], B], asked: Sequence[A], note: Callable[[int], None]
 ) -> list[B]:
-    """Return the results of ``make`` in order; many calls run in one process per CPU core."""
+    """Return the results of ``make`` for all items, in their order.
+
+    If there are many items, they are divided among one process for each CPU core.
+    """
     cores = min(len(asked) // FEW, len(os.sched_getaffinity(0)))
     answers = []
     if cores < 2:
@@ -196,15 +204,19 @@ def _kept(file: Path) -> Sequence[SiteEntry]:
 def stamp(folder: Path) -> str:
     """Return a digest of everything that an entry depends on.
 
-    These are every byte of the run, and its folder, because its page is found by that. Return an
-    empty text if the digest is unknown; such a run is read every time.
+    An entry depends on every byte of the run. It also depends on the folder of the run, because the
+    entry links to the page in that folder. Return an empty text if the digest is unknown. Such a
+    run is read in every call.
     """
     key = verify_cache.key_of(folder)
     return "" if key is None else hashlib.sha256(f"{folder}\0{key}".encode()).hexdigest()
 
 
 def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
-    """Return the entry of one run. If there is a ``doubt``, the run is shown as not verified."""
+    """Return the entry of one run.
+
+    ``doubt`` is the reason why the run does not verify, or empty.
+    """
     counts = [result.counts for result in (*required(run), *defects(run))]
     status = min(counts, key=SEVERITY.index, default=Status.RECORDED)
     return SiteEntry(
@@ -227,7 +239,7 @@ def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
 
 
 def _cases(run: RunRecord) -> list[CaseFigure]:
-    """Return each case once with its worst result; of equally bad results prefer an efficiency."""
+    """Return each case once, with its worst result. Among equally bad ones, an efficiency wins."""
     shown: dict[str, CaseFigure] = {}
     for plan in run.plans:
         for arm in plan.arms:
@@ -260,7 +272,10 @@ def _text(result: Result) -> str:
 
 
 def _rank(result: Result) -> tuple[int, bool, bool, bool]:
-    """Return a sort key: worst first, results with a threshold before others, efficiency first."""
+    """Return a sort key.
+
+    The worst status comes first, then results with a threshold, with a value, and of efficiency.
+    """
     return (
         SEVERITY.index(result.counts),
         result.rule is None,

@@ -1,6 +1,6 @@
-"""Write the pages of a site: runs, cases over time, machines, nights, contracts.
+"""Write the pages of a site: runs, cases over time, machines, nightly runs, contracts.
 
-Each page is one file that needs no server and no network. The data for the search is in the page.
+Each page is one file that needs no server and no network. It contains the data for its search.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ PAGES = {
 }
 #: The largest number of days in the table of nights.
 MOST_DAYS = 45
-#: Pages about several runs that other commands write below the results.
+#: Names of the pages about several runs that other commands write below the results.
 BESIDE = ("history.html", "handover.html", "machines.html")
 #: One letter per status, so that the colour of a cell does not carry information alone.
 LETTERS = {
@@ -69,7 +69,10 @@ def link(entry: SiteEntry) -> str:
 def write(
     results: Path, entries: Sequence[SiteEntry], unreadable: Sequence[str], to: Path, name: str
 ) -> list[Path]:
-    """Write all pages except those of single runs; copy the other documents below the results."""
+    """Write all pages except the pages of single runs.
+
+    Pages about several runs that other commands wrote below the results are copied to the site.
+    """
     documents = _documents(results, to)
     environment = templates(HERE / "templates")
     common = {
@@ -164,7 +167,7 @@ class Card:
 
 
 def over_time(entries: Sequence[SiteEntry]) -> list[tuple[str, str, list[Card]]]:
-    """Return (machine, title, cards) for each machine, the cards with the worst status first."""
+    """Return (machine, title, cards) for each machine. Cards with the worst status come first."""
     series: dict[str, dict[str, list[Ran]]] = {}
     for case in ran(entries):
         series.setdefault(case.entry.machine, {}).setdefault(case.figure.case, []).append(case)
@@ -178,7 +181,11 @@ def over_time(entries: Sequence[SiteEntry]) -> list[tuple[str, str, list[Card]]]
 
 
 def _card(case: str, of_case: Sequence[Ran]) -> Card:
-    """Return a drawing of the last verdict's metric in all runs that have it, or of throughput."""
+    """Return a drawing of one case over its runs.
+
+    It shows the metric of the last result in all runs with this metric. If the last result has no
+    value, it shows the throughput.
+    """
     last = of_case[-1].figure
     scaled = last.value is not None
     points = []
@@ -209,7 +216,7 @@ def _card(case: str, of_case: Sequence[Ran]) -> Card:
 
 
 def side_by_side(entries: Sequence[SiteEntry]) -> dict[str, object]:
-    """Return the newest figure of each case on each machine, without simulated hardware."""
+    """Return the newest figure of each case on each machine. Simulated cases are left out."""
     newest: dict[str, dict[str, Ran]] = {}
     stand_ins = set()
     for case in ran(entries):
@@ -244,7 +251,10 @@ def nights(entries: Sequence[SiteEntry]) -> dict[str, object]:
 
 
 def contracts(entries: Sequence[SiteEntry]) -> list[tuple[SiteEntry, RuleFigure, int]]:
-    """Return the newest result of each rule on each machine, worst first, with its run count."""
+    """Return the newest result of each threshold on each machine, the worst first.
+
+    Each result comes with the number of runs that have the threshold.
+    """
     newest: dict[tuple[str, str], tuple[SiteEntry, RuleFigure]] = {}
     asked: dict[tuple[str, str], int] = {}
     for entry in reversed(entries):

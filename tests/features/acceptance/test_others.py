@@ -42,7 +42,7 @@ def test_every_reader_has_an_example() -> None:
 def test_a_file_of_no_known_tool_is_one_clear_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "strange"
     path.write_text(text)
-    with pytest.raises(SpecError, match="format of no known tool"):
+    with pytest.raises(SpecError, match="format of any known tool"):
         read(path)
 
 

@@ -116,7 +116,7 @@ def test_a_comparison_of_environments_is_refused(tmp_path: Path) -> None:
         )
         for plan in run.plans
     ]
-    with pytest.raises(RecordError, match="own environment"):
+    with pytest.raises(RecordError, match="environment of the run itself"):
         night_of(dataclasses.replace(run, plans=tuple(plans)), tmp_path)
 
 

@@ -77,7 +77,7 @@ class Named:
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Add the action, the contracts and the runs."""
+    """Add the arguments for the action, the contracts and the runs."""
     sub.add_argument("action", choices=("list", "show", "check"))
     sub.add_argument(
         "words",
@@ -98,7 +98,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         "--toml", action="store_true", help="for show: print the file, as a template for a contract"
     )
     form.add_argument(
-        "--rules", action="store_true", help="for show: print thresholds for --thresholds of a run"
+        "--rules", action="store_true", help="for show: print a file for --thresholds of a run"
     )
 
 

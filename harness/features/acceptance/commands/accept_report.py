@@ -84,12 +84,12 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a result of another tool to show, not to judge: nccl-tests, DCGM, cmax, ...",
+        help="a result of another tool (nccl-tests, DCGM, cmax, ...), shown but not judged",
     )
 
 
 def act(asked: Asked) -> Answer:
-    """Write page, archive and exclude list to one folder."""
+    """Write the page, the archive and the list of nodes to exclude to one folder."""
     from harness.features.acceptance.page import Archived, render
 
     to = asked.options.to
@@ -167,7 +167,7 @@ def _lines(result: Handover, to: Path, digest: str) -> list[str]:
     if any(requirement.late for requirement in result.requirements):
         lines += text.wrap(
             " some thresholds were given after the measurement; the record cannot prove that they"
-            " were agreed before it",
+            " were agreed on before it",
             width,
             1,
         )

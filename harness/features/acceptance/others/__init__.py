@@ -1,7 +1,7 @@
 """Read results of other tools into the acceptance document. They are shown but not judged.
 
-Each file in this folder reads the format of one tool. Its head (``OTHERS``) is the tool's name.
-Its ``read`` returns (name, value) pairs, or None if the text was not written by that tool.
+Each file in this folder reads the format of one tool. ``OTHERS`` in the file is the tool's name.
+The function ``read`` returns (name, value) pairs, or None if the tool did not write the text.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.base.errors import SpecError
 from harness.cases import heads
 
-#: The largest file that is read, in bytes. A larger file is a log and not a result.
+#: Number of bytes that are read at most. Only log files are larger, and they are not results.
 MOST_BYTES = 64 << 20
 
 
@@ -32,7 +32,7 @@ def tools() -> list[str]:
 
 
 def read(path: Path) -> OthersResult:
-    """Read a file of any of the tools; raise SpecError if none of them can have written it."""
+    """Read a file that one of the tools wrote. Raise SpecError if none of the formats fits."""
     try:
         body = path.read_bytes()[:MOST_BYTES]
         text = body.decode()
@@ -42,7 +42,7 @@ def read(path: Path) -> OthersResult:
         digest = hashlib.sha256(body).hexdigest()
         return OthersResult(tool=name, file=path.name, sha256=digest, lines=tuple(lines))
     raise SpecError(
-        "this file has the format of no known tool",
+        "this file is not in the format of any known tool",
         where=str(path),
         expected=f"a result of {', '.join(tools())}",
         fix="--beside nccl-tests.json",

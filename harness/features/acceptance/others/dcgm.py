@@ -22,7 +22,7 @@ def read(text: str) -> list[tuple[str, str]] | None:
 
 
 def _word(test: dict) -> str:  # type: ignore[type-arg]
-    """Return the worst status of a test over its devices and its summary."""
+    """Return the worst status of a test, among those of its devices and of its summary."""
     results = [r["status"] for r in test.get("results", ())]
     if summary := test.get("test_summary"):
         results.append(summary["status"])

@@ -10,7 +10,7 @@ _SHOWN = (
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Return the description of the system. The first line reports nodes that are missing."""
+    """Return the description of the system. The first line reports whether nodes are missing."""
     document = json.loads(text)
     made = document.get("mlperf_sysinfo")
     if made is None:

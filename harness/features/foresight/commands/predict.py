@@ -243,9 +243,9 @@ def _targets(
     settings: Mapping[str, Json],
     catalogue: Catalogue,
 ) -> tuple[dict[str, MeasuredRung], str]:
-    """Return every sweep's case at another size, described by a local agent, and a note.
+    """Return the case of each sweep at another size, as a local agent describes it, and a note.
 
-    If no agent can describe them, the note says so and their memory and exchange are unknown.
+    If no agent can describe the cases, the note says so, and their memory and exchange are unknown.
     """
     ranks, nodes = world
     largest = {name: of[-1] for name, of in ladders.items()}

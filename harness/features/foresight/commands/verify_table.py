@@ -44,7 +44,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Add the file of the table and the page."""
+    """Add the arguments for the file of the table and for the page."""
     sub.add_argument("file", type=Path, help="JSON, CSV, a Markdown table, or TOML with [[row]]")
     sub.add_argument("--page", type=Path, metavar="FILE", help="also write an HTML page")
 
@@ -117,8 +117,8 @@ def _refuse_unread(
 ) -> None:
     """Raise SpecError for figures that would be ignored or misread.
 
-    They stand under a misspelt heading or in a list that is no list of rows, or only some times
-    have a unit.
+    There are three such cases: a misspelt heading, figures in a list that is neither ``row`` nor
+    ``points``, and times of which only some have a unit.
     """
     for heading in dict.fromkeys(str(name) for point in points for name in point):
         hint = meant(heading, ClaimedColumn)
@@ -194,8 +194,8 @@ def _lines(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> list[str]:
     lines += ["", f" {', '.join(f'{value} {status}' for status, value in count.items() if value)}"]
     if count[ClaimStatus.INCONSISTENT]:
         meaning = (
-            " a figure is inconsistent only if neither rounding nor weak scaling, rates per rank or"
-            " another baseline explain it"
+            " a figure is called inconsistent only if it cannot be explained by rounding, weak"
+            " scaling, rates per rank or another baseline"
         )
         lines += text.wrap(meaning, width, 1)
     return lines

@@ -53,8 +53,9 @@ def foresee(
 
 
 def room_bytes(case: CaseSpec, machine: Machine) -> float | None:
-    """Return the bytes of memory of a rank: that of its devices, or its part of the host's; or
-    None.
+    """Return the bytes of memory that a rank has, or None if unknown.
+
+    This is the memory of its devices. A rank on CPUs has an equal part of the host's memory.
     """
     if case.device is Device.CPU:
         return machine.memory_gib * 2**30 / max(case.nodes)

@@ -1,8 +1,9 @@
 """Convert measured scaling sweeps to tables, the same form as published ones.
 
-runs -> measured cases, by everything that is constant in a sweep -> a point for each: shape,
-mean step -> bytes that the strategy states at two sizes, hence bytes at any size -> Table
-     -> links as a bandwidth sweep measured them, or as data sheets state them
+runs -> measured cases, grouped by everything that is constant in a sweep
+     -> a point for each case: its shape and its mean step time
+     -> bytes that the strategy states at two sizes, hence bytes at any size
+     -> links as a bandwidth sweep measured them, or as data sheets state them -> Table
 
 A case that was not measured is a target. It is described like the others, because a strategy states
 what it sends, keeps and shards at any size without being launched.
@@ -42,12 +43,14 @@ Z95 = 1.645
 
 @dataclass(frozen=True)
 class MeasuredRung:
-    """A case with the mean step of its launches in s, or None if it is only to be predicted.
+    """A case of a scaling sweep, measured or only to be predicted.
 
-    ``jitter_s`` is the standard deviation of a step, estimated from its median and 95th percentile.
-    ``log_sd`` is the standard deviation of ln(step_s) between launches. ``cpu_s`` is the core time
-    of a step. The user's script has no description of its traffic. Instead, ``watched`` holds what
-    hooks observed, and ``samples`` the samples of a step.
+    ``step_s`` is the mean step time of its launches in seconds, or None if it was not measured.
+    ``jitter_s`` is the standard deviation of a step in seconds, estimated from its median and 95th
+    percentile. ``log_sd`` is the standard deviation of ln(step_s) between launches. ``cpu_s`` is
+    the core time of a step in seconds. A user's script has no description of its traffic. For a
+    script, ``watched`` holds the collectives that hooks observed, and ``samples`` is the number of
+    samples in a step.
     """
 
     run: RunRecord
@@ -125,9 +128,10 @@ def rungs(run: RunRecord) -> Iterator[MeasuredRung]:
 
 
 def _log_sd(steps_s: Sequence[float]) -> float:
-    """Return the standard deviation of ln(mean), or 0 for a single step time.
+    """Return the standard deviation of ln(mean step time), or 0 for a single step time.
 
-    It is that of a normal distribution whose 80 % interval is as wide as Student's.
+    A normal distribution with this standard deviation has an 80 % interval that is as wide as
+    Student's t interval of the mean.
     """
     spread = t_interval([math.log(step_s) for step_s in steps_s], 0.2)
     if spread.low is None or spread.high is None:
@@ -201,9 +205,9 @@ def _shapes(
 ) -> list[Shape]:
     """Return the shapes of the cases.
 
-    The bytes that ranks send follow from the cases in ``telling``. If all cases share the cores of
-    one machine, the core time is that of the first of these. Raise ValueError for a case without a
-    shape.
+    The bytes that ranks send at any size are derived from the cases in ``telling``. If all cases
+    use the cores of one machine, the core time of a step is taken from the first case in
+    ``telling``. Raise ValueError for a case without a shape.
     """
     shapes = [_shape(rung, catalogue) for rung in rungs]
     sent = sent_by({r.case.world_size: r.stated for r in telling})
@@ -222,7 +226,10 @@ def _wrong(rung: MeasuredRung) -> str:
 
 
 def _shared(rungs: Sequence[MeasuredRung]) -> int:
-    """Return the cores of the machine that all cases share (also as emulated nodes), or 0."""
+    """Return the number of cores of the machine if all cases share them, or else 0.
+
+    Cases on one node share the cores of its machine. So do cases whose nodes are emulated.
+    """
     cases = [rung.case for rung in rungs]
     together = all(len(case.nodes) == 1 or StandIn.EMULATED in case.stand_in for case in cases)
     on_cpus = all(case.device is Device.CPU for case in cases)
@@ -252,7 +259,10 @@ def _measured(
 
 
 def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:
-    """Return the shape as the strategy describes it, or as the hooks observed a script."""
+    """Return the shape of a case.
+
+    It follows from the description by the strategy, or for a script from what hooks observed.
+    """
     case, seen, traffic = rung.case, rung.watched, rung.stated
     if not case.script:
         return shape_of(case, rung.described, catalogue)

@@ -12,7 +12,8 @@ from harness.features.foresight.physics.collectives import CollectiveKind
 from harness.features.foresight.shapes import KeptStates, Sent
 from harness.record import Described, ScriptObservations
 
-#: Operations whose cost has a closed form, and whether their input is one rank's part of the whole.
+#: Operations whose cost has a closed form. The second value says whether the input of a rank is
+#: only its part of the whole data.
 OPERATIONS: Mapping[str, tuple[CollectiveKind, bool]] = {
     "all_reduce": (CollectiveKind.ALL_REDUCE, False),
     "all_gather": (CollectiveKind.ALL_GATHER, True),
@@ -25,8 +26,10 @@ TWICE = 1.5
 
 
 class StatedTraffic(NamedTuple):
-    """The input bytes of each operation of the busiest rank in a step, and of the
-    largest message.
+    """The traffic of the rank that sends most in a step.
+
+    ``payload`` maps each operation to its input bytes in a step. ``largest`` is the size of the
+    largest message in bytes.
     """
 
     payload: Mapping[str, float]
@@ -51,7 +54,10 @@ def watched(seen: ScriptObservations) -> StatedTraffic:
 
 
 def kept(issued: Mapping[str, float], ranks: int) -> KeptStates:
-    """Return how the state is divided, inferred from what a rank issues in a step."""
+    """Return how the state is divided among ranks.
+
+    This is inferred from the bytes of each operation that a rank issues in a step.
+    """
     scattered = sum(value for name, value in issued.items() if "reduce_scatter" in name)
     gathered = sum(value for name, value in issued.items() if "all_gather" in name)
     reduced = sum(

@@ -12,21 +12,22 @@ from harness.features.foresight.terms import Unknown
 from harness.record import RunRecord
 from harness.record.fabric import LATENCY_BYTES, Row
 
-#: Bytes of payload from which on the rate of a sweep is that of the link.
+#: A sweep shows the rate of a link with payloads of at least this many bytes.
 LARGE_BYTES = 1 << 20
 #: Belief about the rate that training reaches relative to the bandwidth sweep.
 SWEPT = Belief(1.0, 0.15)
-#: Belief about latency relative to the sweep; the shortest messages of one kind predict the others
-#: only roughly.
+#: Belief about latency relative to the sweep. Its spread is large, because the shortest messages of
+#: one collective predict the latency of other messages only roughly.
 SWEPT_LATENCY = Belief(1.0, 0.5)
 
 Links = tuple[Fabric, float | None, dict[Unknown, Belief], list[str]]
 
 
 def links(run: RunRecord) -> Links:
-    """Return the fabric, the peak FLOP/s, beliefs and notes.
+    """Return the fabric, the peak FLOP/s of a GPU, beliefs about unknowns, and notes.
 
-    Rates and latency within and between nodes are as swept, or else from data sheets.
+    Rates and latency inside and between nodes come from the bandwidth sweep of the run. Data sheets
+    are used if the sweep lacks them.
     """
     gpu = run.machine.gpu if run.settings.device is Device.CUDA else ""
     fabric, peak, remarks = fabric_of({"gpu": gpu or "", "gpus_per_node": max(run.settings.nodes)})
@@ -61,10 +62,10 @@ def links(run: RunRecord) -> Links:
 def _by_kind(
     swept: Sequence[Row], fabric: Fabric
 ) -> tuple[dict[CollectiveKind, float], dict[CollectiveKind, float]]:
-    """Return how much longer the shortest and the largest messages took than NCCL's model predicts.
+    """Return by which factors the shortest and the largest messages exceeded NCCL's model.
 
-    The factors are those of the largest world in the sweep, separate for each kind of collective
-    because a library may be less efficient with one than with another.
+    The factors are measured in the largest world of the sweep. Each kind of collective has its own
+    factor, because a library may be less efficient with one kind than with another.
     """
     latency, transfer = dict[CollectiveKind, float](), dict[CollectiveKind, float]()
     for operation, (kind, _) in OPERATIONS.items():

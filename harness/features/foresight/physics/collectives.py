@@ -64,8 +64,8 @@ def hierarchical_all_reduce(
 ) -> float:
     """Return the seconds of a two-level all-reduce.
 
-    It is a reduce-scatter in the node, an all-reduce of each share between nodes, and an all-gather
-    in the node. ``between`` is one rank's part of the network.
+    It consists of a reduce-scatter inside each node, an all-reduce of each rank's part between
+    nodes, and an all-gather inside each node. ``between`` is the link of one rank to other nodes.
     """
     share = num_bytes / per_node
     return ring_all_reduce(inside, num_bytes, per_node) + ring_all_reduce(between, share, nodes)

@@ -43,7 +43,10 @@ def schedule_of(words: str) -> PipelineSchedule | None:
 
 
 class StageWork(NamedTuple):
-    """A piece of work of a stage: F, or B including W, for one micro-batch in one chunk."""
+    """The work of a stage on one micro-batch in one chunk.
+
+    ``kind`` is "F" for the forward pass or "B" for the whole backward pass (B and W).
+    """
 
     kind: str
     micro: int
@@ -51,9 +54,10 @@ class StageWork(NamedTuple):
 
 
 class Durations(NamedTuple):
-    """Seconds of a micro-batch on one stage, all its chunks together.
+    """The times that one stage needs for a micro-batch, in all of its chunks together.
 
-    ``hop`` is the time of a transfer to the next stage.
+    ``forward``, ``backward`` and ``weights`` are the times of F, B and W (see the module's
+    docstring), and ``hop`` is the time of a transfer to the next stage. All have the same unit.
     """
 
     forward: float
@@ -83,9 +87,9 @@ def orders(
 
 
 def _turns(stages: int, micros: int, chunks: int, turn: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the order of (micro, chunk) of a stage.
+    """Return the pairs (micro-batch, chunk) of a stage in their order.
 
-    As many micro-batches as there are stages go through one chunk before the next chunk.
+    The stage takes a group of ``stages`` micro-batches through one chunk, then through the next.
     """
     if chunks == 1:
         return [(micro, 0) for micro in range(micros)]

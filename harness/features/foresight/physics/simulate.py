@@ -16,7 +16,7 @@ from harness.features.foresight.physics.schedules import (
 )
 
 Array = NDArray[np.float64]
-#: Share of a micro-batch; two instants that are closer count as one.
+#: Two instants that differ by less than this share of a micro-batch's time count as one.
 _SAME = 1e-9
 
 
@@ -38,12 +38,13 @@ def pipeline_s(
 def units(
     schedule: PipelineSchedule, stages: int, micros: int, took: Durations, chunks: int = 1
 ) -> float:
-    """Return the step of a pipeline in micro-batches, which is ``micros`` without bubble and hops.
+    """Return the length of a pipeline's step, in micro-batches.
 
-    After the pipeline has been filled a few times, each further ``stages`` micro-batches take
-    equally long, so only as many as necessary are simulated. Interleaved stages take whole rounds
-    of ``stages`` micro-batches (Megatron-LM refuses others). A remainder is assumed to add no
-    bubble.
+    It would be ``micros`` if the pipeline had no bubble and no hops between stages. Once the
+    pipeline has been filled a few times, every further group of ``stages`` micro-batches takes the
+    same time. Longer steps are therefore extrapolated from simulated shorter ones. Interleaved
+    stages process whole groups of ``stages`` micro-batches (Megatron-LM refuses other numbers). A
+    remainder is assumed to add no bubble.
     """
     if schedule is PipelineSchedule.INTERLEAVED and (
         left := micros - max(1, micros // stages) * stages
@@ -107,9 +108,10 @@ def _choosing(stages: int, micros: int, took: Durations, most: int, patience: fl
     """Return the seconds of stages that choose their next work.
 
     Each stage prefers the gradient of an input, then a forward, then gradients of weights. ``most``
-    is the number of micro-batches whose activations a stage may hold; the gradient of the input
-    releases half of them. If a stage could only compute gradients of weights, it waits for other
-    work that arrives within the share ``patience`` of that time.
+    is the number of micro-batches whose activations a stage may hold. Computing the gradient of the
+    input releases half of the activations of a micro-batch. If a stage could only compute gradients
+    of weights, it waits for preferred work that arrives soon. Soon is the share ``patience`` of the
+    time that the gradients of weights take.
     """
     arrived: dict[str, list[list[float]]] = {kind: [[] for _ in range(stages)] for kind in "FB"}
     arrived["F"][0] = [0.0] * micros
@@ -148,8 +150,9 @@ def _choosing(stages: int, micros: int, took: Durations, most: int, patience: fl
 
 
 def _sent(does: str, stage: int, stages: int) -> tuple[int, str] | None:
-    """Return the stage that can continue after a piece of work, and the kind of its
-    work; or None.
+    """Return the stage that receives the output of a piece of work, and the kind of its next work.
+
+    Return None if no stage needs the output.
     """
     if does == "F":
         return (stage, "B") if stage == stages - 1 else (stage + 1, "F")

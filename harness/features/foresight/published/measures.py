@@ -20,15 +20,16 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A figure in SI units. ``per_gpu`` is whether a rate is that of one rank."""
+    """A figure in SI units. ``per_gpu`` says whether a rate is the rate of one rank."""
 
     value: float
     unit: Unit
     per_gpu: bool = True
 
     def step_s(self, shape: Shape, peak_flops: float | None) -> float:
-        """Return the seconds of a step of this shape. Raise ValueError if a fact for that is
-        unknown.
+        """Return the seconds of a step of this shape.
+
+        Raise ValueError if MFU is converted and the peak FLOP/s are unknown.
         """
         if self.unit is Unit.STEP:
             return self.value
@@ -115,7 +116,7 @@ def _measure(unit: Unit, match: re.Match[str], value: Any, metric: str) -> Measu
 
 
 def _per_gpu(unit: Unit, match: re.Match[str], metric: str) -> bool:
-    """Return whether a rate is per rank, by its name or by the table's description."""
+    """Return whether a rate is per rank, according to its name or the table's description."""
     if unit in (Unit.MFU, Unit.FLOPS):
         return not match[0].startswith("agg")
     parts = match.groupdict()

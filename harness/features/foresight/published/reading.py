@@ -75,9 +75,10 @@ class Fields:
     owners: dict[str, set[str]] = field(default_factory=dict)
 
     def number(self, row: Mapping[str, Any], what: str, where: str) -> float | None:
-        """Return a number of the row, or else of the table's model, or else of the table.
+        """Return a number from the row, from the table's model or from the table.
 
-        Raise ValueError if it is negative or not a number.
+        The first of the three that states the number counts. Return None if none does, and raise
+        ValueError if the stated value is negative or not a number.
         """
         model = self.shared.get("model")
         for level in (row, model if isinstance(model, Mapping) else {}, self.shared):
@@ -101,7 +102,7 @@ class Fields:
                 self.owners.setdefault(str(name).lower(), set()).add(str(value))
 
     def unknown(self) -> list[str]:
-        """Return sentences about fields that are ignored, and about different owners."""
+        """Return notes on fields that are ignored, and on sizes from machines of several owners."""
         extra = sorted(n for n in self.seen if n.lower() not in _KNOWN and not is_measure(n))
         several = [
             f"the sizes come from more than one {name} ({', '.join(sorted(values))}), whose effect"
@@ -176,8 +177,9 @@ def _ranks(row: Mapping[str, Any], fields: Fields, inner: int, where: str) -> in
 def _schedule(
     row: Mapping[str, Any], fields: Fields, words: str, stages: int, where: str
 ) -> tuple[PipelineSchedule, int]:
-    """Return the pipeline schedule and the chunks of each rank, which exceed 1 only if
-    interleaved.
+    """Return the pipeline schedule and the number of chunks on each rank.
+
+    Only interleaved schedules have more than one chunk.
     """
     schedule = schedule_of(str(row.get("schedule") or "")) or schedule_of(words)
     chunks = _whole(row, fields, "chunks", where)
@@ -298,11 +300,12 @@ def _written(value: Any) -> str:
 
 
 def _unsized(strategy: str) -> str:
-    """Return a strategy without the sizes of data parallelism, which follow its name."""
+    """Return a strategy's name without the number of data-parallel ranks: FSDP32 becomes FSDP."""
     return re.sub(rf"\b({_DATA})[ =:]?\d+\b", r"\1", strategy)
 
 
-#: GB/s of an unknown GPU if a table does not state it.
+#: Link rates in GB/s per GPU (inside a node, between nodes) that are assumed if the table does not
+#: state them and the GPU is unknown.
 FALLBACK_GB_S = {"intra": 60.0, "inter": 12.5}
 _RATE = re.compile(r"(?:(\d+)\s*x\s*)?([\d.,]+)\s*([GMT])(bit|b|B)(?:ps|/s|it/s)")
 _UNITS = {"M": 1e6, "G": 1e9, "T": 1e12}
@@ -344,8 +347,8 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
 
 
 def _stated_rate(hardware: Mapping[str, Any], place: str, per_node: int) -> float | None:
-    """Return the bytes/s of one GPU, from a field like inter_GBps_per_node or from
-    words; or None.
+    """Return the link rate of one GPU in bytes/s, from a field like inter_GBps_per_node or from
+    words such as ``4x 100 Gbit/s``. Return None if neither states it.
     """
     for name, value in hardware.items():
         match = re.fullmatch(rf"{place}_([GMT])(B|b|bit)_?(?:ps|_s|_per_s)(_per_(gpu|node))?", name)

@@ -33,9 +33,9 @@ class PublishedTable:
     peak_flops: float | None
     points: tuple[Point, ...]
     role: str = ""
-    #: Beliefs from additional measurements, which replace those that other sweeps taught.
+    #: Beliefs from additional measurements. They replace the beliefs learned from other sweeps.
     beliefs: Mapping[Unknown, Belief] = field(default_factory=dict)
-    #: Factor by which its intervals are wider than published families suggest.
+    #: Factor by which the intervals of this table are widened, in addition to the learned stretch.
     stretch: float = 1.0
     #: Assumptions that were made, and fields that were ignored.
     notes: tuple[str, ...] = ()
@@ -155,7 +155,10 @@ def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
 
 
 def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:
-    """Return the points of one row: one for each schedule if its figure is an object."""
+    """Return the points of one row.
+
+    If the figure of the row is an object, it has one point for each schedule.
+    """
     points = []
     try:
         figures = measured(row, str(fields.shared.get("metric", "")))

@@ -1,4 +1,4 @@
-"""Render the audit of a published table as a page: what follows from its figures, kind by kind."""
+"""Render the audit of a published table as a page, with a section for each kind of times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditedKind:
-    """One kind of times, with its rows."""
+    """The rows of a table whose times measure the same thing, such as the time of an epoch."""
 
     name: str
     source: str
@@ -52,10 +52,10 @@ def render(audit: Mapping[str, Any], rows: Sequence[Row], findings: Sequence[Cla
 
 
 def _sentence(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> str:
-    """Return the result as a sentence, with the largest row of each kind.
+    """Return a sentence with the efficiency of the largest row of each kind.
 
-    An example is ``0.69 by minutes to the target, 0.77 by ...``. For machines with the same number
-    of ranks the sentence states how many times as fast the last one is.
+    The values read like ``0.69 by minutes to the target, 0.77 by ...``. If the machines have the
+    same number of ranks, the sentence states how many times as fast the last one is.
     """
     last: dict[str, str] = {}
     faster: dict[str, str] = {}

@@ -12,7 +12,7 @@ from harness.features.foresight.terms import ForeseenTerm
 from harness.interface.report import text
 from harness.record import RunRecord
 
-#: Ratio of padded to unpadded bytes from which on the padding is reported.
+#: The padding of shards is reported if the ratio of padded to unpadded bytes exceeds this.
 PADDED = 1.05
 
 
@@ -32,8 +32,9 @@ def title(outlook: Outlook) -> str:
 
 
 def facts(outlook: Outlook) -> list[tuple[str, str]]:
-    """Return labels and sentences of a prediction; no efficiency if the size does not fit into
-    memory.
+    """Return the labels and sentences of a prediction.
+
+    If the size does not fit into memory, only that is reported.
     """
     seen = outlook.predicted
     if not outlook.fits:
@@ -53,7 +54,7 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
         rows.append(("padding", f"shards are padded to {outlook.padding:.3g} times their bytes"))
     if outlook.knee is not None:
         rows.append(
-            ("changes", f"from {outlook.knee.ranks:,} ranks on {outlook.knee.term} costs most")
+            ("changes", f"from {outlook.knee.ranks:,} ranks on, {outlook.knee.term} costs most")
         )
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
     if outlook.advice.knee is not None:

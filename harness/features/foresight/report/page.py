@@ -86,7 +86,7 @@ def block(outlook: Outlook, name: str = "") -> ShownOutlook:
 
 
 def _curve(outlook: Outlook) -> Markup:
-    """Draw measured sizes, predicted sizes with their interval, and predictions of laws in N."""
+    """Draw the efficiencies: measured, predicted with an interval, and predicted by simple laws."""
     ahead = [*outlook.path, outlook.predicted]
     known = sorted(outlook.measured.items())
     joint = known[-1:]  # the interval begins at the last measured size
@@ -108,12 +108,14 @@ def _curve(outlook: Outlook) -> Markup:
     curves = [foreseen, measured, *(_law(outlook, law) for law in Law)]
     x = sorted({n for curve in curves for n in curve.x})
     ideal = Curve(name="ideal", x=x, y=[1.0] * len(x), low=[None] * len(x), high=[None] * len(x))
-    drawn = svg.chart(curves, y_label="efficiency against the base", x_label="ranks", ideal=ideal)
+    drawn = svg.chart(
+        curves, y_label="efficiency relative to the base", x_label="ranks", ideal=ideal
+    )
     return Markup(drawn)
 
 
 def _law(outlook: Outlook, law: Law) -> Curve:
-    """Return the curve of a simple law, which has a single point: its value at the target."""
+    """Return the curve of a simple law: a single point, its value at the target."""
     ahead = [outlook.predicted]
     return Curve(
         name="constant efficiency" if law is Law.CONSTANT else f"law in N: {law}",
@@ -125,7 +127,10 @@ def _law(outlook: Outlook, law: Law) -> Curve:
 
 
 def _lost(outlook: Outlook) -> Markup:
-    """Draw the way from ideal to predicted efficiency, with each term that takes at least 0.5 %."""
+    """Draw a waterfall from the ideal to the predicted efficiency.
+
+    It has a bar for each term that changes the efficiency by at least 0.5 %.
+    """
     seen = outlook.predicted
     parts = [(str(term), -100 * value) for term, value in seen.lost.items() if abs(value) >= 0.005]
     rest = 100 * (seen.efficiency - 1) - sum(v for _, v in parts)

@@ -100,7 +100,7 @@ def _sizes(prediction: Prediction, width: int) -> list[str]:
     return shown
 
 
-#: Caution for a limiter that follows from priors alone.
+#: Caution for a prediction whose limiter follows from priors alone.
 NOT_SHOWN = "no calibrated size showed what limits it"
 
 

@@ -59,7 +59,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         "--install",
         required=True,
         metavar="COMMAND",
-        help="a shell command with {version} and {folder} that leaves {folder}/bin/python",
+        help="a shell command with {version} and {folder} that creates {folder}/bin/python",
     )
     sub.add_argument(
         "--versions",

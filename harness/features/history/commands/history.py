@@ -67,7 +67,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Add the runs or the part of the history to show, and the results folder."""
+    """Add the arguments of the command: runs to add, or the part of the history to show."""
     if command == "history add":
         sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     else:
@@ -169,7 +169,7 @@ def _of_nodes(results: Path) -> Answer:
     every = records([load(path.parent) for path in paths])
     blamed = [node for node in every if node.named or node.broke]
     again = [node.node for node in every if node.again]
-    head = f"{len(again)} of {len(every)} nodes were reported more often than by chance"
+    head = f"{len(again)} of {len(every)} nodes were reported more often than chance explains"
     if not blamed:
         head = f"no node was reported in {len(paths)} runs"
     shown = [f" {head}{': ' + ', '.join(again) if again else ''}"]
@@ -188,7 +188,7 @@ def _of_nodes(results: Path) -> Answer:
 
 
 def _unvouched(vouched: VerifiedNights, num_nights: int) -> list[str]:
-    """Return lines on entries that contradict their run, and on entries whose run is missing."""
+    """Return lines on nights that contradict their run, and on nights whose run is missing."""
     sentences = []
     for run, reason, folder in vouched.wrong:
         check = f"scaleproof verify {text.shown(folder)}"

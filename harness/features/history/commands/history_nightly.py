@@ -65,7 +65,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Measure, add the run to the history, and report; or continue an interrupted call."""
+    """Measure, add the run to the history and report changes, or continue an interrupted call."""
     from harness.features.history.nightly import state
     from harness.features.history.nightly.stages import NightlyRun
     from harness.features.history.report import rows

@@ -61,7 +61,7 @@ class NewChange:
 def news(trends: Sequence[Trend], results: Path) -> list[NewChange]:
     """Return the changes among these trends that were not reported before.
 
-    A change whose date moved by a night or two is the same change.
+    A change counts as reported even if its date has moved by a night or two.
     """
     before = _told(results)
     items = []
@@ -163,7 +163,7 @@ def notify(command: str, told_: dict[str, Json]) -> None:
         )
 
 
-#: Seconds between two examinations of a busy host.
+#: Seconds between two checks of whether a busy host has become idle.
 LOOK_S = 20.0
 Say = Callable[[str], None]
 
@@ -179,7 +179,7 @@ class StageEnded:
 
 
 class NightlyRun:
-    """One call of ``nightly``: continues the nightly run that is open, or begins one."""
+    """One call of ``history nightly``, which continues an interrupted nightly run or begins one."""
 
     def __init__(self, config: Config, say: Say) -> None:
         self.config = config
@@ -338,7 +338,7 @@ class NightlyRun:
         return list(dict.fromkeys(leaps))
 
     def _publish(self, tonight: NightState) -> NightState:
-        """Write the history page, and the page of asv."""
+        """Write the history page, and asv's page if the configuration requests it."""
         nights, trends = self._judged()
         page.write(self._page, self.results, nights, trends)
         if self.config.publish:
@@ -376,9 +376,9 @@ class NightlyRun:
     def _exit(self, tonight: NightState, new: Sequence[NewChange], kept: Night | None) -> Exit:
         """Return the worse of pytest's exit status and the status of the history.
 
-        Suites without thresholds have no verdicts, but their nightly runs are still judged by the
-        history. A case without values is an error in every nightly run, not only in the one that
-        first reports it.
+        Suites without thresholds have no verdicts, but the history still judges their nightly runs.
+        A case without values is an error in every nightly run, and not only in the first one that
+        reports it.
         """
         statuses = {item.status for item in new}
         cases = [] if kept is None else list(kept.cases.values())
@@ -394,8 +394,9 @@ class NightlyRun:
         return Exit(tonight.suites) if tonight.suites in known else Exit.ERROR
 
     def _prune(self, tonight: NightState) -> NightState:
-        """Remove the records of old nightly runs; their entries in the history, a few kB each, are
-        kept.
+        """Remove the records of old nightly runs.
+
+        Their entries in the history stay, because each takes only a few kB.
         """
         kept_runs = {night.run for night in nights_of.nights(self.results)}
         before = time.time() - seconds(self.config.keep)

@@ -19,8 +19,9 @@ from harness.base.toml import TomlTable, check_table, keys_of, read
 
 
 class Occasion(StrEnum):
-    """When the user's notification command runs: only if there is something to report, or
-    always.
+    """The occasions on which the user's notification command runs.
+
+    It runs only if there is something to report, or always.
     """
 
     NEWS = "news"
@@ -33,10 +34,10 @@ class Config:
 
     ``suites`` and ``arguments`` are passed to pytest. ``control`` is the interpreter of the pinned
     environment. A nightly run that ended less than ``again_after`` ago is not repeated. ``wait`` is
-    how long to wait for a busy host. Records are removed after ``keep``, entries of the history
-    never. ``notify`` is a command that receives one JSON document on stdin, at ``notify_when``. If
-    ``rerun`` is set, suspicious cases are measured once more. If ``publish`` is set, asv's page is
-    made too.
+    how long to wait for a busy host. Records are removed after ``keep``, and entries of the history
+    are never removed. ``notify`` is a command that receives one JSON document on stdin, on the
+    occasion ``notify_when``. If ``rerun`` is set, suspicious cases are measured once more. If
+    ``publish`` is set, asv's page is made too. Durations are texts such as ``12h``.
     """
 
     suites: tuple[str, ...] = ("suites/",)
@@ -105,7 +106,7 @@ class Stage(StrEnum):
 
 
 class NightRunsError(LaunchError):
-    """Another process is measuring a nightly run."""
+    """Raised if another process is measuring a nightly run."""
 
     exit = Exit.NOTHING_JUDGED
 
@@ -114,8 +115,8 @@ class NightRunsError(LaunchError):
 class NightState:
     """The state of a nightly run.
 
-    ``suites`` is the exit status of pytest, and ``exit`` that of the nightly run. ``nonce``
-    identifies its record.
+    ``stage`` is the next stage. ``suites`` is the exit status of pytest, and ``exit`` the exit
+    status of the nightly run. ``nonce`` identifies the record of the run.
     """
 
     nonce: str
@@ -131,9 +132,9 @@ class NightState:
         return self.nonce.removeprefix(NONCE)
 
     def run(self, results: Path, again: bool = False) -> Path | None:
-        """Return the folder of its run, found by the nonce in the record; None if there is none.
+        """Return the folder of the run whose record has this nonce, or None if there is none.
 
-        ``again`` selects the run that measured suspicious cases once more.
+        ``again`` selects the second run, which measured suspicious cases once more.
         """
         wanted = f"{self.nonce}-again" if again else self.nonce
         for path in sorted((results / "runs").glob("*/*/record.json"), reverse=True):

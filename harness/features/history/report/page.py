@@ -31,8 +31,9 @@ HOVERED = 60
 
 
 class _NightPlane:
-    """The coordinates of a chart: nights from left to right, and values with a margin
-    around them.
+    """The coordinate system of a chart.
+
+    Nights run from left to right. The range of values has a margin above and below.
     """
 
     def __init__(self, trend: Trend) -> None:
@@ -144,7 +145,7 @@ _LOOKS = {
 
 
 def write(path: Path, results: Path, nights: Sequence[Night], trends: Sequence[Trend]) -> None:
-    """Write the page atomically; nights whose run still exists link to its report."""
+    """Write the page atomically. A night links to the report of its run if the run still exists."""
     commits = ledger.commits(results / asv_results.LEDGER)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.writing_to(path.parent):
@@ -160,8 +161,8 @@ def render(
 ) -> str:
     """Return the page.
 
-    ``commits`` is run -> commit of the ledger, which is the anchor of a night. ``place`` is the
-    folder that the page will be in.
+    ``commits`` maps each run to its commit of the ledger, which is the anchor of its night in the
+    page. ``place`` is the folder in which the page will be.
     """
     moved = [
         trend

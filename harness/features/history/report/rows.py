@@ -117,8 +117,8 @@ def lines(
 ) -> list[str]:
     """Return the report for a terminal, with one block for each case.
 
-    Stable figures are included only with ``every``. ``asv`` are the regressions that asv itself
-    found.
+    Stable figures are included only if ``every`` is set. ``asv`` holds the regressions that asv's
+    own detector found, or is None if there is no page of asv.
     """
     shown = [
         t for t in trends if every or t.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)

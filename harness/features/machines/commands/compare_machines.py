@@ -44,7 +44,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         action="append",
         default=[],
         metavar="A=PRICE",
-        help="price of an hour of all devices of a run, in any currency",
+        help="price of one hour of all devices of a run, in any currency",
     )
     sub.add_argument(
         "--fail-on",

@@ -1,7 +1,7 @@
-"""The command ``check nodes``: whether nodes are fit for a job, for a prolog or by hand.
+"""The command ``check nodes``: check whether nodes are fit for a job, in a prolog or by hand.
 
 agents join -> findings and differing facts of nodes -> one correctness check over all ranks
--> one sweep of the fabric, against the references -> fit (0), unfit (1), or not known in time (10)
+-> one sweep of the fabric, against the references -> fit (0), unfit (1), or unknown in time (10)
 """
 
 import argparse
@@ -95,7 +95,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         const=STEPS,
         default=0,
         metavar="STEPS",
-        help="also compare bit for bit the results of all ranks on the same batches (default:"
+        help="also compare the results of all ranks on the same batches bit for bit (default:"
         f" {STEPS} steps)",
     )
 
@@ -108,7 +108,8 @@ def act(asked: Asked) -> Answer:
     fitness = Fitness()
     began = time.monotonic()
     late = ""
-    asked.options.no_fabric = asked.options.no_timeline = True  # the last check sweeps the fabric
+    # The session must not sweep the fabric first: the last check does so.
+    asked.options.no_fabric = asked.options.no_timeline = True
     session = measuring.session(asked, catalogue, site)
     try:
         with _ended_after(within_s), session:
@@ -174,7 +175,7 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
     if gate is None:
         described = session.run.described[case.hash]
         return [
-            described.unsupported or described.error or "its correctness gate was not launched"
+            described.unsupported or described.error or "its correctness check was not launched"
         ], ""
     if (reason := blockers.gate_failure(gate)) is not None:
         return [reason], ""
@@ -185,7 +186,7 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
 
 
 def _bits(session: Session, case: CaseSpec, steps: int) -> tuple[list[str], str]:
-    """Return the ranks whose results differ in any bit from the others, and a summary."""
+    """Return the ranks whose results differ in any bit from those of other ranks, and a summary."""
     launch = check_bits(session, case, steps)
     if launch.cause is not None:
         return [f"rank {launch.cause.rank}: {launch.cause.message}"], ""
@@ -222,7 +223,7 @@ def _fabric(session: Session) -> tuple[list[str], str]:
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Raise LateError in the body after so many seconds, even while it waits."""
+    """Raise LateError in the body of the context after this time, even while the body waits."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise LateError

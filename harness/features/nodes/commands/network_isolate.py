@@ -58,7 +58,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         type=measuring.positive,
         default=STEPS,
         metavar="N",
-        help=f"steps of a launch, within which a hang must occur (default: {STEPS})",
+        help=f"steps of a launch; a hang must occur within them (default: {STEPS})",
     )
 
 
@@ -108,7 +108,10 @@ def act(asked: Asked) -> Answer:
 
 
 def _exit(whole: TriedSet) -> Exit:
-    """Return FAILED if launches on all nodes fail, and INCONCLUSIVE if they fail too rarely."""
+    """Return the exit status that follows from the launches on all nodes.
+
+    It is INCONCLUSIVE if some of them failed, but too few to bisect.
+    """
     if whole.breaks:
         return Exit.FAILED
     return Exit.INCONCLUSIVE if whole.broke else Exit.PASSED
@@ -124,7 +127,8 @@ def _sentences(isolated: Isolated) -> list[str]:
         return [f"{whole['broke']} of {whole['launches']} launches on all nodes failed{seldom}"]
     needed = isolated["needed"]
     sentences = [
-        f"NEEDED  {', '.join(needed)}: launches fail with all of them, not without one of them"
+        f"NEEDED  {', '.join(needed)}: launches fail on all of them together, but succeed without"
+        " any one of them"
     ]
     if len(needed) == 1:
         sentences = [f"NEEDED  launches fail on {needed[0]} alone"]

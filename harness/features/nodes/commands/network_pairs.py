@@ -43,8 +43,8 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         type=measuring.positive,
         default=MOST_ROUNDS,
         metavar="N",
-        help=f"largest number of rounds; after the first ones only suspects are measured (default:"
-        f" {MOST_ROUNDS})",
+        help=f"largest number of rounds; after the first two, only nodes and links that may be slow"
+        f" are measured (default: {MOST_ROUNDS})",
     )
     sub.add_argument(
         "--exclude", type=Path, metavar="FILE", help="write the slow nodes to this file"

@@ -55,7 +55,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Add the case, its checkpoints, and the faults."""
+    """Add the arguments for the case, its checkpoints, and the faults."""
     sub.add_argument("case", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument("--mtbf", required=True, metavar="T", help="mean time between faults: 20s, 6h")
     sub.add_argument(
@@ -80,7 +80,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         help="number of fault schedules; a threshold needs four (default: 1)",
     )
     sub.add_argument(
-        "--short", action="store_true", help="measure only the costs, and inject no schedule"
+        "--short", action="store_true", help="measure only the costs, without a fault schedule"
     )
     measuring.add_measuring_options(sub, "records")
 
@@ -152,8 +152,8 @@ def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float, width: in
     )
     words = ", ".join(f"{name} {si(seconds, 's')}" for name, seconds in costs_s)
     long_run = (
-        f" a long training run: {goodput.expected(costs, every, mtbf_s):.1%} with a checkpoint"
-        f" every {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the best interval"
-        f" of {best} steps"
+        f" goodput of a long training run: {goodput.expected(costs, every, mtbf_s):.1%} with a"
+        f" checkpoint every {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the"
+        f" best interval of {best} steps"
     )
     return [*text.wrap(f" one of each: {words}", width, 1), *text.wrap(long_run, width, 1)]

@@ -36,7 +36,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
-    """Add the cases or the script, the faults, and the number of trials."""
+    """Add the arguments for the cases or the script, the faults, and the number of trials."""
     sub.add_argument("cases", nargs="*", metavar="CASE", help="for example ddp/decoder-nano")
     sub.add_argument(
         "--script", action="store_true", help="the user's script, unchanged: --script -- train.py"
@@ -69,8 +69,8 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 def act(asked: Asked) -> Answer:
     """Interrupt each case by a crash, a hang or a lost node, and measure how it resumes.
 
-    Some scenarios resume on another world size. A scenario that fails in any other way than by its
-    injected fault is an ERROR; the other scenarios continue.
+    Some scenarios resume on another world size. A scenario that fails for any other reason than its
+    injected fault is an ERROR, and the remaining scenarios are still measured.
     """
     catalogue, site = measuring.site(asked)
     needs_two(site)

@@ -20,13 +20,13 @@ SECTION = dict(title="Goodput", anchor="goodput", after="fabric", place=2)
 #: Explanation of each term in the table.
 _TOLD = dict(
     train="steps that were kept",
-    slow="time of slow steps beyond twice the usual step",
-    checkpoint="training paused to save",
+    slow="time of slow steps beyond twice the usual step time",
+    checkpoint="time for which training paused to save",
     detect="from a fault to its detection",
-    stop="until all ranks of the old world had ended",
+    stop="from the detection until all ranks had ended",
     restart="until the new ranks had started",
     load="until the checkpoint was loaded",
-    recomputed="steps after the last checkpoint, computed again",
+    recomputed="steps after the last checkpoint that a fault undid",
 )
 #: Colors of the terms, from the color-blind safe palette of Okabe and Ito.
 COLORS = {
@@ -69,7 +69,7 @@ def data(run: RunRecord) -> Mapping[str, Json]:
 def of_play(played: FaultedTraining, foretold: Mapping[str, float] | None, width: int) -> list[str]:
     """Return the table of a training and a sentence on its faults.
 
-    ``foretold`` are the predicted seconds of each term, or None.
+    ``foretold`` maps each term to its predicted seconds, or is None without a prediction.
     """
     title = f"goodput: {played.case}"
     return [
@@ -80,7 +80,7 @@ def of_play(played: FaultedTraining, foretold: Mapping[str, float] | None, width
 
 
 def tabled(played: FaultedTraining, foretold: Mapping[str, float] | None) -> Table[str]:
-    """Return a table with a row for each term, in s and as a share of the wall clock."""
+    """Return a table with a row for each term, in seconds and as a share of the wall clock."""
     terms, wall = goodput.terms_ns(played), goodput.wall_ns(played)
     expected_s = sum(foretold.values()) if foretold else 0.0
     columns = [
@@ -105,7 +105,10 @@ def sentence(played: FaultedTraining) -> str:
 
 
 def drawing(played: FaultedTraining) -> Markup:
-    """Return a drawing with a lane for each start, which shows the terms of the wall clock in s."""
+    """Return a drawing of the wall clock in seconds, with a lane for each start.
+
+    The sections of a lane are the terms.
+    """
     began = played.sittings[0].began_ns
     lanes = list[drawings.Lane]()
     for number, parts in groupby(goodput.segments(played), key=lambda part: part[0]):

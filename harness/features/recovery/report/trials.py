@@ -23,7 +23,10 @@ _HEADS = dict(zip(PARTS, ("seen", "gone", "import", "start", "met", "load", "ste
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
-    """Return a table for each case, with a row for each kind of trial; nothing without trials."""
+    """Return a table for each case, with a row for each kind of trial.
+
+    Return an empty list if the run has no trials.
+    """
     if not run.recoveries:
         return []
     shown = [rule("recovery", width)]
@@ -50,7 +53,7 @@ def data(run: RunRecord) -> Mapping[str, Json]:
 
 
 def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
-    """Return case -> table with a row for each kind of trial."""
+    """Return a table for each case, with a row for each kind of trial."""
     cases: dict[str, dict[str, list[Trial]]] = {}
     for trial in run.recoveries:
         name = trial.name.removeprefix(f"{trial.case} ")
@@ -79,16 +82,19 @@ def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
 
 #: Explanation of the columns of the table.
 NOTE = (
-    "medians in s from the fault on: seen = fault noticed, gone = ranks ended, import = lost"
-    " agents replaced, start = new ranks started, met = process group ready, load = checkpoint"
-    " loaded, step = first step; wait = silence after which a rank counts as hung; stall ="
-    " training pauses to save; in rows without a mark the resumed training matches an"
-    " uninterrupted one bit for bit"
+    "medians in s of the phases after the fault, each until: seen = fault noticed, gone = ranks"
+    " ended, import = lost agents replaced, start = new ranks started, met = process group ready,"
+    " load = checkpoint loaded, step = first step; wait = silence after which a rank counts as"
+    " hung; stall = time for which training pauses to save; in rows without a mark the resumed"
+    " training matches an uninterrupted one bit for bit"
 )
 
 
 def continued(kind: Kind) -> str:
-    """Return how the resumed training continues and what was lost; empty if all bits are equal."""
+    """Return a sentence on how a resumed script continues and how many updates it repeats.
+
+    Return an empty string for trials of cases, whose results are compared bit for bit.
+    """
     name, trials = kind
     if trials[0].continued is None:
         return ""
@@ -99,7 +105,7 @@ def continued(kind: Kind) -> str:
 
 
 def _seconds(head: str, keep: int, field: str) -> Column[Kind]:
-    """Return a column with the median of a field of the trials, in s."""
+    """Return a column with the median of a field of the trials, in seconds."""
 
     def value(kind: Kind) -> float:
         return float(median(getattr(trial, field) for trial in kind[1]))

@@ -32,15 +32,16 @@ EXAMPLES = {
         "compare pr ddp/tinynet-small/weak --path models --base main --cpus 2 --allow 0.03",
     ),
 }
-#: Exit status by the status of the worst case; all others are INCONCLUSIVE.
+#: Exit status for each status of the worst case. It is INCONCLUSIVE for all other statuses.
 _EXITS = {Status.PASS: Exit.PASSED, Status.FAIL: Exit.FAILED, Status.ERROR: Exit.ERROR}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PullRequest:
-    """A change and its cost: a ``sentence``, and an entry of ``changes`` for each case.
+    """A change and its cost.
 
-    ``base`` and ``head`` are commits, and ``run`` is the folder of the run with all launches.
+    ``sentence`` is the result, and ``changes`` has an entry for each case. ``base`` and ``head``
+    are commits, and ``run`` is the folder of the run with all launches.
     """
 
     sentence: str
@@ -77,8 +78,8 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         "--install",
         default="",
         metavar="COMMAND",
-        help="a shell command with {source} and {folder} that leaves {folder}/bin/python"
-        " (default: this environment, with each version's files first on its path)",
+        help="a shell command with {source} and {folder} that creates {folder}/bin/python"
+        " (default: this environment, with the files of each version first on the import path)",
     )
     sub.add_argument("--markdown", type=Path, metavar="FILE", help="write the comment to this file")
     sub.add_argument(
@@ -104,7 +105,7 @@ def act(asked: Asked) -> Answer:
         raise SpecError(
             f"nothing has changed since {args.base}: base and head are {base.short}",
             where=str(project),
-            expected="a commit or an edited file after it",
+            expected="a commit or an edited file since then",
             fix="git log --oneline -3",
         )
     results = measuring.results(asked)

@@ -43,7 +43,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     listed = "; ".join(f"{name}: {about}" for name, about in sinks.items())
     sub.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     sub.add_argument("--in", dest="sink", required=True, choices=tuple(sinks), help=listed)
-    sub.add_argument("--to", help="file, folder, server or project (default: that of the tool)")
+    sub.add_argument("--to", help="file, folder, server or project (default: the tool's default)")
 
 
 def act(asked: Asked) -> Answer:

@@ -1,1 +1,1 @@
-"""Destinations for published results. Each file is one destination, identified by its head."""
+"""Destinations for published results. Each file is one destination and describes it in SINK."""

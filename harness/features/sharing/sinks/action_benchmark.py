@@ -16,7 +16,7 @@ TO = "benchmark.json"
 
 
 def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
-    """Write a file with all figures of which larger values are better; times are left out."""
+    """Write a file with all figures whose larger values are better. Times are left out."""
     rows = []
     for run, _ in runs:
         for figure in figures(run):

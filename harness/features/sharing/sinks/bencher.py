@@ -13,7 +13,7 @@ TO = "bencher.json"
 
 
 def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
-    """Write all figures to a file. If several runs have a figure, the last one is written."""
+    """Write all figures to a file. If several runs have the same figure, the last one counts."""
     document: dict[str, dict[str, dict[str, float]]] = {}
     for run, _ in runs:
         for figure in figures(run):

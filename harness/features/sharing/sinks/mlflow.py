@@ -8,7 +8,7 @@ from harness.features.sharing.figures import figures
 from harness.interface.report import digest
 from harness.record import RunRecord
 
-SINK = "an MLflow server, or a database as sqlite:///mlflow.db"
+SINK = "an MLflow server, or a database such as sqlite:///mlflow.db"
 TO = "sqlite:///mlflow.db"
 PACKAGE = "mlflow"
 
@@ -50,5 +50,8 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
 
 
 def _named(text: str) -> str:
-    """Return text with only the characters that MLflow allows: letters, digits, _ - . / : space."""
+    """Return the text with all characters replaced that MLflow does not allow in names.
+
+    It allows letters, digits, ``_``, ``-``, ``.``, ``/``, ``:`` and spaces.
+    """
     return "".join(c if c.isalnum() or c in "_-./: " else "-" for c in text)[:250]

@@ -1,4 +1,7 @@
-"""Publish to Weights & Biases: one W&B run for each run; without an API key into local files."""
+"""Publish to Weights & Biases: one W&B run for each run.
+
+Without an API key, the W&B runs are written to local files.
+"""
 
 import os
 from collections.abc import Sequence
@@ -8,13 +11,16 @@ from harness.features.sharing.figures import figures
 from harness.interface.report import digest
 from harness.record import RunRecord
 
-SINK = "a project of W&B; a folder with WANDB_MODE=offline, as without an API key"
+SINK = "a project of W&B; local files with WANDB_MODE=offline or without an API key"
 TO = "scaleproof"
 PACKAGE = "wandb"
 
 
 def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
-    """Write each run to the project ``to``. Offline runs are in ./wandb, for ``wandb sync``."""
+    """Write each run to the project ``to``.
+
+    Without a connection, runs are written to ./wandb, and ``wandb sync`` sends them later.
+    """
     import wandb
 
     mode = os.environ.get("WANDB_MODE") or "offline" * ("WANDB_API_KEY" not in os.environ)
@@ -43,5 +49,5 @@ def publish(runs: Sequence[tuple[RunRecord, Path]], to: str) -> str:
             artifact = wandb.Artifact(f"record-{run.run}", type="scaleproof")
             artifact.add_file(str(folder / "record.json"))
             theirs.log_artifact(artifact)
-    wandb.teardown()  # Until then, W&B still writes files in the background.
+    wandb.teardown()  # Before this returns, W&B still writes files in the background.
     return f"{to}: {len(runs)} runs{', offline: wandb sync wandb/offline-run-*' if mode else ''}"

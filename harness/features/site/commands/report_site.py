@@ -53,7 +53,7 @@ def act(asked: Asked) -> Answer:
     if to.is_dir() and any(to.iterdir()) and not (to / FILE).is_file():
         raise SpecError(
             f"--to {to}: the folder contains other files",
-            expected="a new folder, or an existing site of this command",
+            expected="a new folder, or a site that this command wrote",
             fix=f"scaleproof report site {args.results} --to {to.with_name(to.name + '_site')}",
         )
     try:
@@ -87,7 +87,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _progress(line: str) -> None:
-    """Replace the progress line on stderr, if that is a terminal."""
+    """Replace the progress line on stderr, if stderr is a terminal."""
     if sys.stderr.isatty():
         text.put(sys.stderr, f"\r{line}\033[K")
         sys.stderr.flush()

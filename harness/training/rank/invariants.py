@@ -577,9 +577,8 @@ def _as_long(ctx: RankContext, compressor: Compressor) -> Check:
 
     lengths = [length() for _ in range(DRAWS)]
     wanted = min(MOST_DRAWS, math.ceil((stdev(lengths) / LENGTH_ERROR) ** 2))
-    lengths += [
-        length() for _ in range(max(ctx.gather(wanted)) - DRAWS)
-    ]  # all ranks draw equally often, because each draw is a collective
+    # All ranks draw equally often, because each draw is a collective.
+    lengths += [length() for _ in range(max(ctx.gather(wanted)) - DRAWS)]
     error = stdev(lengths) / len(lengths) ** 0.5
     off = abs(fmean(lengths) - 1)
     limit = SURE_OF_LENGTH * error + ROUNDING

@@ -235,9 +235,7 @@ class Loaders:
         @functools.wraps(hand)
         def handed(iterator: Any) -> Any:
             seen = getattr(iterator, _SEEN, None)
-            if (
-                seen is None
-            ):  # a subclass of the iterator did not call its base class's ``__init__``
+            if seen is None:  # the iterator's class did not call ``__init__`` of its base class
                 return hand(iterator)
             sizes = getattr(iterator, _SIZES)
             self.handing = True

@@ -68,9 +68,7 @@ class Observed:
         """Forget all observations so far."""
         self.sentences = StepSequence()
         self.looking = True  # whether samples of this update cycle are hashed and not only counted
-        self.ahead_s: dict[
-            int, float
-        ] = {}  # for each update cycle, the time before backward passes
+        self.ahead_s: dict[int, float] = {}  # by update cycle, the time before backward passes
         #: For each of the last forward passes, the id of its root, its start and its end.
         self.forwards_ns = deque[tuple[int, int, int]](maxlen=FORWARDS)
         self._called = 0  # id of the root whose forward pass is running

@@ -20,8 +20,8 @@ WRITABLE = "SCALEPROOF_WRITABLE"
 #: File systems of the kernel, which hold devices, shared memory and settings of processes. They are
 #: always writable, because they hold no files of the user.
 _KERNEL = ("/dev", "/proc", "/sys")
-#: Names of cache folders and files, such as ``~/.cache``, ``__pycache__`` and ``labels.cache``. They
-#: remain writable.
+#: Names of cache folders and files, such as ``~/.cache``, ``__pycache__`` and ``labels.cache``.
+#: They remain writable.
 _CACHE = re.compile(r"caches?_*$", re.IGNORECASE)
 #: Environment variables that name a cache, in addition to those with CACHE in their name.
 _CACHE_HOMES = {"HF_HOME", "TORCH_HOME"}

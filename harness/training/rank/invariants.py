@@ -60,7 +60,7 @@ class GradientSums:
     steps: int = 1
 
     def __add__(self, other: Self) -> GradientSums:
-        """Return the sums over the steps of both."""
+        """Return the sums over the steps of both objects."""
         return GradientSums(
             self.of_rank + other.of_rank, self.made + other.made, self.steps + other.steps
         )

@@ -498,7 +498,7 @@ def _skips(watch: Watch) -> bool:
 
 
 def _is_usual(watch: Watch, begin: int) -> bool:
-    """Return whether the step that begins with cycle ``begin`` has about the median of rows."""
+    """Return whether the step from cycle ``begin`` on has about the median number of rows."""
     usual = float(np.median(_rows_of_steps(watch)))
     return abs(_main(watch).came(begin, begin + watch.period) - usual) <= FEW * usual
 

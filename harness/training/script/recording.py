@@ -259,7 +259,9 @@ class Recording:
                 hosts.append(self._take(rank))
             except RuntimeError as error:  # the rank stored nothing, or the store has ended
                 waited = isinstance(error, dist.DistError)
-                missing[rank] = f"left nothing within {LEAVE_S:.0f} s" if waited else str(error)
+                missing[rank] = (
+                    f"stored no results within {LEAVE_S:.0f} s" if waited else str(error)
+                )
                 hosts.append(hosts[-1])
         document = Recorded(
             case=self._case(hosts),

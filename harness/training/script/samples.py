@@ -88,8 +88,8 @@ def first_input(
     With ``leaves``, a leaf that requires a gradient is accepted, such as the coordinates of a
     differential equation. If the training uses a loader, such a leaf must not be accepted: it is an
     adversarial perturbation of samples that also arrive unchanged. With ``made``, a computed tensor
-    is accepted. This is correct as long as no module has had samples, because no module can have
-    computed the tensor from samples then.
+    is accepted. This is correct only if no module has had samples so far, because no module can
+    have computed the tensor from samples then.
     """
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim():

@@ -75,8 +75,8 @@ SCALE = 5e-3
 #: Number of shards up to which ``SCALE`` applies. With more shards, the limit grows with the square
 #: root of their number.
 SCALE_SHARDS = 8
-#: Largest limit of the scale that replicates can justify. They are used if layers round differently
-#: from the reference.
+#: Largest value to which replicates can raise the limit ``SCALE``. Replicates are used if layers
+#: round differently from the reference.
 SCALE_WIDEST = 2e-2
 
 #: Number of replicates (reference training runs with other rounding errors). An update is compared
@@ -300,7 +300,7 @@ def _train(
     trained: list[list[Batch]] = []
     seen: list[Sequence[object]] = []
     period = gate_checks.period(loaded, case, ctx)
-    # The first step of the last whole period that has no short batch.
+    # This step begins the last whole period without a short batch.
     first = STEPS - period - bool(sampler.of(STEPS - 1))
     counter = gate_checks.ByteCounter(ctx, range(first, first + period))
     finite = True

@@ -15,9 +15,10 @@ def other_threads() -> Mapping[str, str]:
     }
 
 
-#: Threads, by id, that a tool started in this process before it ran any code (Nsight Systems does).
-#: They are allowed, because a tool that injects itself into every process must survive a fork.
-#: Threads that Python started are excluded, because a ``sitecustomize`` may have started them.
+#: Maps ids to names of threads that a tool such as Nsight Systems started in this process before
+#: the process ran any code. They are allowed, because a tool that injects itself into every process
+#: must survive a fork. Threads that Python started are excluded, because a ``sitecustomize`` may
+#: have started them.
 INJECTED = {
     thread: name
     for thread, name in other_threads().items()
@@ -28,8 +29,8 @@ INJECTED = {
 def started_threads() -> list[str]:
     """Return the names of the threads that this program or its imports have started.
 
-    A tool may start its threads again in a forked process. They are then recognised by their names,
-    unless that is also the name of the process.
+    Threads of a tool are left out. A tool may start them again in a forked process. They are then
+    recognised by their names, unless a thread has the same name as the process.
     """
     process = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     names = {name for name in INJECTED.values() if name != process}

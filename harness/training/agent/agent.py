@@ -64,11 +64,11 @@ from harness.training.observe import intake, threads
 from harness.training.rank.sources import pass_over, sources
 from harness.training.script import workplace
 
-#: Seconds between two looks at the worlds that are running.
+#: Seconds between two checks of the running worlds.
 POLL_S = 0.1
-#: Least seconds between two reports of the ranks' heartbeats.
+#: Shortest time in s between two reports of the ranks' heartbeats.
 BEAT_S = 0.2
-#: Seconds to wait for the program. An agent that is started by hand may be up long before it.
+#: Seconds to wait for the program. A user may start an agent long before the program.
 JOIN_S = 600.0
 #: Seconds to wait for a connection to another node.
 REACH_S = 1.0
@@ -78,7 +78,7 @@ PIECE = 1 << 24
 
 
 def reaches(address: Address) -> bool:
-    """Return whether a connection to the listening socket of another node can be made."""
+    """Return whether this node can connect to the listening socket of another node."""
     try:
         socket.create_connection((address.host, address.port), timeout=REACH_S).close()
     except OSError:
@@ -90,7 +90,7 @@ class Agent:
     """An agent that serves one program over one channel.
 
     ``scratch`` is the folder in which ranks write if they do not share a disk with the program.
-    ``order`` is the number of this node that a scheduler gave, or -1.
+    ``order`` is the number that a scheduler gave to this node, or -1.
     """
 
     def __init__(self, channel: Channel, address: str, order: int, scratch: Path | None) -> None:
@@ -130,12 +130,12 @@ class Agent:
                 pass
         except Exception as error:
             why = error.what if isinstance(error, ScaleproofError) else last_line(error)
-            with contextlib.suppress(OSError):  # the program may be gone
+            with contextlib.suppress(OSError):  # the program may have ended
                 self.channel.send({"ends": why})
             raise
         finally:
             # SIGTERM often arrives when the channel closes. If it arrives right here, ``_stop``
-            # raises once, and the worlds must still be ended.
+            # raises SystemExit once, and the worlds must still be ended.
             try:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             finally:
@@ -216,16 +216,16 @@ class Agent:
     def dismiss(self, world: World) -> None:
         """Clean up after a world that has ended, and report how its ranks ended.
 
-        Only the result files of its ranks stay.
+        Only the result files of its ranks are kept.
         """
         self.worlds.remove(world)
-        # The world that an orphaned process belongs to is unknown, so orphans are only ended when
-        # no world is running.
+        # The agent does not know which world an orphaned process belongs to. It therefore ends
+        # orphans only when no world is running.
         if not self.worlds:
             evidence.end()
         world.beats_file.unlink(missing_ok=True)  # a script may have removed the folder
         for copy in (*world.out.glob("work*"), *workplace.temporaries(world.out)):
-            shutil.rmtree(copy, ignore_errors=True)  # files that a script has left there
+            shutil.rmtree(copy, ignore_errors=True)  # a script may have left files there
         if self.scratch is not None:
             self.ship(world)
         self.say(world, {"ended": [to_doc(world.ends[end]) for end in sorted(world.ends)]})
@@ -237,7 +237,7 @@ class Agent:
                 self.door.accept()[0].close()
 
     def ship(self, world: World) -> None:
-        """Send the files that the ranks left to the program, and remove them.
+        """Send the files that the ranks wrote to the program, and remove them here.
 
         A rank may already have removed the folder.
         """
@@ -251,15 +251,15 @@ class Agent:
 
 
 def last_line(error: Exception) -> str:
-    """Return an unexpected error as the last line of its traceback, with file and line number."""
+    """Return the last line of an unexpected error's traceback, with file and line number."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
 
 
 def not_forkable() -> str:
-    """Return what was started in this process that a forked rank would inherit in a broken state.
+    """Return why this process cannot fork ranks: the threads or the driver that it has started.
 
-    These are threads or a GPU driver. The result is "" if there is neither.
+    A forked rank would inherit them in a broken state. The result is "" if there are none.
     """
     if started := started_threads():
         return f"threads {', '.join(started)}"
@@ -267,25 +267,25 @@ def not_forkable() -> str:
 
 
 def stay_forkable() -> None:
-    """Raise LaunchError if a rank forked now would inherit a broken lock or driver."""
+    """Raise LaunchError if a newly forked rank would inherit a broken lock or driver."""
     if started := not_forkable():
         raise LaunchError(
             f"the agent has started {started}: it cannot fork ranks",
             where="agent",
-            expected="a single thread and no GPU driver, whatever plugins of torch import",
+            expected="a single thread and no GPU driver after the imports of torch and its plugins",
             fix="python -X importtime -c 'import torch' 2>&1 | grep -v ' torch'",
         )
 
 
 def preload_compiler() -> None:
-    """Import Inductor, unless its import starts a thread.
+    """Import Inductor in this process, unless its import starts a thread or a driver.
 
-    Otherwise the import would cost 0.9 s in every rank that compiles. A child process tries it
-    first, because Inductor's imports may look for GPUs and thereby start threads.
+    Without this, the import would cost 0.9 s in every rank that compiles. A child process tries the
+    import first, because Inductor's imports may look for GPUs and thereby start threads.
     """
 
     def tried() -> str:
-        """Import Inductor, and return what that has started."""
+        """Import Inductor, and return the threads or the driver that the import has started."""
         importlib.import_module(COMPILER)
         return not_forkable()
 
@@ -294,9 +294,9 @@ def preload_compiler() -> None:
 
 
 def preload() -> None:
-    """Import the modules that torch imports lazily.
+    """Import modules that torch imports lazily, and the strategies and compressors of this package.
 
-    Otherwise this would cost 1.0 s in every rank that trains.
+    Without this, the imports would cost 1.0 s in every rank that trains.
     """
     parameter: Any = torch.nn.Parameter(torch.empty(0))
     torch.optim.AdamW([parameter])
@@ -304,19 +304,20 @@ def preload() -> None:
     shipped = Catalogue().entries
     for entry in (e for kind in ("strategies", "compressors") for e in shipped[kind].values()):
         if entry.shipped:  # a user's file is imported after the fork, by the rank that needs it
-            with contextlib.suppress(ImportError):  # reported when a case uses the file
+            with contextlib.suppress(ImportError):  # the error is reported if a case uses the file
                 importlib.import_module(entry.module)
-    sources()  # digests this package now, because later edits do not affect the forked ranks
+    sources()  # compute digests now, because later edits do not affect the forked ranks
     intake.prepare()
     for name in ("torch.profiler._cupti_monitor", "torch.testing._internal.distributed.fake_pg"):
-        with contextlib.suppress(ImportError):  # not every supported version of torch has it
+        with contextlib.suppress(ImportError):  # some supported versions of torch do not have it
             importlib.import_module(name)
     pass_over()
 
 
 def scheduled_order() -> int:
     """Return this agent's number among all agents as Slurm or Kubernetes set it, or -1."""
-    # The number of the first agent in this group of equal nodes.
+    # The scheduler numbers the agents of each group of equal nodes separately. This is the number
+    # of the first agent in the group.
     first = int(os.environ.get("SCALEPROOF_FIRST", "0"))
     for name in ("SLURM_PROCID", "JOB_COMPLETION_INDEX"):
         if name in os.environ:
@@ -325,24 +326,24 @@ def scheduled_order() -> int:
 
 
 def secret(file: Path | None) -> bytes:
-    """Return the token, from its file or from a variable that a cluster gives to this pod only."""
+    """Return the token from its file, or from an environment variable that only this pod has."""
     if file is not None:
         return read_token(file)
     return os.environ.pop("SCALEPROOF_TOKEN", "").encode()
 
 
 def _stop(number: int = 0, frame: FrameType | None = None) -> NoReturn:
-    """Exit, and ignore further SIGTERM signals on the way; a signal handler."""
+    """Signal handler: exit, and ignore further SIGTERM signals meanwhile."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(0)
 
 
 def main(argv: list[str]) -> int:
-    """Run the agent as the top of this file describes, and return the exit status."""
+    """Run the agent with the options that the module docstring lists; return the exit status."""
     parser = argparse.ArgumentParser(prog="scaleproof jobs join", description=__doc__)
-    parser.add_argument("--fd", type=int, help="an inherited socket")
+    parser.add_argument("--fd", type=int, help="number of an inherited socket")
     parser.add_argument(
-        "--parent", type=int, help="process id of the parent; the agent ends with it"
+        "--parent", type=int, help="process id of the parent; the agent ends when it ends"
     )
     parser.add_argument("--join", metavar="HOST:PORT")
     parser.add_argument("--token-file", type=Path, metavar="FILE")
@@ -353,7 +354,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--order", type=int, default=scheduled_order(), help="this node's number")
     asked = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
-    # Ctrl-C is meant for the program that started this agent.
+    # If a program has started this agent, Ctrl-C is meant for the program.
     signal.signal(signal.SIGINT, _stop if asked.fd is None else signal.SIG_IGN)
     if asked.parent:
         threads.die_with_parent(asked.parent, signal.SIGTERM)

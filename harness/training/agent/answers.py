@@ -27,16 +27,17 @@ from harness.training.contract import placed, problems
 from harness.training.describe import describe
 from harness.training.observe import threads
 
-#: Seconds for an answer. It includes importing a user's files and building a model on meta tensors.
+#: Longest time for an answer in s. A child must import a user's files in this time, and build a
+#: model on meta tensors.
 DESCRIBE_S = 60.0
-#: Fields of a case. Cases with equal values in all of them share most of the computed facts.
+#: Cases with equal values in all of these fields share most of the computed facts.
 MODEL = ("model", "size", "seq_len", "precision", "checkpoint")
 
 
 def in_child(function: Callable[[], Json]) -> Json:
     """Call a function in a forked child, and return ``{"ok": result}`` or ``{"error": message}``.
 
-    A user's files are thus never imported into the agent. Their output is discarded, and a child
+    The agent thus never imports a user's files. The output of these files is discarded, and a child
     that does not answer is killed.
     """
     return in_children([function])[0]
@@ -69,7 +70,11 @@ def in_children(functions: Sequence[Callable[[], Json]]) -> list[Json]:
 
 @dataclass
 class _Child:
-    """A forked process that writes one answer, and the bytes that it has written so far."""
+    """A forked process that writes one answer. ``text`` holds the bytes that have arrived so far.
+
+    ``reader`` is the reading end of the pipe, and ``closed`` is True when the child has closed it.
+    ``deadline`` is the time in s of the monotonic clock until which the child must answer.
+    """
 
     pid: int
     reader: int
@@ -78,7 +83,7 @@ class _Child:
     closed: bool = False
 
     def hear(self) -> None:
-        """Read what the child has written, and note if it has closed the pipe."""
+        """Read what the child has written, and notice whether it has closed the pipe."""
         chunk = os.read(self.reader, 1 << 16)
         self.text += chunk
         self.closed = not chunk
@@ -145,11 +150,11 @@ def describe_all(requests: Sequence[Mapping[str, Json]]) -> list[Json]:
 
 
 def _parts(requests: Sequence[Mapping[str, Json]]) -> list[list[int]]:
-    """Return the indices of the requests that each child answers.
+    """Divide the requests among children, and return the indices of the requests of each child.
 
-    Cases of the same model are together, because they share the facts of the model. Cases with the
-    same user's files are together, because they share the imports. Models are distributed over all
-    cores.
+    Cases of the same model go to the same child, because they share the facts of the model. Cases
+    with the same user's files go to the same child, because they share the imports. Models are
+    distributed over all cores.
     """
     by_files: dict[str, list[int]] = {}
     by_model: dict[str, list[int]] = {}
@@ -174,7 +179,7 @@ def _describe(requests: Sequence[Mapping[str, Json]]) -> Json:
 
 
 def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
-    """Return the description of one case, or why it has an error or is not supported."""
+    """Return the description of one case, its error, or the reason why it is not supported."""
     try:
         loaded = load(files)
     except Exception as error:
@@ -201,7 +206,7 @@ def _described(case: CaseSpec, files: Mapping[str, str]) -> Json:
 
 
 def _installed(package: str) -> bool:
-    """Return whether a package is installed here; extras, as in ``ray[train]``, are ignored."""
+    """Return whether a package is installed here, without regard to extras as in ``ray[train]``."""
     try:
         metadata.version(package.partition("[")[0])
     except metadata.PackageNotFoundError:
@@ -212,7 +217,8 @@ def _installed(package: str) -> bool:
 def observed() -> dict[str, Json]:
     """Return the facts of this machine: fields of ``wire.messages.Node``, and ``near``.
 
-    A forked child collects them, because NVML's library may start threads that would stay.
+    ``near`` lists the CPUs next to each GPU. A forked child collects the facts, because NVML's
+    library may start threads that would remain in the agent.
     """
     here: dict[str, Json] = answered(
         lambda: {
@@ -227,12 +233,12 @@ def observed() -> dict[str, Json]:
 
 
 def examined() -> Json:
-    """Return the current state of this machine, as a forked child has examined it."""
+    """Return the current state of this machine. A forked child examines it."""
     return answered(examination)
 
 
 def answered(function: Callable[[], Json]) -> Json:
-    """Return the result of a function in a forked child; raise LaunchError if it fails."""
+    """Call a function in a forked child, and return its result. Raise LaunchError if it fails."""
     answer = in_child(function)
     if "error" in answer:
         raise LaunchError(

@@ -1,7 +1,7 @@
 """A process that reads the GPUs of a world while it runs: clocks, power, throttling, energy.
 
-It also sets the case's power cap on them, and restores the old limit when the world is over. It is
-a separate process, because the agent could not fork ranks if it loaded a driver or started a
+It also sets the case's power cap on the GPUs, and restores the old limit when the world has ended.
+It is a separate process, because the agent could not fork ranks if it loaded a driver or started a
 thread.
 """
 
@@ -21,15 +21,15 @@ EVERY_S = 1.0
 EVERY_PROFILED_S = 0.1
 #: Seconds to wait for the last reading; a lost device may never answer.
 LAST_S = 2.0
-#: Seconds after which a killed process is gone, unless it hangs in the driver.
+#: Seconds within which a killed process ends, unless it hangs in the driver.
 KILLED_S = 0.5
 
 
 class Follower:
     """A forked process that reads the devices until it is stopped.
 
-    ``first`` is the agent's first rank, after which the file of the readings is named. ``places``
-    returns the indices of the devices; it is called in the forked process. ``private`` are the
+    ``first`` is the agent's first rank, which appears in the name of the readings' file. ``places``
+    returns the indices of the devices. It is called in the forked process. ``private`` are the
     agent's sockets, which the process closes.
     """
 
@@ -69,7 +69,7 @@ class Follower:
     def ended(self) -> bool:
         """Return whether the process has ended.
 
-        The first call asks it to end. It is killed if it still runs after ``LAST_S`` seconds.
+        The first call sends it SIGTERM. A later call kills it if ``LAST_S`` seconds have passed.
         """
         if self._pid is None:
             return True
@@ -84,10 +84,10 @@ class Follower:
         return self._pid is None
 
     def kill(self) -> None:
-        """End the process at once; its readings are already written.
+        """End the process immediately; it has already written its readings.
 
-        A process that has set a power cap may restore the old one first. A process that hangs in
-        the driver is not waited for, because no signal reaches it there.
+        A process that has set a power cap may restore the old cap first. This function does not
+        wait for a process that hangs in the driver, because no signal reaches it there.
         """
         for number in (signal.SIGTERM, signal.SIGKILL) if self._cap_w else (signal.SIGKILL,):
             if self._pid is None:
@@ -103,5 +103,5 @@ class Follower:
 
 
 def _stopped(seconds: float) -> bool:
-    """Wait for the agent's signal for some seconds, and return whether it has arrived."""
+    """Wait up to ``seconds`` for the agent's signal, and return whether it has arrived."""
     return signal.sigtimedwait({signal.SIGTERM}, seconds) is not None

@@ -22,9 +22,10 @@ from harness.training.observe import threads
 from harness.training.rank.rank import leave, run_rank
 from harness.training.rank.setup import RankPlace, cpus_of
 
-#: Seconds of one period of running and waiting of a slowed rank. It is shorter than most steps.
+#: A slowed rank runs and waits once in each period of this many seconds. Most steps are longer.
 PERIOD_S = 0.02
-#: Root folder, quota file and format of the quota, for cgroup v2 and then v1.
+#: Root folder, quota file and format of the quota. The first entry is for cgroup v2, the second for
+#: v1.
 GROUPS = (
     (Path("/sys/fs/cgroup"), "cpu.max", "{quota} {period}"),
     (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "{quota}"),
@@ -32,10 +33,10 @@ GROUPS = (
 
 
 class Straggler:
-    """A process that is slowed down on purpose: it gets ``share`` of its core's time.
+    """A process that is slowed down on purpose. It gets the fraction ``share`` of its core's time.
 
-    ``way`` is "quota" if a control group limits it, or "duty cycle" if a helper process stops and
-    continues it.
+    ``way`` is "quota" if a control group limits the process. It is "duty cycle" if a helper process
+    stops and continues it.
     """
 
     def __init__(
@@ -68,13 +69,13 @@ class Straggler:
 def _limited(pid: int, share: float, root: Path, file: str, form: str) -> Path | None:
     """Move a process into a new control group with a quota, and return the group's folder.
 
-    Return None if this user may not make one.
+    Return None if this user is not allowed to make a control group.
     """
     group = root / f"scaleproof-{pid}"
     period = round(PERIOD_S * 1e6)
     if not (root / "cgroup.procs").is_file():
         return None
-    for stale in root.glob("scaleproof-*"):  # empty groups of agents that were killed
+    for stale in root.glob("scaleproof-*"):  # killed agents may have left empty groups
         with contextlib.suppress(OSError):
             stale.rmdir()
     try:
@@ -91,7 +92,7 @@ def _limited(pid: int, share: float, root: Path, file: str, form: str) -> Path |
 
 
 def _tell(file: Path, text: str) -> None:
-    """Write to an existing file of the kernel; raise OSError if there is none."""
+    """Write to an existing file of the kernel; raise OSError if it does not exist."""
     with file.open("r+", encoding="utf-8") as handle:
         handle.write(text)
 
@@ -118,16 +119,17 @@ def _fork_duty(pid: int, share: float) -> int:
         os._exit(0)
 
 
-#: Seconds after the first failure of a rank in which the other ranks can write their errors.
+#: Seconds that the other ranks have to write their errors after the first failure of a rank.
 GRACE_S = 1.0
-#: Seconds after which a rank that has exceeded its deadline is examined again before it is ended.
+#: Seconds after which a rank that has exceeded its deadline is checked again. If it is still late,
+#: the world is ended.
 CONFIRM_S = 0.5
 
 
 def device_of(rank: int, share: Share, num_visible: int, per_rank: int = 1) -> int:
     """Return the index of a rank's first device among the devices that this agent sees.
 
-    A scheduler may show all devices of a node to each of its tasks, or a part of them to each task.
+    A scheduler may make all devices of a node visible to each of its tasks, or only some to each.
     """
     if share.agents > 1 and num_visible < share.agents * per_rank:
         return (rank - share.first) * per_rank
@@ -232,10 +234,10 @@ class World:
             leave(code)
 
     def _meet(self, rank: int, listener: socket.socket | None) -> dist.Store:
-        """Return a rank's client of the rendezvous store; rank 0 also serves the store.
+        """Return a rank's client of the rendezvous store. Rank 0 also serves the store.
 
-        Rank 0 serves on the socket that the agent has already bound, so no other process can take
-        the port in between.
+        Rank 0 uses the socket that the agent has already bound, so no other process can take the
+        port in the meantime.
         """
         timeout = timedelta(seconds=self.spec.deadlines.start_s)
         size = self.spec.case.world_size
@@ -255,7 +257,7 @@ class World:
         )
 
     def _places(self) -> set[int]:
-        """Return the indices of the visible devices of this node's ranks."""
+        """Return the indices, among the visible devices, of the devices of this node's ranks."""
         visible = torch.cuda.device_count()
         if StandIn.SHARED_GPU in self.spec.case.stand_in:
             return set(range(visible))
@@ -265,18 +267,18 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have ended, and the process that reads their devices, too."""
+        """Whether all ranks and the process that reads their devices have ended."""
         if len(self.ends) < self.share.count:
             return False
         return self._follower is None or self._follower.ended()
 
     def seen(self) -> list[tuple[int, int, float]]:
-        """Return the phase, the step and the seconds since the last heartbeat of every rank."""
+        """Return, for every rank, its phase, its step and the seconds since its last heartbeat."""
         beats = (self.beats.read(rank) for rank in self.ranks)
         return [(int(phase), step, silent) for phase, step, silent in beats]
 
     def reap(self, rank: int) -> None:
-        """Collect the exit status of a rank that has ended, with its evidence."""
+        """Collect the exit status and the evidence of a rank that has ended."""
         straggler = self.stragglers.pop(rank, None)
         if straggler is not None:
             straggler.release()

@@ -1,4 +1,5 @@
-"""Let trainings of other frameworks measure themselves; a framework is imported only when used.
+"""Let trainings of other frameworks measure themselves.
 
-Each function takes the arguments of ``measure_steps``.
+Each function takes the arguments of ``measure_steps``. A framework is imported only when its
+function is called.
 """

@@ -3,7 +3,7 @@
 accelerator = Accelerator()
 harness.accelerate_recording(accelerator, steps=50)
 
-A tracker of accelerate would not do, because trackers run on the main process only.
+A tracker of accelerate is not sufficient, because trackers run only on the main process.
 """
 
 import functools
@@ -13,10 +13,11 @@ from harness.training.script.recording import Recording
 
 
 def accelerate_recording(accelerator: Any, name: str = "", **window: Any) -> Recording:
-    """Record one window of an ``Accelerator``'s training, from here to its ``end_training``.
+    """Record one window of a training that uses an ``Accelerator``.
 
-    ``window`` has the arguments of ``measure_steps``. ``run`` of the returned recording is the
-    folder of the record, on rank 0.
+    The recording begins with this call and ends with ``accelerator.end_training``. ``window`` takes
+    the arguments of ``measure_steps``. On rank 0, ``run`` of the returned recording is the folder
+    of the record.
     """
     recording = Recording(name, **window)
     end_training = accelerator.end_training

@@ -14,8 +14,8 @@ from harness.training.script.recording import Recording
 def lightning_callback(name: str = "", **window: Any) -> Any:
     """Return a ``Callback`` that records one window of the training.
 
-    ``window`` has the arguments of ``measure_steps``. ``recording.run`` of the callback is the
-    folder of the record, on rank 0.
+    ``window`` takes the arguments of ``measure_steps``. On rank 0, ``recording.run`` of the
+    callback is the folder of the record.
 
     Raises:
         ImportError: if neither lightning nor pytorch_lightning is installed.
@@ -25,19 +25,17 @@ def lightning_callback(name: str = "", **window: Any) -> Any:
     Callback: Any = library.Callback
 
     class LightningRecording(Callback):  # type: ignore[misc]
-        """A callback that records from the start of the Trainer to its end, or to its error."""
+        """A callback that records from the start of the Trainer until it ends or fails."""
 
         def __init__(self) -> None:
             self.recording = Recording(name, **window)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            """Pickle the call that makes the callback, so that it reaches ranks that Lightning
-            spawns.
-            """
+            """Pickle the call that makes the callback, because Lightning may spawn the ranks."""
             return functools.partial(lightning_callback, name, **window), ()
 
         def on_fit_start(self, *_: Any) -> None:
-            self.recording.prepare()  # the Trainer makes its loaders before the training starts
+            self.recording.prepare()  # the Trainer makes loaders before the training starts
 
         def on_train_start(self, *_: Any) -> None:
             self.recording.begin()

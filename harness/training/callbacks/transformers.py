@@ -11,8 +11,8 @@ from harness.training.script.recording import Recording
 def transformers_callback(name: str = "", **window: Any) -> Any:
     """Return a ``TrainerCallback`` that records one window of the training.
 
-    ``window`` has the arguments of ``measure_steps``. ``recording.run`` of the callback is the
-    folder of the record, on rank 0.
+    ``window`` takes the arguments of ``measure_steps``. On rank 0, ``recording.run`` of the
+    callback is the folder of the record.
 
     Raises:
         ImportError: if transformers is not installed.
@@ -20,7 +20,7 @@ def transformers_callback(name: str = "", **window: Any) -> Any:
     from transformers import TrainerCallback
 
     class TransformersRecording(TrainerCallback):  # type: ignore[misc,unused-ignore]
-        """A callback that records from the start of the Trainer to its end."""
+        """A callback that records from the start of the Trainer until its end."""
 
         def __init__(self) -> None:
             self.recording = Recording(name, **window)

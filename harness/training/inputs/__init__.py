@@ -1,1 +1,4 @@
-"""Sources of batches, one file each, with a head of INPUT and KNOBS and a function ``feed``."""
+"""Sources of batches. Each file is one input.
+
+It has a head with the literals ``INPUT`` and ``KNOBS``, and a function ``feed``.
+"""

@@ -29,10 +29,10 @@ RANGES = dict(
     dataset_mb=(0.001, 1e6),
 )  # fmt: skip
 
-#: Number of samples that are generated and written at a time.
+#: Number of samples that are generated and written in one operation.
 CHUNK = 256
-#: A worker's process id, its seconds of reading and of decoding, and the bytes that disks
-#: delivered.
+#: The work for one batch: the process id of the worker, its seconds of reading, its seconds of
+#: decoding, and the bytes that disks delivered to it.
 Work: TypeAlias = tuple[int, float, float, int]
 
 
@@ -40,8 +40,10 @@ Work: TypeAlias = tuple[int, float, float, int]
 class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
     """A data set of ``rows`` samples in files of ``per_file`` samples.
 
-    Higher sample numbers repeat these samples. ``cold`` removes data from the page cache right
-    after it was read, so that disks deliver all data.
+    Higher sample numbers repeat these samples. If ``cold``, data is removed from the page cache
+    right after it was read, so that disks must deliver all data. ``kinds`` holds the shape, the
+    dtype and the number of bytes of a sample's inputs and of its targets. ``decode_s`` is the CPU
+    time in s that decoding a sample takes. ``opened`` maps numbers of files to their descriptors.
     """
 
     folder: Path
@@ -53,7 +55,7 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
     opened: dict[int, int] = field(default_factory=dict)
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, float, float]:
-        """Return inputs and targets of a sample, and the seconds of reading and of decoding."""
+        """Return a sample's inputs and targets, and the seconds that reading and decoding took."""
         began = time.perf_counter()
         raw = self.read(sample % self.rows)
         read = time.perf_counter()
@@ -70,11 +72,11 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
         if self.cold:
             os.posix_fadvise(self.opened[number], 0, 0, os.POSIX_FADV_DONTNEED)
         if len(raw) != size:
-            raise ValueError(f"{file_of(self.folder, number)} is too short: row {place} is cut off")
+            raise ValueError(f"{file_of(self.folder, number)} is too short: row {place} is missing")
         return raw
 
     def decoded(self, raw: bytes) -> tuple[Tensor, Tensor]:
-        """Return the tensors of a row, after as much CPU time as decoding is configured to take."""
+        """Return the tensors of a row, after using CPU time for ``decode_s`` seconds."""
         until = time.thread_time() + self.decode_s
         while time.thread_time() < until:
             pass
@@ -87,7 +89,7 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
         return inputs.view(input_shape), targets.view(target_shape)
 
     def write(self, source: Source) -> None:
-        """Write this rank's share of the files: every ``local_size``-th one."""
+        """Write every ``local_size``-th file, so that the ranks of a node write all files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files = -(-self.rows // self.per_file)
         for number in range(source.local_rank, files, source.local_size):
@@ -105,7 +107,10 @@ class Stored(Dataset[tuple[Tensor, Tensor, float, float]]):
 
 
 class Places:
-    """A batch sampler that yields the samples of each step of an epoch, whose steps can be set."""
+    """A batch sampler that yields the samples of each step of an epoch.
+
+    ``set_steps`` defines the steps of the next epoch.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -151,7 +156,7 @@ class Loading:
     def __call__(self, step: int) -> Batch:
         """Return the batch of a step.
 
-        If it was handed out before, the rank reads it again itself.
+        If the loader has already handed out this batch, this process reads it again.
         """
         if step < self.next:
             at_once = replace(self.stored, decode_s=0.0)
@@ -179,10 +184,10 @@ class Loading:
         pids = {pid for pid, *_ in self.work}
         at_work = pids - {os.getpid()}
         if len(at_work) < min(asked, len(self.work)) or (asked and os.getpid() in pids):
-            raise RuntimeError(f"{len(at_work)} of {asked} workers made batches")
+            raise RuntimeError(f"only {len(at_work)} of {asked} workers made batches")
         if self.knobs["cold"] and not sum(disk for *_, disk in self.work):
             where = self.stored.folder
-            raise RuntimeError(f"cold: no disk delivered any bytes, because {where} is in memory")
+            raise RuntimeError(f"cold=True, but no disk delivered data: {where} is in memory")
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -191,7 +196,7 @@ class Loading:
         return tuple(w.pid for w in getattr(iterator, "_workers", ()) if w.pid is not None)
 
     def took(self) -> dict[str, float]:
-        """Return seconds of reading and decoding, and bytes from disks, in a median step."""
+        """Return the medians over steps of reading time, decoding time and bytes from disks."""
         names = ("read_s", "decode_s", "disk_bytes")
         columns = list(zip(*self.work, strict=True))[1:]
         return {name: float(median(column)) for name, column in zip(names, columns, strict=True)}
@@ -216,7 +221,7 @@ def feed(source: Source, knobs: Knobs) -> Feed:
 
 
 def plain(source: Source, knobs: Knobs) -> Feed:
-    """Return a feed that makes the same batches without files, for a comparison of losses."""
+    """Return a feed that makes the same batches without files, to compare losses."""
     size = sum(tensor[0].nbytes for tensor in source.content(torch.zeros(1, dtype=torch.int64)))
     rows = rows_of(source, knobs, size)
 
@@ -228,8 +233,9 @@ def plain(source: Source, knobs: Knobs) -> Feed:
 
 
 def rows_of(source: Source, knobs: Knobs, size: int) -> int:
-    """Return the number of samples of ``size`` bytes on disk: all trained ones, or as many as
-    fit.
+    """Return the number of samples to store if each has ``size`` bytes.
+
+    These are all samples of the training, or as many as the knob ``dataset_mb`` allows.
     """
     sampler = source.sampler
     epochs = -(-source.steps // sampler.steps_per_epoch) if sampler.fresh else 1
@@ -237,7 +243,7 @@ def rows_of(source: Source, knobs: Knobs, size: int) -> int:
 
 
 def collated(samples: Sequence[tuple[Tensor, Tensor, float, float]]) -> tuple[Any, ...]:
-    """Return a batch's inputs, its targets, and the work of a worker for it."""
+    """Return the inputs and the targets of a batch, and the fields of ``Work`` for it."""
     inputs, targets, read, decode = zip(*samples, strict=True)
     return (
         torch.stack(inputs),

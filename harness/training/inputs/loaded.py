@@ -1,4 +1,4 @@
-"""Input ``loaded``: every step makes its own batch and waits for it."""
+"""Input ``loaded``: every step makes its batch itself and waits for it."""
 
 from harness.training.context import Knobs
 from harness.training.feeds import Feed, Source

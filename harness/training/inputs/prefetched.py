@@ -13,7 +13,7 @@ AHEAD = 2
 
 
 def feed(source: Source, knobs: Knobs) -> Feed:
-    """Return a feed that makes batches while earlier ones are trained on."""
+    """Return a feed that makes batches while the training uses earlier ones."""
     maker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
     waiting: dict[int, Future[Batch]] = {}
 

@@ -8,7 +8,7 @@ from harness.training.feeds import Feed, Source
 
 INPUT = dict(instead=())
 
-#: Largest number of bytes of prepared batches; later steps reuse the first batches.
+#: Largest number of bytes of prepared batches. If steps need more, they reuse the first batches.
 POOL_BYTES = 1 << 30
 
 
@@ -22,6 +22,6 @@ def feed(source: Source, knobs: Knobs) -> Feed:
             source.pooled(batches[-1].inputs)
             pool += batches[-1].inputs.nbytes + batches[-1].targets.nbytes
             known = len(batches)
-        else:  # reuse the content with new sample ids, so that each sample counts as consumed
+        else:  # reuse content with new sample ids, because each sample must be consumed once
             batches.append(replace(batches[step % known], ids=source.ids(step)))
     return batches.__getitem__

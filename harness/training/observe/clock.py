@@ -7,19 +7,20 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-#: Seconds within which a time stamp and a reading of the rank's clock count as simultaneous.
+#: A time stamp of the kernel and a reading of the rank's clock are treated as simultaneous if they
+#: are at most this many seconds apart.
 CLOSE_S = 0.0005
-#: Number of attempts to get such a pair.
+#: Largest number of attempts to get such a pair.
 TRIES = 20
 
-# Bound here, before a file of the user could replace them.
+# These are bound here, before a user's file can replace them.
 _utime, _fstat, _memfd_create = os.utime, os.fstat, os.memfd_create
 
 
 class Stamps:
-    """A source of times that the kernel takes, as modification times of a file in memory.
+    """A source of the kernel's time, read as the modification time of a file in memory.
 
-    Their resolution is the kernel's tick, 1 to 10 ms. They stay correct if a user's file replaces
+    Its resolution is the kernel's tick, 1 to 10 ms. It remains correct if a user's file replaces
     Python's clocks.
     """
 
@@ -51,22 +52,22 @@ class Stamps:
         return nearest
 
 
-#: Number of messages back and forth with which the offset of a clock is bounded.
+#: Number of round trips that are used to bound the offset of a clock.
 PINGS = 50
 
 
 class Clock:
-    """Bounds for the offset of this rank's clock to rank 0's, over a whole window."""
+    """Bounds for the offset between this rank's clock and rank 0's clock, over a whole window."""
 
     def __init__(self) -> None:
-        # A separate group uses sockets whatever the backend is, and does not disturb other groups.
+        # A separate group uses sockets with any backend, and does not disturb other groups.
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if several else None
         self._low = -(1 << 62)
         self._high = 1 << 62
 
     def handshake(self) -> None:
-        """Exchange PINGS messages between every rank and rank 0, one rank at a time (4 ms each).
+        """Exchange ``PINGS`` messages between every rank and rank 0, which takes 4 ms per rank.
 
         This is a collective of all ranks. The bounds of several calls are combined.
         """
@@ -82,7 +83,7 @@ class Clock:
             self._low = self._high = 0
 
     def _serve(self, peer: int) -> None:
-        """Bound the offset of a peer's clock on rank 0, and send the bounds to the peer."""
+        """On rank 0: bound the offset of a peer's clock, and send the bounds to the peer."""
         bounds = torch.tensor([-(1 << 62), 1 << 62])
         pong = torch.zeros(1, dtype=torch.int64)
         for _ in range(PINGS):
@@ -96,7 +97,7 @@ class Clock:
         dist.send(bounds, peer, self._group)
 
     def _answer(self) -> None:
-        """Answer rank 0 with this rank's times, and receive the bounds of the offset."""
+        """Send this rank's times to rank 0, and receive the bounds of the offset."""
         ping = torch.zeros(1, dtype=torch.int64)
         for _ in range(PINGS):
             dist.recv(ping, 0, self._group)
@@ -105,7 +106,8 @@ class Clock:
         bounds = torch.zeros(2, dtype=torch.int64)
         dist.recv(bounds, 0, self._group)
         low, high = bounds.tolist()
-        # After the first handshake the bounds only widen: the clock may have drifted in between.
+        # The first handshake sets the bounds. Later ones only widen them, because the clock may
+        # have drifted.
         if self._low > -(1 << 62):
             self._low = min(self._low, low)
             self._high = max(self._high, high)
@@ -115,7 +117,7 @@ class Clock:
 
     @property
     def offset_ns(self) -> int:
-        """This rank's clock minus rank 0's in ns: the middle of the bounds."""
+        """This rank's clock minus rank 0's clock in ns, estimated as the middle of the bounds."""
         return (self._low + self._high) // 2
 
     @property

@@ -19,10 +19,10 @@ from harness.launch.wire.messages import Collective
 from harness.record import CollectiveCount
 from harness.record.store import write_text
 
-#: The type of a signal handler in C. Python's handlers would run in the main thread, which never
-#: gets that far when the process aborts.
+#: The type of a signal handler in C. A handler in Python would run in the main thread, which does
+#: not run again when the process aborts.
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
-_HANDLERS: list[Any] = []  # keeps the handlers alive for as long as a signal may arrive
+_HANDLERS: list[Any] = []  # keeps the handlers alive, because a signal may arrive at any time
 
 
 def dump(path: Path, backend: str) -> None:
@@ -47,14 +47,14 @@ def dump_when_asked(path: Path, backend: str) -> None:
     """Write the last collectives to a file whenever SIGUSR2 arrives, and on SIGABRT.
 
     A separate thread waits for SIGUSR2, so this works while the main thread waits inside a
-    collective. gloo aborts a rank that receives another message than expected, which may be the
-    fault of another rank. Call this before any other thread exists, because all threads must
-    inherit that SIGUSR2 is blocked.
+    collective. SIGABRT matters because gloo aborts a rank that receives an unexpected message,
+    which may be the fault of another rank. Call this before any other thread exists: SIGUSR2 must
+    be blocked in all threads, and they inherit that.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 
     def listen() -> None:
-        """Wait for SIGUSR2 and write the collectives, again and again."""
+        """Write the collectives each time SIGUSR2 arrives."""
         while signal.sigwait({signal.SIGUSR2}):
             dump(path, backend)
 
@@ -62,7 +62,7 @@ def dump_when_asked(path: Path, backend: str) -> None:
     libc = ctypes.CDLL(None)
 
     def aborting(number: int) -> None:
-        """Write the collectives and all stacks before the process aborts."""
+        """Write the collectives and the stacks of all threads before the process aborts."""
         libc.signal(number, signal.SIG_DFL)
         dump(path, backend)
         faulthandler.dump_traceback(all_threads=True)
@@ -81,7 +81,7 @@ _BYTES = {
 }  # fmt: skip
 
 
-#: Public names of operations whose entries have another name under NCCL than under gloo.
+#: Maps the names that backends give to operations in the flight recorder to public names.
 _NAMES = {
     "_all_gather_base": "all_gather",
     "_allgather_base": "all_gather",
@@ -92,12 +92,13 @@ _NAMES = {
 
 #: Largest payload in bytes of a collective that carries a few values, such as a loss.
 SMALL = 64
-#: Collectives with more bytes than this carry gradients or parameters.
+#: A collective with a larger payload in bytes than this carries gradients or parameters.
 LARGE = 1024
-#: Number of entries that the recorder keeps in a correctness check, enough to count its traffic.
+#: Number of entries that the recorder keeps in a correctness check. They suffice to count the
+#: traffic of the check.
 COUNTED = 20_000
-#: Number of entries that it keeps otherwise, enough to see where ranks diverge. With more entries
-#: the memory of a rank would grow until all of them have been used once.
+#: Number of entries that the recorder keeps in other launches. They suffice to see where ranks
+#: diverge. With more entries, the memory of a rank would grow until all of them are used.
 LAST = 200
 
 
@@ -143,19 +144,20 @@ def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, Collective
 
 
 def small(backend: str, begin_ns: int, end_ns: int) -> int:
-    """Return how many collectives between two times carry single values: a loss, a norm or a flag.
+    """Return the number of collectives between two times that carry a loss, a norm or a flag.
 
-    Broadcasts are not counted, because they may carry a buffer, such as one of batch norm.
+    These are the collectives with at most ``SMALL`` bytes. Broadcasts are not counted, because they
+    may carry a small buffer, such as one of batch norm.
     """
     issued = [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
     return sum(0 < _payload(e) <= SMALL and name_of(e) != "broadcast" for e in issued)
 
 
 def within(backend: str, spans_ns: Iterable[tuple[int, int]], only: str = "") -> int:
-    """Return the input bytes of the collectives within these intervals.
+    """Return the input bytes of the collectives that were issued within these intervals.
 
-    ``only`` selects one operation. Otherwise all operations count except broadcasts, with which DDP
-    sends buffers.
+    ``only`` selects one operation. If it is empty, all operations are counted except broadcasts,
+    because DDP sends buffers with them.
     """
     records = [
         record
@@ -171,10 +173,10 @@ def within(backend: str, spans_ns: Iterable[tuple[int, int]], only: str = "") ->
 
 
 def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
-    """Return for each step the input bytes of its collectives that are larger than ``LARGE``.
+    """Return, for each step, the input bytes of those collectives that are larger than ``LARGE``.
 
-    ``edges_ns`` are the times at which steps begin, and the end of the last step. Steps whose
-    beginning the recorder has not kept are left out.
+    ``edges_ns`` lists the beginning of each step and the end of the last step. The recorder may
+    have dropped entries from the beginning of early steps. These steps are left out.
     """
     records = entries(backend)
     oldest = records[0]["time_created_ns"] if records else 0
@@ -199,7 +201,7 @@ def _totals(collectives: list[dict[str, Any]]) -> Mapping[str, CollectiveCount]:
     for entry in collectives:
         name = name_of(entry)
         if name == "recv":
-            continue  # the sending rank counts it
+            continue  # the sending rank counts this transfer
         count, seen = totals.get(name, (0, 0))
         totals[name] = (count + 1, seen + _payload(entry))
     return {

@@ -7,7 +7,7 @@ from typing import Any
 class Compilations:
     """A recorder of the times at which torch compiles forward and backward passes.
 
-    ``spans_ns`` are (begin, end) in ns of the wall clock.
+    ``spans_ns`` lists the beginning and the end of each compilation, in ns of the wall clock.
     """
 
     def __init__(self) -> None:
@@ -15,8 +15,8 @@ class Compilations:
         self._began_ns = 0
 
     def watch(self) -> None:
-        """Record compilations from now on."""
-        # Imported here, so that a rank that compiles nothing does not load it.
+        """Start to record compilations."""
+        # This import is here so that a rank that compiles nothing does not load the module.
         from torch._dynamo.callback import callback_handler
 
         callback_handler.register_start_callback(self._start)
@@ -32,10 +32,10 @@ class Compilations:
 
     @property
     def total_s(self) -> float:
-        """The seconds of all compilations together."""
+        """The total duration of all compilations in s."""
         return sum(end - begin for begin, end in self.spans_ns) / 1e9
 
     def within(self, window_ns: tuple[int, int]) -> bool:
-        """Return whether a compilation overlaps with the window."""
+        """Return whether a compilation overlaps the window."""
         begin, end = window_ns
         return any(e > begin and b < end for b, e in self.spans_ns)

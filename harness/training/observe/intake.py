@@ -16,7 +16,7 @@ from harness.training.context import parts
 from harness.training.data import hashed
 from harness.training.observe.tensor_values import pieces
 
-#: Number of elements that are hashed at a time. It limits the memory for their 64-bit copies.
+#: Number of elements that are hashed in one operation. It limits the memory for 64-bit copies.
 CHUNK = 1 << 22
 #: Up to this number of multipliers are cached, so that a row of tokens is hashed in a tenth of the
 #: time.
@@ -32,9 +32,9 @@ _ALONE = 1 << 14
 class Intake:
     """A recorder of the inputs of the model's first block, step by step.
 
-    Batches that were made beforehand (the pool) stay in memory, so they are hashed after the
-    window. Other inputs (loaded in the step, copied, cast) are hashed at once, because keeping them
-    would take memory.
+    Batches that were made before the window (the pool) stay in memory, so they are hashed after the
+    window. Other inputs (loaded in the step, copied, cast) are hashed immediately, because keeping
+    them would take memory.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Intake:
         self._ends: list[int] = []
 
     def pool(self, batch: Tensor) -> None:
-        """Register inputs that do not change until the window is over."""
+        """Register inputs that do not change until the window has ended."""
         self._pool.add(batch.untyped_storage().data_ptr())
 
     def watch(self, model: nn.Sequential) -> None:
         """Add the hook to a plain model.
 
-        Call this before a strategy wraps or shards the model; the hook stays with the block.
+        Call this before a strategy wraps or shards the model. The hook remains on the block.
         """
         pool = self._pool
         append = self._noted.append
@@ -74,9 +74,9 @@ class Intake:
         self._ends.append(len(self._noted))
 
     def rows(self) -> np.ndarray:
-        """Return int64 hashes of the distinct samples of each step, shape (steps, largest step).
+        """Return int64 hashes of the distinct samples of each step, shape (steps, most samples).
 
-        Rows are filled up with 0. Ranks that do not have the first block record no samples.
+        Rows are padded with 0. Ranks that do not have the first block record no samples.
         """
         return padded(list(self._by_step()))
 
@@ -92,7 +92,7 @@ class Intake:
 
 
 def padded(steps: list[np.ndarray]) -> np.ndarray:
-    """Return rows of unequal length as one int64 array, filled up with 0."""
+    """Return rows of unequal length as one int64 array, padded with 0."""
     filled = np.zeros((len(steps), max((len(step) for step in steps), default=0)), np.int64)
     for row, values in zip(filled, steps, strict=True):
         row[: len(values)] = values
@@ -102,7 +102,8 @@ def padded(steps: list[np.ndarray]) -> np.ndarray:
 def every_row_hashed(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return ``row_hashes`` of each tensor.
 
-    Many small tensors with rows of one kind are hashed together, in a tenth of the time.
+    Small tensors whose rows have the same shape and dtype are hashed together, which takes a tenth
+    of the time.
     """
     kinds = {(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) == 1 and sum(tensor.numel() for tensor in tensors) <= CHUNK:
@@ -113,10 +114,10 @@ def every_row_hashed(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:
-    """Return an int64 hash of the bits of each row, on the tensor's device; a hash is never 0.
+    """Return an int64 hash of the bits of each row, on the tensor's device. A hash is never 0.
 
-    ``room`` (int64) is used as work space if it is large enough. New memory of this size would have
-    to be mapped each time, which takes several times as long as the work itself.
+    ``room`` (int64) is used as a buffer if it is large enough. Without it, new memory of this size
+    must be mapped each time, which takes several times as long as the computation.
     """
     rows = x.detach().reshape(len(x), -1).contiguous()
     width = _WIDTHS[rows.element_size()]
@@ -136,7 +137,7 @@ def row_hashes(x: Tensor, room: Tensor | None = None) -> Tensor:
 def digest(tensors: Iterator[Tensor]) -> str:
     """Return a digest of all bits of these tensors in order, as 16 hexadecimal digits.
 
-    Of sharded tensors only this rank's part is included.
+    The digest includes only this rank's part of sharded tensors.
     """
     total = 0
     for number, piece in enumerate(piece for tensor in tensors for piece in pieces(tensor)):
@@ -146,7 +147,7 @@ def digest(tensors: Iterator[Tensor]) -> str:
 
 
 def prepare() -> None:
-    """Make the multipliers of the first columns in the agent, so that ranks need not do so."""
+    """Compute the multipliers of the first columns. The agent does this once for all its ranks."""
     if _prepared:
         return
     weights = torch.empty(PREPARED, dtype=torch.int64)
@@ -155,7 +156,7 @@ def prepare() -> None:
     _prepared.append(weights)
 
 
-#: The multipliers that ``prepare`` made; empty before.
+#: The multipliers that ``prepare`` computed. The list is empty before that.
 _prepared: list[Tensor] = []
 
 

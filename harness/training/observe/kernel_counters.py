@@ -1,4 +1,4 @@
-"""Read counters of the kernel for a window: bytes on sockets, bytes written, and CPU time."""
+"""Read counters of the operating system for a window: bytes sent, bytes written, CPU time."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _TRIES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Bytes that were sent and resent on the sockets since they were opened."""
+    """The bytes that the sockets of a process have sent, and sent again, since they were opened."""
 
     sent_bytes: int
     resent_bytes: int
 
     def since(self, before: Wire) -> Wire:
-        """Return the difference to an earlier reading."""
+        """Return the bytes since an earlier reading."""
         return Wire(
             sent_bytes=self.sent_bytes - before.sent_bytes,
             resent_bytes=self.resent_bytes - before.resent_bytes,
         )
 
     def __add__(self, other: Wire) -> Wire:
-        """Return the sum of both."""
+        """Return the sum of two periods."""
         return Wire(
             sent_bytes=self.sent_bytes + other.sent_bytes,
             resent_bytes=self.resent_bytes + other.resent_bytes,
@@ -58,7 +58,7 @@ def read() -> Wire | None:
                 continue
             duplicate = os.dup(int(name))
         except OSError:
-            continue  # it was closed after it was listed
+            continue  # the descriptor was closed after it was listed
         with socket.socket(fileno=duplicate) as sock:
             if (
                 sock.family not in (socket.AF_INET, socket.AF_INET6)
@@ -77,7 +77,7 @@ def read() -> Wire | None:
 
 
 def _queued(sock: socket.socket) -> int:
-    """Return the bytes that wait to be sent or acknowledged; 0 for a listening socket."""
+    """Return the bytes that wait to be sent or acknowledged, or 0 for a listening socket."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, b"\0" * 4))[0])
     except OSError:
@@ -85,7 +85,7 @@ def _queued(sock: socket.socket) -> int:
 
 
 def _written(sock: socket.socket) -> tuple[int, int] | None:
-    """Return the bytes written to a socket and the bytes sent again.
+    """Return the bytes that were written to a socket, and the bytes that TCP had to send again.
 
     Return None if the kernel does not report them.
     """
@@ -102,16 +102,17 @@ def _written(sock: socket.socket) -> tuple[int, int] | None:
     return acked + queued, struct.unpack_from("Q", info, _RETRANSMITTED)[0]
 
 
-#: A mapping that is shared with the kernel only. libuv submits its socket operations through it.
+#: The name of a memory mapping that only the kernel shares. libuv submits its socket operations
+#: through it.
 KERNELS_OWN = "anon_inode:[io_uring]"
 #: The file descriptors of standard output and standard error.
 OUTPUT = (1, 2)
-#: Bytes of printed text that are examined at most.
+#: Largest number of bytes of printed text that are examined.
 MOST_READ = 1 << 26
 
 
 def written_bytes() -> int | None:
-    """Return the bytes that this process has passed to write calls, including those of sockets.
+    """Return the bytes that this process has written to files and sockets.
 
     Return None if the kernel does not report them.
     """
@@ -136,10 +137,10 @@ def printed() -> Mapping[tuple[int, int], tuple[int, int]]:
 
 
 def repeated_bytes(before: Mapping[tuple[int, int], tuple[int, int]]) -> int:
-    """Return the bytes that compression would save of the text printed since ``before``.
+    """Return the bytes that compression would save in the text that was printed since ``before``.
 
-    They cannot carry information to another process. Repeated warnings compress well, but gradients
-    that a rank might print to a file do not.
+    These bytes cannot carry information to another process. Repeated warnings compress well, but
+    gradients that a rank might print to a file do not.
     """
     saved = 0
     for file, (descriptor, size) in printed().items():
@@ -159,10 +160,10 @@ def helpers_cpu_s(pids: Sequence[int]) -> float:
 
 
 def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
-    """Return the names of the writable mappings that this process shares with other processes.
+    """Return the names of the writable memory mappings that this process shares with others.
 
-    Mappings made by its ``helpers`` are left out: the workers of a DataLoader pass batches in
-    shared memory, and use semaphores.
+    Mappings of its ``helpers`` are left out, because the workers of a DataLoader pass batches in
+    shared memory and use semaphores.
     """
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -185,11 +186,12 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
 class MeterReading:
     """The values of counters at one moment, or their growth between two moments.
 
-    A counter is None if the kernel does not report it. ``kernel_s`` is the kernel's clock,
-    ``own_s`` the rank's clock. ``cpu_s`` is the CPU time of the rank and its helpers. ``busy_s`` is
-    the time for which the rank's cores worked for any process. ``throttled_s`` is the time for
-    which a quota held the rank back. ``waited_s`` is the time for which its threads were ready but
-    had no core. All times are in s.
+    A counter is None if the kernel does not report it. ``kernel_s`` is the time on the kernel's
+    clock, and ``own_s`` the time on the rank's clock. ``cpu_s`` is the CPU time of the rank and its
+    helpers. ``busy_s`` is the time for which the rank's cores worked for any process.
+    ``throttled_s`` is the time for which a CPU quota stopped the rank. ``waited_s`` is the time for
+    which its threads were ready but had no core. All times are in s. ``written_bytes`` counts the
+    bytes that the rank wrote to files and sockets, and ``wire`` those on its sockets.
     """
 
     kernel_s: float
@@ -206,9 +208,9 @@ class MeterReading:
 class Meter:
     """A reader of the kernel's counters at the beginning and the end of the kept window.
 
-    The bytes are read later, by ``grown``, after all sent bytes were acknowledged. ``clock`` is the
-    clock that times the window, in s. ``helpers`` returns the ids of processes that work for this
-    one, whose CPU time is included.
+    ``grown`` reads the final number of bytes later, after all sent bytes have been acknowledged.
+    ``clock`` is the clock that times the window, in s. ``helpers`` returns the ids of processes
+    that work for this process. Their CPU time is included.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class Meter:
     def start(self) -> MeterReading:
         """Read the counters at the beginning of the kept window.
 
-        The constructor also calls it, so that the first call is not slower than later ones.
+        The constructor also calls this, so that the call at the window is not slower than usual.
         """
         wire = read()
         written = written_bytes()
@@ -237,7 +239,7 @@ class Meter:
         self._at_end = self._now()
 
     def grown(self) -> MeterReading:
-        """Return the growth of the counters over the window, and that of the bytes until now."""
+        """Return the growth of the counters over the window. Bytes are counted until this call."""
         before = self._before
         end = self._at_end
         wire = read()

@@ -1,7 +1,7 @@
-"""Measure the time that a compressor takes in each step: encoding, adding, decoding.
+"""Measure the time that a compressor takes in each step for encoding, adding and decoding.
 
-On a CPU the host's clock measures it. A device only queues the work, so events in its queue measure
-it there.
+On a CPU the host's clock measures this time. A call on a device only queues the work, so events in
+the device's queue measure the time there.
 """
 
 import statistics
@@ -24,11 +24,12 @@ class EventTimer(NamedTuple):
     last: torch.Event
 
 
-#: Seconds by part for each step. These are globals, because each rank is a separate process.
+#: For each step, the seconds of each part. These variables are global, because each rank is a
+#: separate process.
 _STEPS: list[dict[str, float]] = []
-#: Timers whose events were not read yet.
+#: Timers whose events have not been read yet.
 _MARKED: list[EventTimer] = []
-#: The device of the current step's gradients; empty on a CPU.
+#: The device of the current step's gradients. The list is empty on a CPU.
 _DEVICES: list[torch.device] = []
 
 
@@ -39,7 +40,7 @@ def begin(device: torch.device) -> None:
 
 
 def event(device: torch.device) -> torch.Event:
-    """Return an event with a time stamp for the device's queue."""
+    """Return an event that records its time in the device's queue."""
     return torch.Event(device=device, enable_timing=True)
 
 
@@ -61,7 +62,7 @@ def lap(name: str) -> Iterator[None]:
 
 
 def medians() -> Mapping[str, float] | None:
-    """Return the seconds of each part in a median step, or None if nothing was timed."""
+    """Return the median over steps of the seconds of each part, or None if nothing was timed."""
     if _MARKED:
         _MARKED[-1].last.synchronize()
     for marked in _MARKED:

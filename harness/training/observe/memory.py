@@ -1,8 +1,8 @@
 """Measure the peak memory of a rank.
 
-On an accelerator its allocator reports the peak. On a CPU it is the high-water mark of the process.
-A forked rank inherits the agent's high-water mark, so the mark is reset first, and the memory in
-use at that time is subtracted.
+On an accelerator the allocator reports the peak. On a CPU the peak is the high-water mark of the
+process. A forked rank inherits the agent's high-water mark. The mark is therefore reset first, and
+the memory in use at that time is subtracted.
 """
 
 import os
@@ -11,11 +11,12 @@ from pathlib import Path
 from harness.record import Allocator
 from harness.training.accelerator import Accelerator
 
-#: Number of steps between two readings of the memory. Readings cost more than all other recording
-#: in a step, most of all on a device, whose allocator then makes a table of all its statistics.
+#: Number of steps between two readings of the memory. A reading costs more than all other recording
+#: in a step. It costs most on a device, where the allocator makes a table of all its statistics.
 _EVERY = 2
 _EVERY_ON_DEVICE = 16
-#: Number of readings that suffice to see a slope. A longer window has fewer readings per step.
+#: Number of readings in a window that suffice to see a slope. In a longer window, readings are
+#: farther apart.
 LOOKS = 10
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -45,22 +46,22 @@ class Memory:
         self.every = max(self.every, num_kept // LOOKS)
 
     def settle(self) -> None:
-        """Reset the peak, so that it covers only the training and not the construction."""
+        """Reset the peak, so that it does not cover the construction of the model."""
         if self._accelerator.present:
             self._accelerator.forget_peak()
         elif self._base is not None:
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
     def now(self) -> int:
-        """Return the bytes in use: allocated on the device, or resident on a CPU (10 us)."""
+        """Return the bytes that are allocated on the device, or resident on a CPU (takes 10 us)."""
         if self._accelerator.present:
             return self._accelerator.allocated()
         return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE
 
     def peak(self) -> int | None:
-        """Return the peak in bytes since ``settle``, less the memory in use at the start.
+        """Return the peak in bytes since ``settle``, minus the memory in use at the start.
 
-        Return None if it cannot be measured.
+        Return None if the peak cannot be measured.
         """
         if self._base is None:
             return None

@@ -1,7 +1,7 @@
-"""Profile steps of a window, with torch.profiler on devices or with a light outline on CPUs.
+"""Profile steps of a window, with torch.profiler on devices or with ``Outline`` on CPUs.
 
-The outline records spans, waits and peers, but no operators, so that it hardly slows CPU ranks
-down.
+An outline records spans, waits and the peers of sends, but no operators. It therefore hardly slows
+ranks on CPUs down.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Outline:
         self._turn(False)
 
     def step(self) -> None:
-        """Note that a step has ended, and switch recording for the next step."""
+        """Note that a step has ended, and switch recording on or off for the next step."""
         self._done += 1
         if self._step is not None:
             self._step.__exit__(None, None, None)
@@ -104,7 +104,7 @@ class Outline:
 
     @contextlib.contextmanager
     def _silenced(self) -> Iterator[None]:
-        """Return a context without standard error.
+        """Return a context in which standard error is discarded.
 
         Kineto prints a line at each start, and torch warns about GPUs at each switch, although no
         GPU is profiled.
@@ -128,7 +128,7 @@ def _follow(on: Callable[[], bool]) -> None:
     backward: Callable[..., Any] = Tensor.backward
 
     def waited(call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call`` within a range of the category wait."""
+        """Wrap ``call`` in a range of the category "wait"."""
 
         @functools.wraps(call)
         def seen(*args: Any, **more: Any) -> Any:
@@ -140,7 +140,7 @@ def _follow(on: Callable[[], bool]) -> None:
         return seen
 
     def with_peer(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call`` after an empty range that names the peer."""
+        """Make ``call`` record an empty range with the number of the peer before it runs."""
 
         @functools.wraps(call)
         def seen(group: Any, tensors: Any, peer: int, *args: Any, **more: Any) -> Any:
@@ -177,7 +177,7 @@ def _follow(on: Callable[[], bool]) -> None:
 
     places: tuple[tuple[Any, str, Any], ...] = (
         (dist.Work, "wait", waited(wait)),
-        (functional, "wait_tensor", waited(functional.wait_tensor)),  # the wait of DTensor
+        (functional, "wait_tensor", waited(functional.wait_tensor)),  # DTensor waits with this
         (dist.ProcessGroup, "send", with_peer("send", send)),
         (dist.ProcessGroup, "recv", with_peer("recv", recv)),
         (Tensor, "backward", seen_backward),
@@ -186,7 +186,8 @@ def _follow(on: Callable[[], bool]) -> None:
         setattr(owner, name, call)
 
 
-#: Number of warm-up steps whose allocations are recorded. The first step allocates what stays.
+#: Number of warm-up steps whose allocations are recorded. The first step allocates the memory that
+#: stays in use.
 MEMORY_STEPS = 2
 
 
@@ -212,7 +213,7 @@ class Allocations:
 class Profiler:
     """A profiler of the last ``active`` of ``steps`` steps, based on torch.profiler.
 
-    The step before them only warms the profiler up.
+    In the step before them, the profiler warms up.
     """
 
     def __init__(self, steps: int, active: int, accelerator: Accelerator) -> None:

@@ -1,8 +1,8 @@
-"""``span``: a named range that appears in every tool that records one.
+"""Named ranges of time (spans) that appear in every tool that records ranges.
 
-It is an NVTX range in the domain ``scaleproof`` (Nsight Systems shows it). While a profiler runs,
-it is also a range in the profiler's trace and a row in this module's log. If nothing records it, it
-costs about a microsecond.
+A span is an NVTX range in the domain ``scaleproof``, which Nsight Systems shows. While a profiler
+runs, the span is also a range in the profiler's trace and a row in this module's log. If nothing
+records it, it costs about a microsecond.
 """
 
 import functools
@@ -34,7 +34,7 @@ _is_heard = _domain.get_event_attributes(message="") is not None
 
 
 class Span:
-    """A range that can be entered repeatedly, also within itself; a context manager."""
+    """A context manager for a range. It can be entered repeatedly, and inside itself."""
 
     def __init__(self, name: str, category: Category) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class Span:
 class _Log:
     """The spans that this process has recorded while a profiler runs.
 
-    ``range`` makes a range of the profiler, and is None if none runs.
+    ``range`` is a function that makes a range of the profiler. It is None if no profiler runs.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class _Log:
 
 
 class Tracing:
-    """The state of tracing. ``on`` is whether a profiler or a reader of NVTX ranges is active."""
+    """The state of tracing. ``on`` is True if a profiler or a reader of NVTX ranges is active."""
 
     on = _is_heard
 
@@ -100,10 +100,10 @@ def _made(name: str, category: Category) -> Span:
 
 
 def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Span:
-    """Return a range called ``name``; ``payload`` is the number of the step or micro-batch.
+    """Return a range called ``name``. ``payload`` is the number of the step or micro-batch.
 
-    A range is made once for each name and then kept. Use few names, and put counters into the
-    payload.
+    There is only one range for each name and category, and it is never freed. Use few names, and
+    put counters into the payload.
     """
     new_span = _made(name, category)
     new_span.payload = payload
@@ -111,20 +111,20 @@ def span(name: str, category: Category = Category.STEP, payload: int = 0) -> Spa
 
 
 def profile(on: bool) -> None:
-    """Switch recording of spans in the log and as operators in the profiler's trace on or off."""
+    """Switch on or off that spans are recorded in the log, and as operators in a trace."""
     _look(_as_operator if on else None)
 
 
 def outline(on: bool) -> None:
-    """Switch recording of spans on or off for a profiler that does not record operators.
+    """Switch on or off that spans are recorded in the log, and as user annotations in a trace.
 
-    Spans then appear in its trace as user annotations.
+    This is for a profiler that does not record operators.
     """
     _look(_as_users if on else None)
 
 
 def _look(traced: Callable[[str, int], AbstractContextManager[Any]] | None) -> None:
-    """Record spans with the ranges that ``traced`` makes, or not at all if it is None."""
+    """Record spans as ranges that ``traced`` makes, or stop recording if it is None."""
     _log.range = traced
     tracing.on = _is_heard or traced is not None
 
@@ -147,5 +147,5 @@ def forget() -> None:
 
 
 def logged() -> Iterable[SpanRow]:
-    """Return the rows of the log of spans."""
+    """Return the rows of the log of spans, in the order in which the spans ended."""
     return tuple(_log.rows)

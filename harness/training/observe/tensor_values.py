@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def local(x: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, and any other tensor as it is."""
+    """Return this rank's part of a sharded tensor. Return any other tensor unchanged."""
     if type(x) is Tensor or not hasattr(x, "to_local"):
         return x
     part: Tensor = x.to_local()
@@ -15,11 +15,11 @@ def local(x: Tensor) -> Tensor:
 
 
 def pieces(x: Tensor) -> Iterator[Tensor]:
-    """Yield the plain strided tensors of which a tensor of any kind consists, in a fixed order."""
+    """Yield the plain strided tensors that make up a tensor of any kind, in a fixed order."""
     if hasattr(x, "__tensor_flatten__"):
         names, _ = x.__tensor_flatten__()
         for part in (getattr(x, name) for name in names):
-            if isinstance(part, Tensor):  # a part may also be something else, such as a mesh
+            if isinstance(part, Tensor):  # other parts are not tensors, for example a mesh
                 yield from pieces(part)
     elif x.layout is torch.strided and not x.is_nested:
         yield bits(x)
@@ -38,10 +38,10 @@ def bits(x: Tensor) -> Tensor:
 
 
 def rows(x: Tensor) -> Tensor:
-    """Return a strided tensor (rows, ...) whose rows differ wherever those of ``x`` differ.
+    """Return a strided tensor (rows, ...) in which two rows differ if they differ in ``x``.
 
-    It contains the elements of ``x``. Rows of unequal length are filled up with zeros. A row of a
-    sparse tensor becomes one number, a weighted sum over the values that it stores.
+    It contains the elements of ``x``. Rows of unequal length are padded with zeros. A row of a
+    sparse tensor becomes one number, a weighted sum over its stored values.
     """
     x = local(x).detach()
     if x.is_nested:

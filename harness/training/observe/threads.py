@@ -15,18 +15,18 @@ from torch.distributed import distributed_c10d
 
 from harness.record.spans import GROUPS
 
-#: The process group that a thread serves, as the ranks of the group. Groups of equal ranks are
-#: numbered.
+#: Maps the id of a thread to the process group that it serves. A group is named by its ranks, for
+#: example ``0,1``. Further groups of the same ranks have a number: ``0,1#1``.
 _served: dict[int, str] = {}
 
 
 def follow() -> None:
-    """Record from now on which threads belong to which new process group."""
+    """Start to record which threads belong to each new process group."""
     make: Callable[..., Any] = distributed_c10d._new_process_group_helper
 
     @functools.wraps(make)
     def seen(size: int, rank: int, ranks: list[int], *args: Any, **more: Any) -> Any:
-        """Make a process group, and record the threads that this has started."""
+        """Make a process group, and record the threads that it starts."""
         before = running()
         operation = make(size, rank, ranks, *args, **more)
         if dist.is_initialized() and 0 < len(ranks) < dist.get_world_size():
@@ -71,8 +71,8 @@ def tune_loop_thread(before: frozenset[int]) -> int:
     """Schedule gloo's loop thread as SCHED_BATCH, and return the number of changed threads.
 
     ``before`` is the result of ``running()`` before the process group was made. The loop thread is
-    the new thread that is not one of torch's pools (``pt_...``). It has a name only since torch
-    2.12.
+    the new thread that does not belong to one of torch's pools (``pt_...``). Before torch 2.12 it
+    has no name.
     """
     tuned = 0
     for thread in running() - before:

@@ -18,12 +18,12 @@ from harness.record import Ceiling
 from harness.training.accelerator import Accelerator
 from harness.training.tuning import float8
 
-#: Rows of the square matrices, and the number of bytes that are copied. The first entry is for a
-#: CPU core, the second for an accelerator.
+#: Number of rows of the square matrices, and number of bytes that are copied. The first entry is
+#: for a CPU core, the second for an accelerator.
 ROWS = (1024, 8192)
 COPIED = (64 << 20, 1 << 30)
-#: Seconds for which each operation is repeated: on a CPU core, and on an accelerator, whose clocks
-#: have settled after that time.
+#: Seconds for which each operation is repeated on a CPU core and on an accelerator. An accelerator
+#: needs longer, because its clocks must settle.
 LASTS_S = (0.2, 1.0)
 #: Number of parts into which that time is divided; the result is the median over the parts.
 PARTS = 5
@@ -59,8 +59,8 @@ def ceiling(accelerator: Accelerator, case: CaseSpec) -> Ceiling:
 def _steady_s(work: Callable[[], object], accelerator: Accelerator) -> float:
     """Return the seconds that one call of ``work`` takes when calls run back to back.
 
-    The result is the median over several parts of the measured time. One call before that only
-    warms up.
+    The result is the median over several parts of the measured time. One call before the
+    measurement is a warm-up.
     """
 
     def taken_s(count: int) -> float:

@@ -1,6 +1,7 @@
-"""Checks of the correctness check stage: bytes, samples, communication, queries, settings.
+"""Checks of the stage ``gate``, which checks a case before any speed is measured.
 
-The stage is called ``gate``. It runs before any speed is measured (``tasks/gate.py``).
+They cover the bytes that ranks exchange, the samples of the input, the communication between ranks,
+queries of the world size, and settings of the case. ``tasks/gate.py`` runs them.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ from harness.training.tuning import kernels
 from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.tuned import Tuned
 
-#: Bytes of message headers, for one step and one other rank, that a gate may send in operations
-#: that the flight recorder does not see (sends, barriers).
+#: Bytes that a rank may send to each other rank in addition to the expected ones. They are message
+#: headers of operations that the flight recorder does not see (sends, barriers).
 WIRE_SLACK = 16_384
 #: Training steps that the correctness check compares with the reference.
 STEPS = 4
 
 
 class Seen(NamedTuple):
-    """The traffic of one or more steps of this rank.
+    """The traffic of this rank in one or more steps.
 
-    ``issued`` are its collectives by operation. ``wire`` are the bytes on its sockets, or None if
-    the kernel does not count them.
+    ``issued`` maps each operation to the count and the payload of its collectives. ``wire`` holds
+    the bytes on the rank's sockets, or is None if the kernel does not count them.
     """
 
     issued: Mapping[str, CollectiveCount]
@@ -76,9 +77,10 @@ class ByteCounter:
 
     @contextlib.contextmanager
     def of(self, step: int) -> Iterator[None]:
-        """Return a context that counts the traffic within it, if ``step`` is one of the steps.
+        """Return a context that counts the traffic inside it if ``step`` is one of ``self.steps``.
 
-        Entering and leaving it are collectives of all ranks.
+        For other steps it counts nothing. Entering and leaving the context are collectives of all
+        ranks.
         """
         backend = self.ctx.case.backend
         meet(self.ctx)
@@ -86,7 +88,7 @@ class ByteCounter:
         before = kernel_counters.read()
         yield
         passed = collectives.since(position, backend)
-        meet(self.ctx)  # after it all sent bytes are acknowledged
+        meet(self.ctx)  # after this barrier all sent bytes are acknowledged
         after = kernel_counters.read()
         over = after.since(before) if after and before else None
         if step not in self.steps:
@@ -106,7 +108,7 @@ def meet(ctx: RankContext) -> None:
 def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
     """Return the number of steps from one exchange to the next.
 
-    Raise ValueError if the steps of the correctness check are not a multiple of it.
+    Raise ValueError if ``STEPS`` is not a multiple of this period.
     """
     steps = 1
     if ctx.world_size > 1:
@@ -115,7 +117,7 @@ def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
     if STEPS % steps:
         raise ValueError(
             f"ranks exchange every {steps} steps, but the correctness check has {STEPS} steps:"
-            " state a TWIN with a period that divides them"
+            f" state a TWIN with a period that divides {STEPS}"
         )
     return steps
 
@@ -123,7 +125,7 @@ def period(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> int:
 def added(
     calls: Mapping[str, CollectiveCount], other: Mapping[str, CollectiveCount]
 ) -> Mapping[str, CollectiveCount]:
-    """Return the sum of the collectives of two steps, by operation."""
+    """Add the counts and payloads of the collectives of two steps, operation by operation."""
     none = CollectiveCount(count=0, payload_bytes=0)
     pairs = {key: (calls.get(key, none), other.get(key, none)) for key in {*calls, *other}}
     return {
@@ -135,11 +137,10 @@ def added(
 
 
 def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> list[Check]:
-    """Compare the traffic of one period with the strategy's closed form.
+    """Compare the traffic of one period with the strategy's closed form of the expected bytes.
 
-    The issued payloads are compared operation by operation, if the flight recorder sees them (it
-    does not record gloo's sends). The bytes on the sockets are compared if sockets carry the
-    traffic, as under gloo.
+    The issued payloads are compared operation by operation. Gloo's sends are left out, because the
+    flight recorder does not see them. Under gloo the bytes on the sockets are compared, too.
     """
     if ctx.world_size == 1:
         return []
@@ -186,7 +187,10 @@ def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen)
 
 
 def _against(sent: float, want: float, expected: Expected) -> str:
-    """Return sent bytes relative to those expected: ``50.3x of (N-1) 8 k, 1.00x of dense``."""
+    """Return the ratio of the sent to the expected bytes, and to those of a dense exchange.
+
+    For example ``50.3x of (N-1) 8 k, 1.00x of dense``.
+    """
     if not want:
         return expected.formula
     dense = f", {sent / expected.dense_bytes:.2f}x of dense" if expected.dense_bytes else ""
@@ -198,15 +202,14 @@ def check(name: str, ok: bool, value: float, limit: float, detail: str = "") -> 
     return Check(name=name, ok=ok, value=float(value), limit=float(limit), detail=detail)
 
 
-#: Steps of an epoch in the correctness check, whose ``STEPS`` therefore cover two epochs.
+#: Number of steps in an epoch of the correctness check. Its ``STEPS`` steps cover two epochs.
 STEPS_PER_EPOCH = 2
 
 
 def sample_checks(loaded: Loaded, ctx: RankContext, rank: Rank) -> Iterator[Check]:
     """Check the batches of the case's input over two epochs.
 
-    Their content must be that of the samples whose ids they state, and each epoch must contain all
-    samples.
+    Each batch must contain the samples whose ids it states. Each epoch must contain all samples.
     """
     whole = replace(ctx.batching, last=ctx.batching.global_batch)
     sampler = Sampler(whole, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
@@ -227,10 +230,10 @@ def sample_checks(loaded: Loaded, ctx: RankContext, rank: Rank) -> Iterator[Chec
 def sampling(
     drawn: list[list[int]], ctx: RankContext, samples: int, of: str = ""
 ) -> Iterator[Check]:
-    """Check that an epoch has each sample once over all shards, and that two epochs' orders differ.
+    """Check that all shards together draw each sample once per epoch, in a different order.
 
-    ``drawn`` are this rank's sample ids step by step, ``samples`` is the number of samples of an
-    epoch, and ``of`` a prefix for the names of the checks. This is a collective of all ranks.
+    ``drawn`` lists this rank's sample ids of every step. ``samples`` is the number of samples of an
+    epoch. ``of`` is a prefix for the names of the checks. This is a collective of all ranks.
     """
     per_rank: list[list[list[int]]] = ctx.gather(drawn)
     shards = list({ctx.mesh.shard(rank): ids for rank, ids in enumerate(per_rank)}.values())
@@ -244,29 +247,30 @@ def sampling(
     yield Check(name=f"{of}epochs_differ", ok=differ, detail="order of the samples in two epochs")
 
 
-#: The least change that must reach the other ranks, as a fraction of the change of the ranks that
-#: trained on other samples.
+#: The parameters of the other ranks must change by at least this fraction of the change on the
+#: ranks that trained on different samples.
 LEAST_HEARD = 0.01
 #: Up to this number of shards every rank computes the reference for all shards in turn. With more
 #: shards each rank computes its own shard.
 IN_TURN = 2
-#: Number of ranks that a message names at most.
+#: Largest number of ranks that a message lists.
 SHOWN = 8
 
 
 def communication_checks(
     loaded: Loaded, ctx: RankContext, seen: Sequence[Sequence[object]], steps: int
 ) -> Iterator[Check]:
-    """Check that training on some ranks changes the parameters of the others.
+    """Check that training on some ranks changes the parameters of the other ranks.
 
-    The ranks are divided in two halves by one bit of their numbers. One half trains on other
-    samples, and the parameters of the other half must then change, too. It is enough if one of the
+    One bit of their numbers divides the ranks into two halves. One half trains on different samples
+    than usual. The parameters of the other half must then change, too. It is enough if one of the
     two directions works, because strategies such as federated averaging draw a few ranks whose
-    updates reach the rest. Up to eight shards are divided by every bit. More shards are divided by
-    the lowest, the middle and the highest bit, so that the cost does not grow with the world.
+    updates reach the rest. Up to eight shards are divided by every bit in turn. More shards are
+    divided by the lowest, the middle and the highest bit, so that the cost does not grow with the
+    world.
 
-    ``seen`` is what each rank had received from the others in each step, for strategies whose
-    result depends on it. This is a collective of all ranks.
+    ``seen`` holds, for each step, what each rank had received from the other ranks. Only some
+    strategies depend on it. This is a collective of all ranks.
     """
     if loaded.supports.jobs > 1:
         return
@@ -293,8 +297,8 @@ def communication_checks(
             more = ", ..." if len(apart) > SHOWN else ""
             names = ", ".join(map(str, apart[:SHOWN]))
             worst = (
-                f"fraction of a change on ranks {names}{more} that reaches the other ranks,"
-                " or the reverse"
+                f"fraction of a change on ranks {names}{more} that reaches the other ranks"
+                " (or of a change there that reaches these ranks)"
             )
     yield Check(
         name="ranks_hear_each_other",
@@ -309,7 +313,7 @@ def communication_checks(
 def in_turn(ctx: RankContext) -> bool:
     """Return whether every rank computes the reference for all shards in turn.
 
-    With many shards each rank computes its own shard.
+    With many shards, each rank computes only its own shard.
     """
     shards = ctx.batching.shards
     return shards <= IN_TURN or shards < ctx.world_size
@@ -322,9 +326,9 @@ def _trained(
     seen: Sequence[Sequence[object]],
     steps: int,
 ) -> Tensor:
-    """Return this rank's parameters (flat) after some steps of the simulated reference.
+    """Return this rank's parameters (flat) after ``steps`` steps of the simulated reference.
 
-    The shards that are marked in ``changed`` train on other samples than usual.
+    The shards that are marked in ``changed`` train on different samples than usual.
     """
     case = ctx.case
     with ctx.device:
@@ -353,9 +357,10 @@ _TELLS: frozenset[CodeType] = frozenset(
     function.__code__ for function in (dist.get_world_size, dist.get_rank)
 )
 ProfileFunction: TypeAlias = Callable[[FrameType, str, object], object]
-#: Methods of a process group that return them.
+#: Methods of a process group that return the size of the world or a rank.
 _METHODS = ("size", "rank")
-#: Beginnings of the type names to which methods from pybind are bound; they depend on its version.
+#: Prefixes of the type names of the objects to which pybind11 binds its methods. The type depends
+#: on the version of pybind11.
 _BOUND = ("PyCapsule", "pybind11")
 #: Functions that read an environment variable.
 _READS: frozenset[CodeType] = frozenset(
@@ -372,8 +377,9 @@ def _resolved(file: str) -> Path:
 class WorldSizeQueries:
     """Finds code that reads the size of the world or a rank.
 
-    ``where`` lists the places as ``file.py:line``. A model must train the same function in every
-    world, so its file ``model`` must not read them. The files in ``allowed`` may.
+    A model must compute the same function in every world, so its file ``model`` must read neither.
+    The files in ``allowed`` may read both. ``where`` lists the places that break this rule, as
+    ``file.py:line``.
     """
 
     def __init__(self, model: str, allowed: Sequence[str]) -> None:
@@ -385,7 +391,7 @@ class WorldSizeQueries:
     def noted(self) -> Iterator[None]:
         """Return a context in which the calls of this thread are watched.
 
-        Calls of torch's compiler are left out, because it makes millions.
+        Calls of torch's compiler are left out, because there are millions of them.
         """
         before = sys.getprofile()
         sys.setprofile(self._look)
@@ -407,7 +413,7 @@ class WorldSizeQueries:
             sys.setprofile(before)
 
     def _look(self, frame: FrameType, event: str, called: object) -> None:
-        """Note a call that reads the rank or the size of the world; a profile function."""
+        """Note a call that reads a rank or the size of the world. This is a profile function."""
         if event == "c_call":
             bound = type(getattr(called, "__self__", None)).__name__
             if getattr(called, "__name__", "") in _METHODS and bound.startswith(_BOUND):
@@ -418,11 +424,11 @@ class WorldSizeQueries:
                 self._note(frame.f_back)
 
     def _note(self, caller: FrameType | None) -> None:
-        """Note the place of a call if its code may not read the rank or the size of the world.
+        """Note the place of a call if the code there may not read a rank or the size of the world.
 
-        The nearest of the case's files on the stack decides. If there is none, the code of the
-        caller itself does. A library may read them on its own behalf, or on behalf of a strategy,
-        but not on behalf of a model.
+        The innermost frame that belongs to one of the case's files decides. If there is none, the
+        innermost code that is not installed is noted. An installed library may therefore read them
+        for itself or for a strategy, but not for a model.
         """
         asks = ""
         while caller is not None:
@@ -451,7 +457,7 @@ class WorldSizeQueries:
 
 
 def inquiries(loaded: Loaded) -> WorldSizeQueries:
-    """Return a ``WorldSizeQueries`` for a case: its strategy, compressor and input may ask."""
+    """Return a ``WorldSizeQueries`` for a case; all its files except the model may query."""
     files = {kind: str(module.__file__) for kind, module in loaded.modules.items()}
     return WorldSizeQueries(
         files["model"], [file for kind, file in files.items() if kind != "model"]
@@ -473,7 +479,7 @@ def asked(case: CaseSpec) -> bool:
 def setting_checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext) -> Iterator[Check]:
     """Run one more step, and check that every setting of the case took effect on all ranks.
 
-    ``model`` is the plain model that was made for this trainer.
+    ``model`` is the plain model from which this trainer was built.
     """
     tuned: Tuned = model.tuned
     case = ctx.case

@@ -21,25 +21,27 @@ from torch import Tensor, nn
 from harness.record import Check
 from harness.training.context import Compressor, RankContext
 
-#: Number of sums that a gradient is folded into. Each is a sum of elements with random signs.
+#: A gradient is folded into this number of sums. Each sum adds some of its elements, with random
+#: signs.
 WIDTH = 65_536
 #: Steps that are examined together as one block.
 BLOCK = 8
-#: Number of consecutive parts of the parameters that are also examined separately.
+#: Number of consecutive parts of the parameters. Each part is also examined separately.
 PARTS = 16
-#: Parts are not examined if a folded gradient has fewer numbers than this in all, because a part
-#: then has too few numbers to tell the gradients of the ranks apart.
+#: Parts are not examined if the whole folded gradient has fewer numbers than this. A part then has
+#: too few numbers to distinguish the gradients of the ranks.
 LEAST_WIDTH = 16_384
-#: The least share of a rank, relative to an even share of all ranks.
+#: Smallest share of a rank that passes, relative to the mean share of all ranks (the even share).
 LEAST_SHARE = 0.25
-#: The least even share: the fraction of the ranks' gradients that the output contains on average.
+#: Smallest even share that passes. It is the fraction of the ranks' gradients that the output
+#: contains on average.
 LEAST_EVEN = 0.01
 
 
 class Fit(NamedTuple):
-    """The shares of the ranks in an output, and the bounds of their errors.
+    """The share of each rank in an output (``shares``), with a bound of its error (``errors``).
 
-    A share is 1 if the output contains the rank's gradient with its weight in the mean.
+    The share of a rank is 1 if its gradient has the same weight in the output as in the exact mean.
     """
 
     shares: list[float]
@@ -48,14 +50,17 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientSums:
-    """Folded gradients, summed over steps: this rank's, and the compressor's output."""
+    """Sums of folded gradients over ``steps`` steps.
+
+    ``of_rank`` is the sum of this rank's gradients, ``made`` the sum of the compressor's outputs.
+    """
 
     of_rank: Tensor
     made: Tensor
     steps: int = 1
 
     def __add__(self, other: Self) -> GradientSums:
-        """Return the sums over the steps of both."""
+        """Return the sums over the steps of both objects."""
         return GradientSums(
             self.of_rank + other.of_rank, self.made + other.made, self.steps + other.steps
         )
@@ -64,8 +69,8 @@ class GradientSums:
 class CodecShares:
     """Estimates the share of each rank's gradients in a compressor's output.
 
-    It does so for each block of steps and for all steps together. ``add`` and ``check`` are
-    collectives of all ranks.
+    There is one estimate for each block of steps, and one for all steps together. ``add`` and
+    ``check`` are collectives of all ranks.
     """
 
     def __init__(self, ctx: RankContext) -> None:
@@ -114,7 +119,10 @@ class CodecShares:
             self._of_parts.append((fit, f"in part {number + 1} of {PARTS} {when}"))
 
     def _gathered(self, sums: GradientSums) -> tuple[Tensor, Tensor]:
-        """Return the sums of all ranks (ranks, numbers) and the output (numbers); a collective."""
+        """Return the sums of all ranks, shape (ranks, numbers), and of the output, shape (numbers).
+
+        This is a collective of all ranks.
+        """
         sums_of_ranks = [torch.zeros_like(sums.of_rank) for _ in range(self._ctx.world_size)]
         dist.all_gather(sums_of_ranks, sums.of_rank)
         return torch.stack(sums_of_ranks).double().cpu(), sums.made.double().cpu()
@@ -122,12 +130,12 @@ class CodecShares:
     def _fitted(self, gradients: Tensor, handed_on: Tensor) -> Fit:
         """Fit the output as a linear combination of the ranks' gradients by least squares.
 
-        The error of a share is at most the norm of the residual over the length of the component
-        of the rank's gradient that is orthogonal to all other gradients.
+        The error of a rank's share is at most the norm of the residual, divided by the length of
+        the component of the rank's gradient that is orthogonal to all other gradients.
         """
         ranks = len(gradients)
         finite = gradients.isfinite().all() and handed_on.isfinite().all()
-        # Other checks report these: the losses are not finite, or the output stays zero for long.
+        # Other checks report losses that are not finite, and an output that stays zero for long.
         if not finite or not handed_on.any():
             return Fit([1.0] * ranks, [math.inf] * ranks)
         inverse = torch.linalg.pinv(gradients @ gradients.T)
@@ -143,8 +151,8 @@ class CodecShares:
         """Check the smallest share of a rank, relative to the mean share of all ranks.
 
         All blocks, all parts and the whole training are examined. A compressor with a high
-        threshold may return zeros for a while. The check fails if this lasts for a block of steps
-        and for more than twice as long as ever before.
+        threshold may return zeros for a while. The check fails if the output is zero in at least
+        the last ``BLOCK`` steps, and for more than twice as long as ever before.
         """
         name = "codec.shares"
         if self._all is None:
@@ -168,45 +176,48 @@ class CodecShares:
                 of_even = share / even if even else 0.0
                 if worst.value is not None and (ok, of_even) < (worst.ok, worst.value):
                     detail = (
-                        f"fraction of an even share of rank {rank}'s gradients that is in the"
-                        f" compressor's output {when}"
+                        f"the compressor's output {when} contains this fraction of an even share"
+                        f" of rank {rank}'s gradients"
                     )
                     worst = replace(worst, ok=ok, value=of_even, detail=detail)
         return worst
 
 
 def _steps(block: int) -> str:
-    """Return the steps of a block as text."""
+    """Return the first and the last step of a block as text."""
     return f"in steps {block * BLOCK} to {block * BLOCK + BLOCK - 1}"
 
 
-#: Shapes of the parameters of a trial. Their numbers of elements are not multiples of any block
-#: size.
+#: Shapes of the parameters with which a hook is checked. Their numbers of elements are not
+#: multiples of any block size.
 SHAPES = ((37, 64), (129,), (64, 33), (5,))
-#: Steps of a trial with error feedback.
+#: Number of steps in which a hook's output is compared with the exact mean.
 STEPS = 12
-#: Outputs for the same gradient that are drawn to test for a bias.
+#: Number of outputs for the same gradient with which a bias is looked for.
 DRAWS = 100
-#: Relative error that sums in fp32 may have.
+#: Largest relative error that rounding in fp32 sums may cause.
 ROUNDING = 1e-4
-#: Standard errors by which the mean of the draws may differ from the gradient. The norm over
-#: thousands of elements has an uncertainty of only a few percent, so a small factor suffices.
+#: Number of standard errors by which the mean of these outputs may differ from the gradient. The
+#: norm over thousands of elements has an uncertainty of only a few percent, so a small number
+#: suffices.
 SURE = 1.5
-#: Fraction of the bytes needed by Shannon's bound for the output that must have been sent.
+#: The bytes that a compressor states must be at least this fraction of the bytes that Shannon's
+#: bound requires for its output.
 ENOUGH = 0.9
-#: Relative standard error of the mean length of outputs at which drawing outputs stops.
+#: Outputs are drawn until the relative standard error of their mean length is this small.
 LENGTH_ERROR = 1e-3
-#: Number of outputs after which drawing stops in any case.
+#: Largest number of outputs that are drawn.
 MOST_DRAWS = 2_000
-#: Standard errors by which the mean length of outputs may differ from that of the gradient.
+#: Number of standard errors by which the mean length of the outputs may differ from the length of
+#: the gradient.
 SURE_OF_LENGTH = 5.0
-#: Value of an element that is far larger than all others of its tensor. It fits in fp16.
+#: Value of a spike: an element that is far larger than all others of its tensor. It fits in fp16.
 SPIKE = 10_000.0
-#: Number of test gradients, each with one such element in every tensor.
+#: Number of test gradients, each with one spike in every tensor.
 SPIKES = 8
-#: Factor by which the error of a spike may grow with the number of a hook's calls.
+#: After many calls of a hook, the error of a spike may be this factor times that of a new hook.
 WORSE = 1.25
-#: Relative error of a spike that is allowed in addition to this.
+#: Relative error of a spike that is allowed in addition to that product.
 WORSE_BY = 0.02
 
 
@@ -225,11 +236,11 @@ class CodecBucket:
         return self
 
     def index(self) -> int:
-        """Return the number of the bucket; there is only one."""
+        """Return 0, the index of the only bucket."""
         return 0
 
     def is_last(self) -> bool:
-        """Return True: a step has a single bucket."""
+        """Return True, because a step has a single bucket."""
         return True
 
     def buffer(self) -> Tensor:
@@ -257,9 +268,9 @@ class CodecTrial:
         self.hook = compressor.build(ctx)
 
     def drawn(self, step: int, rank: int | None = None) -> Tensor:
-        """Return a random gradient for a rank, or the same one for all ranks if ``rank`` is None.
+        """Return a random gradient for a rank, or a common one for all ranks if ``rank`` is None.
 
-        In odd steps one element in ten is a hundred times larger than the rest on average.
+        In odd steps one element in ten is about a hundred times larger than the rest.
         """
         source = torch.Generator().manual_seed(step * 1009 + (rank or 0) * 7 + (rank is None))
         size = len(self.bucket.buffer())
@@ -268,12 +279,12 @@ class CodecTrial:
         return (torch.randn(size, generator=source) * spread).to(self.ctx.device)
 
     def sent(self, gradient: Tensor) -> Tensor:
-        """Call the hook with a gradient, and return its output. A collective of all ranks."""
+        """Call the hook with a gradient and return its output, in a collective of all ranks."""
         handed_on: Tensor = self.hook(self.bucket.fill(gradient)).wait()
         return handed_on.clone()
 
     def owed(self) -> Tensor:
-        """Return the mean over ranks of the errors that the hook keeps for later steps."""
+        """Return the mean over ranks of the error feedback that the hook keeps for later steps."""
         feedback = self.hook.feedback
         parts = [
             feedback.owed[parameter].flatten()
@@ -292,12 +303,12 @@ class CodecTrial:
         for total, part in getattr(self.hook, "of_sums", {}).items():
             sums = torch.zeros(total, device=residual.device)
             rows = sums.view(self.ctx.world_size, -1)
-            rows[self.ctx.rank] = part[0] * self.ctx.world_size  # only this rank keeps its error
+            rows[self.ctx.rank] = part[0] * self.ctx.world_size  # other ranks have no such error
             residual = residual + sums[:size]
         return self.mean(residual)
 
     def mean(self, gradient: Tensor) -> Tensor:
-        """Return the mean of a gradient over all ranks, in float64. A collective of all ranks."""
+        """Return the mean of a gradient over all ranks in float64, in a collective of all ranks."""
         total = gradient.double()
         if self.ctx.world_size > 1:
             dist.all_reduce(total)
@@ -305,7 +316,7 @@ class CodecTrial:
 
 
 def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
-    """Check all claims of a compressor's file. These are collectives of all ranks."""
+    """Check all claims of a compressor's file, in collectives of all ranks."""
     yield _telescopes(ctx, compressor)
     yield _alike(ctx, compressor)
     yield _alone(ctx, compressor)
@@ -324,7 +335,7 @@ def checks(ctx: RankContext, compressor: Compressor) -> Iterator[Check]:
 
 
 def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check]:
-    """Run the checks that apply to a hook after ``calls`` calls. Collectives of all ranks."""
+    """Check hooks that have been called ``calls`` times, in collectives of all ranks."""
     yield _heard(ctx, compressor, calls)
     yield _as_when_new(ctx, compressor, calls)
     trial = CodecTrial(ctx, compressor)
@@ -335,7 +346,10 @@ def aged(ctx: RankContext, compressor: Compressor, calls: int) -> Iterator[Check
 
 
 def _claim(trial: CodecTrial, compressor: Compressor) -> str:
-    """Return the claim of a compressor's hook or file: contracts, unbiased, descends or ""."""
+    """Return the property that a compressor's hook or file claims for its output.
+
+    It is "contracts", "unbiased", "descends", or "" if the output is the exact mean.
+    """
     claim: str = getattr(trial.hook, "claim", getattr(compressor.module, "CLAIM", ""))
     return claim
 
@@ -343,13 +357,13 @@ def _claim(trial: CodecTrial, compressor: Compressor) -> str:
 def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
     """Check that the outputs and the remaining error feedback add up to the sum of the gradients.
 
-    The sum covers ``calls`` calls and ``STEPS`` more.
+    The sums cover ``calls`` + ``STEPS`` calls of the hook.
     """
     knobs = {**compressor.knobs, **getattr(compressor.module, "TELESCOPES", {})}
     trial = CodecTrial(ctx, replace(compressor, knobs=knobs))
     name = "codec.telescopes"
     if getattr(trial.hook, "feedback", None) is None:
-        return Check(name=name, ok=True, detail="not checked: without error feedback")
+        return Check(name=name, ok=True, detail="not checked: no error feedback")
     wanted = sent = torch.zeros(len(trial.bucket.buffer()), dtype=torch.float64).to(ctx.device)
     for step in range(calls + STEPS):
         gradient = trial.drawn(step, ctx.rank)
@@ -362,12 +376,12 @@ def _telescopes(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Che
 def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
     """Check that after ``calls`` calls the output depends on the gradient of each rank.
 
-    The output must change if the gradient of one rank is negated. The two hooks whose outputs are
-    compared are identical otherwise. Up to four ranks are examined.
+    Two new hooks are called with the same gradients, except that the last gradient of one rank is
+    negated for the second hook. Their last outputs must differ. Up to four ranks are examined.
     """
 
     def handed_on(negated: int | None) -> bytes:
-        """Return the bytes of the output of a new hook, with one rank's last gradient negated."""
+        """Return the last output of a new hook; rank ``negated`` negates its last gradient."""
         trial = CodecTrial(ctx, compressor)
         for step in range(calls):
             trial.sent(trial.drawn(step, ctx.rank))
@@ -388,11 +402,11 @@ def _heard(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
 
 
 def _as_when_new(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
-    """Check that a hook passes a spike on after ``calls`` calls as well as a new hook does.
+    """Check that a hook transmits a spike after ``calls`` calls as well as a new hook does.
 
-    In each test gradient one element of each tensor is much larger than all others, on one rank at
-    a time. No compressor may leave that element out. The limit for the relative error of the old
-    hook follows from the error of a new hook.
+    In each test gradient, one element of each tensor is much larger than all others (a spike). Only
+    one rank at a time has it. No compressor may leave that element out. The limit for the relative
+    error of the old hook follows from the error of a new hook.
     """
     new = _spikes_off(CodecTrial(ctx, compressor))
     trial = CodecTrial(ctx, compressor)
@@ -412,7 +426,7 @@ def _as_when_new(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
 
 
 def _spikes_off(trial: CodecTrial) -> Tensor:
-    """Return the relative errors of the largest elements in the output, shape (spikes, tensors)."""
+    """Return the relative error of each spike in the output, shape (``SPIKES``, tensors)."""
     sizes = [math.prod(shape) for shape in SHAPES]
     errors = []
     for number in range(SPIKES):
@@ -430,7 +444,7 @@ def _spikes_off(trial: CodecTrial) -> Tensor:
 def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
     """Check that the output is the mean over ranks, within the error that the file states.
 
-    The gradients of the ranks are independent of each other.
+    Each rank has a different random gradient.
     """
     trial = CodecTrial(ctx, compressor)
     worst = 0.0
@@ -450,12 +464,13 @@ def _exact(ctx: RankContext, compressor: Compressor, calls: int = 0) -> Check:
 
 
 def _enough(ctx: RankContext, compressor: Compressor) -> Check:
-    """Check that the stated bytes can hold the information in the output about other ranks.
+    """Check that the stated bytes suffice for the information about other ranks in the output.
 
-    A receiver that reconstructs n secret numbers of a normal distribution, with an error that is a
-    fraction d of their variance, must have received at least n / 2 * log2(1 / d) bits, whatever the
-    code (Shannon, Coding theorems for a discrete source with a fidelity criterion, 1959). The check
-    therefore finds information that arrived in another way than in the stated bytes.
+    Suppose a receiver reconstructs n secret numbers of a normal distribution, with a squared error
+    that is a fraction d of their variance. With any code it must have received at least
+    n / 2 * log2(1 / d) bits (Shannon, Coding theorems for a discrete source with a fidelity
+    criterion, 1959). The check therefore detects information that was sent in addition to the
+    stated bytes.
     """
     trial = CodecTrial(ctx, compressor)
     secret = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "big"))
@@ -493,7 +508,7 @@ def _alike(ctx: RankContext, compressor: Compressor) -> Check:
 
 
 def _alone(ctx: RankContext, compressor: Compressor) -> Check:
-    """Check that the hook leaves torch's global random generator, from which dropout draws."""
+    """Check that the hook does not advance torch's global random generator, which dropout uses."""
     trial = CodecTrial(ctx, compressor)
     before = torch.get_rng_state()
     trial.sent(trial.drawn(0))
@@ -523,7 +538,7 @@ def _contracts(ctx: RankContext, compressor: Compressor) -> Check:
 
 
 def _descends(ctx: RankContext, compressor: Compressor) -> Check:
-    """Check that the output for a gradient has a positive scalar product with it."""
+    """Check that the scalar product of a gradient and the output for it is positive."""
     against = _worst(
         ctx, compressor, lambda made, given: -float(made @ given / made.norm() / given.norm())
     )
@@ -531,7 +546,7 @@ def _descends(ctx: RankContext, compressor: Compressor) -> Check:
 
 
 def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
-    """Check that the mean of many outputs approaches the gradient as their number predicts."""
+    """Check that the mean of many outputs for one gradient differs from it by chance only."""
     trial = CodecTrial(ctx, compressor)
     gradient = trial.drawn(0)
     total = torch.zeros_like(gradient, dtype=torch.float64)
@@ -542,31 +557,30 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
         squares += float((result - gradient).square().sum())
     bias = float((total / DRAWS - gradient).norm())
     limit = SURE * (squares / DRAWS / DRAWS) ** 0.5
-    message = f"error of the mean of {DRAWS} draws"
+    message = f"error of the mean of {DRAWS} outputs for one gradient"
     return Check(name="codec.unbiased", ok=bias <= limit, value=bias, limit=limit, detail=message)
 
 
 def _as_long(ctx: RankContext, compressor: Compressor) -> Check:
-    """Check that the mean of many outputs has the gradient's length in the gradient's direction.
+    """Check that outputs have, on average, the gradient's length in the gradient's direction.
 
-    A factor of one percent on all elements is hidden by the noise of each element, but not by the
-    noise of this sum over all elements.
+    If all elements are one percent too large, the noise of each element hides it. The noise of this
+    length, which is a sum over all elements, does not.
     """
     trial = CodecTrial(ctx, compressor)
     gradient = trial.drawn(0).double()
     size = float(gradient @ gradient)
 
     def length() -> float:
-        """Return the length of one output along the gradient, relative to the gradient's."""
+        """Return the length of one output along the gradient, relative to the gradient's length."""
         return float(trial.sent(trial.drawn(0)).double() @ gradient) / size
 
     lengths = [length() for _ in range(DRAWS)]
     wanted = min(MOST_DRAWS, math.ceil((stdev(lengths) / LENGTH_ERROR) ** 2))
-    lengths += [
-        length() for _ in range(max(ctx.gather(wanted)) - DRAWS)
-    ]  # equally often on all ranks
+    # All ranks draw equally often, because each draw is a collective.
+    lengths += [length() for _ in range(max(ctx.gather(wanted)) - DRAWS)]
     error = stdev(lengths) / len(lengths) ** 0.5
     off = abs(fmean(lengths) - 1)
     limit = SURE_OF_LENGTH * error + ROUNDING
-    detail = f"the mean of {len(lengths)} draws has {fmean(lengths):.4f} of the gradient's length"
+    detail = f"{len(lengths)} outputs have {fmean(lengths):.4f} of the gradient's length on average"
     return Check(name="codec.length", ok=off <= limit, value=off, limit=limit, detail=detail)

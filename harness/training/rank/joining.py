@@ -15,8 +15,8 @@ from harness.cases import CaseSpec, Dim, Supports
 from harness.cases.heads import facts, read_head
 from harness.launch.wire.messages import LaunchSpec
 
-#: The backend for tensors in the host's memory, if a case exchanges such tensors besides those on
-#: its GPUs.
+#: The backend for tensors in the host's memory, if a case exchanges tensors there as well as on its
+#: GPUs.
 HOST_BACKEND = "gloo"
 
 
@@ -53,10 +53,10 @@ def carrier(device: torch.device) -> str:
 
 
 def _supports(spec: LaunchSpec) -> Supports | None:
-    """Return what the case's strategy supports, as its file states it; None without a strategy.
+    """Return what the case's strategy supports, as its file states it, or None without a strategy.
 
-    A user's file is parsed and not imported here. A user's script and a sweep of collectives have
-    no strategy.
+    A user's file is parsed here, not imported. A user's script and a sweep of collectives have no
+    strategy.
     """
     file = spec.files.get("strategies")
     if file is None:
@@ -70,10 +70,11 @@ def _supports(spec: LaunchSpec) -> Supports | None:
 def _in_pairs(case: CaseSpec, supports: Supports | None) -> bool:
     """Return whether ranks send to each other in pairs, as the stages of a pipeline do.
 
-    If the world has a communicator from the start, NCCL runs all sends and receives on the stream
-    of that communicator. Otherwise torch opens a communicator for each pair of ranks when it issues
-    a single send or receive (https://github.com/pytorch/pytorch/issues/132900). Batches of sends
-    and receives, as in the steady state of 1F1B, use the world's communicator in either case
+    Such a world does not get its communicator at the start, because NCCL would then run all sends
+    and receives on the stream of that communicator. Without it, torch opens a communicator for each
+    pair of ranks when it issues a single send or receive
+    (https://github.com/pytorch/pytorch/issues/132900). Batches of sends and receives, as in the
+    steady state of 1F1B, always use the world's communicator
     (torch.distributed.pipelining.schedules, ``_batch_p2p``).
     """
     return supports is not None and supports.mesh(case).size(Dim.PP) > 1
@@ -89,7 +90,7 @@ def _prioritised() -> Any:
 def _exchanges_on_host(case: CaseSpec, supports: Supports | None) -> bool:
     """Return whether ranks also exchange tensors in the host's memory.
 
-    Strategies that keep shards on the host do, if their knob for it is set.
+    This is so if the strategy can keep shards on the host and its knob for that is set.
     """
     if supports is None or not supports.on_host:
         return False

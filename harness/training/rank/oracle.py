@@ -28,9 +28,9 @@ class Oracle:
     If ``weighted``, each sample has the same weight, whichever shard it is in.
 
     Args:
-        parts: number of parts of a shard's batch: accumulation steps, or a pipeline's
-            micro-batches.
-        scale_last: divide the summed gradient once at the end, as pipeline schedules do, and not
+        parts: number of parts into which a shard's batch is divided (accumulation steps, or
+            micro-batches of a pipeline).
+        scale_last: divide the summed gradient once at the end, as pipeline schedules do, instead of
             the loss of each part.
         order: order in which the gradients of the parts are added; empty = the order of the parts.
         rounding: changes a shard's gradients before they are added to those of other shards.
@@ -146,10 +146,10 @@ class Oracle:
         self._reached = set()
 
     def share(self, shards: int) -> None:
-        """Exchange the state besides gradients that ranks with one shard each need of each other.
+        """Exchange the state, other than gradients, that ranks need if each computes one shard.
 
-        This is the set of parameters that got a gradient on any rank, and rank 0's buffers if these
-        are broadcast.
+        This state is the set of parameters that got a gradient on any rank. If buffers are
+        broadcast, it also includes the buffers of rank 0.
         """
         if shards == 1:
             return
@@ -203,7 +203,7 @@ class Oracle:
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Do one optimizer step with these gradients.
 
-        A parameter that no shard's loss depends on is not stepped.
+        The optimizer skips a parameter if no shard's loss depends on it.
         """
         for i, (weights, gradient) in enumerate(zip(self.trained, gradients, strict=True)):
             weights.grad = gradient if i in self._reached else None
@@ -225,9 +225,9 @@ class Buffers:
     """The tensors that forward passes may change, kept separately for each rank.
 
     One model represents several ranks here. The tensors are its buffers and, if ``frozen``, its
-    frozen parameters. Passes of a shard see the tensors of the rank that the shard belongs to. With
-    ``of_rank_0``, all shards begin a step with the buffers with which rank 0 ended the previous
-    step. Tensors that a model tells DDP to ignore are constant, so no copies of them are kept.
+    frozen parameters. A shard is computed with the tensors of the rank to which the shard belongs.
+    With ``of_rank_0``, all shards begin a step with the buffers that rank 0 had at the end of the
+    previous step. Tensors that a model tells DDP to ignore are constant, so they are not copied.
     """
 
     def __init__(self, model: nn.Module, *, of_rank_0: bool, frozen: bool) -> None:
@@ -236,8 +236,8 @@ class Buffers:
         self._buffers = [b for name, b in model.named_buffers() if name not in ignored]
         self._frozen = [p for p in model.parameters() if frozen and not p.requires_grad]
         self._start = self._copy()
-        self._begin: dict[int, list[Tensor]] = {}  # by shard, at the beginning of the step
-        self._end: dict[int, list[Tensor]] = {}  # by shard, at its end
+        self._begin: dict[int, list[Tensor]] = {}  # of each shard at the beginning of the step
+        self._end: dict[int, list[Tensor]] = {}  # of each shard at the end of the step
 
     @contextlib.contextmanager
     def of(self, shard: int) -> Iterator[None]:
@@ -247,7 +247,7 @@ class Buffers:
         self._end[shard] = self._copy()
 
     def end_step(self) -> None:
-        """End a step: the next one begins with the tensors that this one has left."""
+        """End a step, and make its final tensors the initial tensors of the next step."""
         of_rank_0 = self._end[0][: len(self._buffers)]
         self._begin = {
             shard: [*of_rank_0, *kept[len(of_rank_0) :]] if self._of_rank_0 else kept
@@ -256,7 +256,7 @@ class Buffers:
         self._fill(self._begin[0])
 
     def broadcast(self) -> None:
-        """Give all ranks the buffers of rank 0, if buffers are broadcast. A collective then."""
+        """Broadcast the buffers of rank 0 to all ranks, if the strategy broadcasts buffers."""
         for buffer in self._buffers if self._of_rank_0 else ():
             dist.broadcast(buffer, src=0)
 
@@ -278,10 +278,10 @@ def relative_error(
 ) -> float:
     """Return norm(seen - wanted) / norm(wanted - origin) over all tensors that ``seen`` yields.
 
-    All tensors count as one vector, because per-tensor errors mean nothing for zero-initialised
-    biases in bf16. The result is infinite if ``seen`` yields nothing, because a missing comparison
-    must not pass. Differences of up to ``ulps`` units in the last place of a tensor's dtype count
-    as zero, because an update smaller than one unit may round either way.
+    All tensors form one vector, because per-tensor errors mean nothing for zero-initialised biases
+    in bf16. The result is infinite if ``seen`` yields nothing, because a missing comparison must
+    not pass. Differences of up to ``ulps`` units in the last place of a tensor's dtype are treated
+    as zero, because an update smaller than one unit may be rounded up or down.
     """
     difference = size = 0.0
     compared = 0
@@ -302,9 +302,9 @@ def relative_error(
 def scale(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> float:
     """Return <seen, wanted> / <wanted, wanted> over all tensors, the scale of ``seen``.
 
-    It is 1 if ``seen`` has the right length in the direction of ``wanted``. Rounding errors have
-    either sign and cancel in this sum, but a wrong factor does not. In bf16 it therefore detects a
-    factor of 1 % that the norm of the difference cannot detect.
+    It is 1 if ``seen`` has the correct length in the direction of ``wanted``. Rounding errors have
+    both signs and cancel in this sum, but a wrong factor does not cancel. In bf16 the scale
+    therefore detects an error of 1 % in a factor, which the norm of the difference cannot detect.
     """
     product = size = 0.0
     for name, tensor in seen:
@@ -337,7 +337,7 @@ def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
 
 
 def added(gradients: Sequence[Tensor], shards: int) -> list[Tensor]:
-    """Return the mean of all ranks' gradients, with equal bits on every rank.
+    """Return the mean of all ranks' gradients, with identical bits on every rank.
 
     Each rank adds one part of the gradients in rank order, and sends the result to all ranks. This
     is a collective of all ranks.
@@ -365,12 +365,12 @@ T = TypeVar("T")
 
 
 class Simulated(Oracle):
-    """A reference for strategies whose ranks train apart for some steps.
+    """A reference for strategies whose ranks train separately for some steps.
 
     It has a model and an optimizer for each rank, and applies the strategy's ``Simulation`` to all
-    of them. ``model`` is that of the rank in its context. ``begin`` is the rank with which sums
-    over ranks begin. Rounding depends on the order of a sum, so another ``begin`` gives another
-    correct training run if the exchange treats all ranks equally.
+    of them. ``model`` is the model of the rank that runs this code. ``begin`` is the rank with
+    which sums over ranks begin. Rounding depends on the order of a sum. Another ``begin`` therefore
+    gives another correct training run, if the exchange treats all ranks equally.
     """
 
     def __init__(
@@ -391,15 +391,15 @@ class Simulated(Oracle):
         self.model, self.optimizer = self.workers[self.place]
 
     def note_seen(self, seen: Sequence[object]) -> None:
-        """Pass on what each rank has received from the other ranks so far.
+        """Tell the simulation what each rank has received from the other ranks so far.
 
-        It applies only to strategies whose result depends on the order in which messages arrive.
+        Only strategies whose result depends on the order in which messages arrive need this.
         """
         if seen[0] is not None:
             self.rules.seen = seen
 
     def step(self, shards: Sequence[Batch]) -> float:
-        """Do a step of every rank's model on its shard, then their exchange.
+        """Do a step of every rank's model on the rank's shard, and then simulate their exchange.
 
         Return the mean loss.
         """
@@ -442,18 +442,18 @@ class Simulated(Oracle):
         return sum(map(float, losses)) / len(losses)
 
     def _from_all(self, gradient: Tensor) -> list[Tensor]:
-        """Gather a tensor from every rank, in the order in which sums add them."""
+        """Gather a tensor from every rank, and return them in the order in which sums add them."""
         every = [torch.empty_like(gradient) for _ in self.workers]
         dist.all_gather(every, gradient)
         return self._in_order(every)
 
     def _in_order(self, by_rank: Sequence[T]) -> list[T]:
-        """Return values in rank order in the order in which sums add them, ``begin`` first."""
+        """Change values from rank order to the order in which sums add them: ``begin`` first."""
         return [*by_rank[self.begin :], *by_rank[: self.begin]]
 
 
 class Streamed(Oracle):
-    """A reference for a model that does not fit its device: an ``nn.Sequential``.
+    """A reference for an ``nn.Sequential`` that is too large for its device.
 
     The model stays on the host, and its blocks are moved to the device one at a time.
     """
@@ -495,7 +495,7 @@ class Streamed(Oracle):
 
     @contextlib.contextmanager
     def _there(self, block: nn.Module) -> Iterator[None]:
-        """Return a context in which a block is on the device; it leaves with its gradients."""
+        """Move a block to the device, and move it and its gradients back at the end."""
         block.to(self.ctx.device)
         try:
             yield

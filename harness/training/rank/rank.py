@@ -35,7 +35,7 @@ TASKS: Mapping[str, ModuleType] = {
     file.name: importlib.import_module(f"{tasks.__name__}.{file.name}")
     for file in pkgutil.iter_modules(tasks.__path__)
 }
-#: Parts of error messages which say only that another rank is gone. Letter case is ignored.
+#: Parts of error messages that only report the end of another rank. Letter case is ignored.
 PEER_ERRORS = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -57,8 +57,8 @@ PEER_ERRORS = (
 
 #: Bytes of a rank's log file that are kept: half of them from its beginning, half from its end.
 LOG_BYTES = 1 << 20
-#: Number of file descriptors that are held open as a reserve. They are closed when the rank fails,
-#: so that a rank which has run out of descriptors can still write its error file.
+#: Number of file descriptors that are held open as a reserve. They are closed when the rank fails.
+#: A rank that has run out of descriptors can then still write its error file.
 SPARE_FILES = 8
 
 
@@ -121,7 +121,7 @@ def _cap(log: int) -> None:
 def _message(error: BaseException, spec: LaunchSpec, place: RankPlace) -> str:
     """Return the message of an error with the source line that raised it.
 
-    The line is one of the case's own files, or one below the folder of a user's script.
+    The line is in one of the case's files, or in a file below the folder of a user's script.
     """
     if spec.case.script:
         line = placed_below(error, workplace.of(spec, place.node))
@@ -151,9 +151,9 @@ def _work(spec: LaunchSpec, place: RankPlace, beats: Beats) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, without the interpreter's teardown.
+    """End this process immediately, without the interpreter's teardown.
 
-    Tearing torch down takes a third of a second, which contributes nothing to the measurement.
+    Tearing torch down takes a third of a second, and the measurement does not need it.
     """
     with contextlib.suppress(OSError):
         sys.stdout.flush()

@@ -1,15 +1,15 @@
 """Replicates: reference training runs with other rounding errors.
 
-They show how far correct launches of one case may differ. A strategy may add in another order,
-split a product or fuse operators. Each of these changes results by a few roundings of the dtype
-they are computed in, and further training steps may enlarge the difference. A replicate therefore
-multiplies the output of every layer, and the gradients of every rank, by 1 + u eps, with u drawn
-from [-1, 1) and eps that of the dtype.
+Replicates show how far correct launches of one case may differ. A strategy may add in a different
+order, split a product or fuse operators. Each of these changes a result by a few rounding errors of
+its dtype, and further training steps may enlarge the difference. A replicate therefore multiplies
+the output of every layer, and the gradients of every rank, by 1 + u eps. Here u is drawn from
+[-1, 1), and eps is the machine epsilon of the dtype.
 
 A model that makes discrete choices, such as a router between experts, may choose differently if two
-values are nearly equal. Each step from there on differs by far more than roundings. In fp32 such a
-tie is rare: one correct launch may meet it while no replicate does. A replicate therefore decides
-one tie of each choice the other way, in the first step that has a tie.
+values are nearly equal (a tie). All later steps then differ by far more than rounding errors. In
+fp32 such a tie is rare: one correct launch may have one although no replicate has. A replicate
+therefore decides one tie of each choice the other way, in the first step that has a tie.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,38 +23,39 @@ from torch.overrides import TorchFunctionMode
 
 from harness.cases import CaseSpec, Compiled
 
-#: Number of elements that are changed at a time. It limits the memory for the random numbers.
+#: Number of elements that are changed in one operation. It limits the memory for random numbers.
 AT_ONCE = 1 << 24
-#: Two values with a smaller relative difference than this are tied. Roundings of fp32 change values
-#: by 1e-6 and more, but a small model has so few values that none of them may be that close.
+#: Two values are tied if their relative difference is smaller than this. Rounding in fp32 changes
+#: values by 1e-6 and more. The limit is larger, because a small model has so few values that no two
+#: of them may be that close.
 TIE = 2.0**-10
 
 
 class Rounding:
-    """The rounding of the reference itself: this base class changes nothing."""
+    """The rounding of the reference. This base class changes nothing."""
 
     def case(self, case: CaseSpec) -> CaseSpec:
-        """Return the case whose model is built."""
+        """Return the case from which the model is built."""
         return case
 
     def watch(self, model: nn.Module) -> None:
-        """Prepare a model; the reference's model stays as it is."""
+        """Add this rounding to a model. The reference's model needs no change."""
 
     def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the gradients that this rank sends to the other ranks."""
         return gradients
 
     def choosing(self) -> AbstractContextManager[object]:
-        """Return a context in which the model does its next training step."""
+        """Return a context for the next training step, in which the model makes its choices."""
         return nullcontext()
 
 
 class OtherRounding(Rounding):
     """The rounding of a replicate.
 
-    ``coarse`` is set if the strategy casts values that it computes or exchanges to 16 bits; the
-    errors are then those of bfloat16. Each rank has a different ``seed``. All ranks decide the
-    ``tie``-th closest tie (from 0) the other way.
+    ``coarse`` is set if the strategy casts values that it computes or exchanges to 16 bits. The
+    errors then have the size of rounding errors in bfloat16. Each rank has a different ``seed``. In
+    each choice, the ``tie``-th closest tie (counted from 0) is decided the other way.
     """
 
     def __init__(self, device: torch.device, seed: int, *, coarse: bool, tie: int = 0) -> None:
@@ -93,9 +94,9 @@ class OtherRounding(Rounding):
         return [self._changed(gradient) for gradient in gradients]
 
     def choosing(self) -> AbstractContextManager[object]:
-        """Return a context that decides a tie of each choice the other way.
+        """Return a context that decides one tie of each choice the other way.
 
-        It does so only until the end of the first step that has a tie.
+        After the first step that has a tie, the context does nothing.
         """
         return nullcontext() if self._choices.settled() else self._choices
 
@@ -114,8 +115,8 @@ class OtherRounding(Rounding):
 class _Changed(torch.autograd.Function):
     """An autograd function that changes activations and gradients without saving any tensor.
 
-    A differentiable product would save its factors in fp32 for every layer. A training run that
-    fits its device would then not fit as a replicate.
+    A differentiable product would save its factors in fp32 for every layer. The replicate of a
+    training run that just fits its device would then need too much memory.
     """
 
     @staticmethod
@@ -133,8 +134,8 @@ class _Changed(torch.autograd.Function):
 class _Choices(TorchFunctionMode):
     """A torch function mode that decides one tie of each ``topk`` and ``argmax`` the other way.
 
-    It is always the ``number``-th closest tie of a call. A block that is recomputed in its backward
-    pass therefore chooses as it did in its forward pass.
+    It is always the ``number``-th closest tie of a call. A block that is recomputed in the backward
+    pass therefore makes the same choices as in the forward pass.
     """
 
     def __init__(self, number: int) -> None:
@@ -153,7 +154,7 @@ class _Choices(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replace ``topk`` and ``argmax`` of floating-point tensors; run other functions as is."""
+        """Replace ``topk`` and ``argmax`` of floating-point tensors, and run all else unchanged."""
         options = dict(kwargs or {})
         given = args[0] if args else None
         if func not in (*_TOPK, *_ARGMAX) or not _ties(given) or options.keys() - _OPTIONS:

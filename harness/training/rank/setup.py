@@ -43,8 +43,8 @@ class RankPlace:
 
     ``device`` is the index of the rank's first device among those that its agent sees. ``cpus`` are
     the cores that the rank is pinned to. ``parent`` is the process id of the agent, or 0 if the
-    rank must not end with it. ``store`` returns the rendezvous store; it is called once the process
-    has been set up.
+    rank may outlive the agent. ``store`` returns the rendezvous store. It is called after the
+    process has been set up.
     """
 
     rank: int
@@ -58,14 +58,17 @@ class RankPlace:
 
 
 class StartupTimes:
-    """A stopwatch for the phases before a rank's first step. ``seconds`` maps phase -> seconds."""
+    """A stopwatch for the phases before a rank's first step.
+
+    ``seconds`` maps the name of each phase to its duration in s.
+    """
 
     def __init__(self) -> None:
         self._began = self._last = time.monotonic()
         self.seconds: dict[str, float] = {}
 
     def __call__(self, phase: str) -> None:
-        """Charge the time since the last call to ``phase``."""
+        """End ``phase``: record the time since the previous call as its duration."""
         now = time.monotonic()
         self.seconds[phase] = now - self._last
         self._last = now
@@ -104,7 +107,7 @@ class Rank:
         self.beats.write(self.place.rank, phase, step)
 
     def file(self, suffix: str) -> Path:
-        """Return the path of a file that this rank leaves, for example ``rank0.json``.
+        """Return the path of a file that this rank writes, for example ``rank0.json``.
 
         Files about the steps after the timed window have a prefix before the suffix.
         """
@@ -123,8 +126,8 @@ class Rank:
     def context(self, loaded: Loaded, case: CaseSpec) -> RankContext:
         """Return the context that a strategy receives for ``case``.
 
-        If the world has another size than the case's mesh (a reference launch has one rank for each
-        shard), the mesh is plain data parallelism over the ranks of the world.
+        The world and the case's mesh may differ in size, because a reference launch has one rank
+        for each shard. The mesh is then plain data parallelism over the ranks of the world.
         """
         mesh = loaded.supports.mesh(case)
         if self.place.world_size != mesh.ranks:
@@ -156,8 +159,8 @@ class Rank:
     ) -> Source:
         """Return the source from which an input makes its batches.
 
-        By default all batches are whole, and no sample comes twice within ``steps``. ``pooled`` is
-        called with the inputs that are made beforehand.
+        By default all batches have their full size, and no sample is repeated within ``steps``
+        steps. ``pooled`` is called with the inputs that are made before the training.
         """
         place = self.place
         local_rank, size = within(self.spec.case.nodes, place.rank)
@@ -183,7 +186,7 @@ class Rank:
     ) -> RankRecord:
         """Return the record of this rank's measurements and checks, and write its samples.
 
-        The samples go to this rank's ``npz`` file; the record holds their digest.
+        The samples are written to this rank's ``npz`` file. The record holds their digest.
         """
         if measured is not None:
             samples = measured.samples
@@ -248,8 +251,8 @@ def set_up(
 ) -> Rank:
     """Set up the cores, the device and the process group of a rank, and return the rank.
 
-    All ranks have met when this returns. ``prepare`` is the function of the task that runs before
-    the process group exists; it receives the path of NCCL's log.
+    This returns after all ranks have completed a first collective. ``prepare`` is the function of
+    the task that runs before the process group exists. It receives the path of NCCL's log.
     """
     lap = StartupTimes()
     case = spec.case
@@ -257,7 +260,7 @@ def set_up(
     known = frozenset(sys.modules)
     sources.watch(spec.files.values())
     set_backend(case.environment or {})
-    os.sched_setaffinity(0, place.cpus)  # threads inherit it, so it is set before any exists
+    os.sched_setaffinity(0, place.cpus)  # set before any thread exists, because threads inherit it
     threads.precise_sleep()
     torch.set_num_threads(len(place.cpus))
     accelerator = Accelerator(device_of(case, place))
@@ -275,7 +278,7 @@ def set_up(
     lap("process group")
     if place.world_size > 1:
         dist.all_reduce(torch.zeros(1, device=device))
-        accelerator.synchronize()  # a device only queues the collective: wait until it has run
+        accelerator.synchronize()  # on a device the call has only queued the collective
     meet = Barrier(store, place.rank, place.world_size, case.communicate)
     lap("first collective")
     tuned = threads.tune_loop_thread(earlier) if case.backend == "gloo" else 0
@@ -308,7 +311,7 @@ def set_backend(environment: Mapping[str, str]) -> None:
 
 
 def device_of(case: CaseSpec, place: RankPlace) -> torch.device:
-    """Return the device of a rank: one per rank, unless the case shares one GPU on purpose."""
+    """Return the device of a rank: a separate one, unless the case shares one GPU on purpose."""
     if case.device is Device.CPU:
         return torch.device("cpu")
     index = case.first_device + place.device

@@ -1,7 +1,6 @@
 """Compute digests of the code that a rank ran.
 
-They cover the user's files, this package, and source texts that were compiled or executed without
-being files.
+They cover the user's files, this package, and executed source texts that were never files.
 """
 
 import ast
@@ -25,7 +24,7 @@ from harness.host import copies
 def is_installed(folder: str) -> bool:
     """Return whether a folder belongs to Python, to an installed package or to this package.
 
-    All other files are the user's. Symbolic links are followed.
+    All other folders may hold files of the user. Symbolic links are followed.
     """
     resolved = Path(folder).resolve()
     return any(resolved.is_relative_to(other) for other in _installed())
@@ -41,7 +40,7 @@ def _installed() -> tuple[Path, ...]:
 
 
 #: Files of the standard library that execute code on behalf of their caller. The search for the
-#: user's file that executes something goes on through their frames.
+#: user's file that executes something skips their frames.
 _THROUGH = (
     *("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>", "<frozen runpy>"),
     *("runpy.py", "code.py", "timeit.py", "ast.py"),
@@ -49,19 +48,19 @@ _THROUGH = (
 #: Number of different executed texts that are recorded for each user's file.
 MOST_TEXTS = 64
 
-#: The user's file that is responsible for a code object, by the file name of that object. The name
-#: is that of the user's file itself, of a file that it executed, or of a text that it compiled.
+#: Maps the file name of a code object to the user's file that is responsible for the code. The file
+#: name belongs to that file itself, to a file that it executed, or to a text that it compiled.
 _own: dict[str, str] = {}
-#: Digests of the texts that each user's file executed, in their order.
+#: Digests of the texts that each user's file executed, in the order of execution.
 _texts: dict[str, dict[str, None]] = {}
 #: Digests of the files that user's files executed or loaded.
 _files: dict[Path, str] = {}
 
 
 def watch(named: Iterable[str]) -> None:
-    """Record from now on all code that these files execute.
+    """Start to record all code that these files execute.
 
-    It uses an audit hook, which Python cannot remove again.
+    The recording uses an audit hook, which Python cannot remove again.
     """
     paths = {str(Path(name).resolve()) for name in named if name.endswith(".py")}
     if paths and not _own:
@@ -70,17 +69,17 @@ def watch(named: Iterable[str]) -> None:
 
 
 def texts() -> dict[Path, tuple[str, ...]]:
-    """Return the digests of the different texts in their order, by the file that executed them."""
+    """Map each user's file to the digests of the different texts that it executed, in order."""
     return {Path(file): tuple(of_file) for file, of_file in _texts.items()}
 
 
 def executed_files() -> dict[Path, str]:
-    """Return the digests of executed files and of loaded libraries, taken when that happened."""
+    """Return the digests of executed files and loaded libraries, computed when that happened."""
     return dict(_files)
 
 
 def _note(event: str, args: tuple[Any, ...]) -> None:
-    """Record an audit event by which a user's file compiles, executes or loads code."""
+    """Audit hook: record the code that a user's file compiles, executes or loads."""
     if event == "compile" and args[0] is not None:
         if by := _executing():
             _add(by, str(args[1]), digests.digest_of_bytes(_content(args[0])))
@@ -115,7 +114,7 @@ def _executing() -> str:
 
 
 def _add(by: str, name: str, digest: str = "") -> None:
-    """Record executed code: as a file if ``name`` is a file with this digest, else as a text.
+    """Record executed code as a file if ``name`` is a file with this digest, else as a text.
 
     A text is recorded under ``by``, the user's file that executes it.
     """
@@ -142,9 +141,9 @@ def sources(named: Iterable[str] = ()) -> dict[str, str]:
 def of_copy(home: Path) -> dict[str, str]:
     """Return ``sources`` for a rank that works in a copy of the user's folder ``home``.
 
-    A file that the launch itself has written or changed is not a change by the user. It is replaced
-    by the file that it was copied from. If there is no such file, it is replaced by all Python
-    files of the folder, because it was generated from some of them.
+    A file that the launch itself has written or changed is not a change by the user. The result
+    contains the original of that file instead. If there is no original, it contains all Python
+    files of the folder, because the file was generated from some of them.
     """
     here = Path.cwd()
     loaded = sources()
@@ -154,7 +153,7 @@ def of_copy(home: Path) -> dict[str, str]:
     for name in loaded:
         file = Path(name.partition(", text ")[0])
         if file.is_absolute() or not (here / file).is_file():
-            continue  # a version, or a file that was not copied
+            continue  # not a copied file: a version, or a file outside the folder
         original = home / file
         if not original.is_file() or _written_at(here / file) > _written_at(original):
             made.add(name)
@@ -195,7 +194,7 @@ def _versions() -> dict[str, str]:
 
 
 def pass_over() -> None:
-    """Skip the installed modules that are loaded now, in this process and in its forks.
+    """Make this process and its forks skip the modules of installed packages that are loaded now.
 
     Looking at a module after a fork copies the memory pages of the module and of its names. For
     thousands of modules that takes longer than everything else in this file.
@@ -209,8 +208,8 @@ def pass_over() -> None:
     _known.update(map(id, _passed_over))
 
 
-#: The modules that are skipped. References to them are held, so that no other module can ever get
-#: the id of one of them.
+#: The modules that are skipped. The list keeps them alive, so that no later module can have the id
+#: of one of them.
 _passed_over: list[Any] = []
 _known: set[int] = set()
 #: Prefixes of modules that may import something when their ``__file__`` is read.
@@ -223,9 +222,9 @@ def _file(module: Any) -> str:
 
 
 def _others_than_known() -> list[tuple[str, Any]]:
-    """Return (name, module) of all modules that ``pass_over`` did not skip, newest first.
+    """Return (name, module) of all modules that are not to be skipped, newest first.
 
-    They were loaded, or put in the place of another module, since then.
+    They were loaded, or replaced another module, after ``pass_over`` was called.
     """
     unknown = sum(id(module) not in _known for module in sys.modules.values())
     modules: list[tuple[str, Any]] = []
@@ -253,7 +252,7 @@ def _user_files() -> dict[str, str]:
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the digests of these files by their names in the record."""
+    """Map the names of these files in the record to their digests."""
     return {_named(path): digests.digest_of_file(path) for path in paths}
 
 
@@ -264,9 +263,9 @@ def _named(path: Path) -> str:
 
 
 def _others(file: str) -> bool:
-    """Return whether a file is certainly installed and not the user's.
+    """Return whether a file certainly belongs to an installed package and not to the user.
 
-    This must be fast, because thousands of files in some hundred folders are. A link does not
-    count, because its target may be a user's file.
+    This must be fast, because it is called for thousands of files in some hundred folders. The
+    result is False for a symbolic link, because its target may be a user's file.
     """
     return is_installed(os.path.dirname(file)) and not os.path.islink(file)  # noqa: PTH114,PTH120

@@ -1,7 +1,7 @@
 """Find out which transport a launch used.
 
-For gloo it is the network interface. For NCCL it is read from NCCL's log: the connections, and the
-algorithm and protocol of each collective.
+For gloo the transport is named by its network interface. For NCCL the connections, and the
+algorithm and protocol of each collective, are read from NCCL's log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from harness.record import Check
 
 #: NCCL's algorithms and protocols in the order of its enumerations (nccl_common.h). Some versions
-#: log the number in place of the name.
+#: of NCCL log the number instead of the name.
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 #: A line of NCCL's log about the choice for one collective. It has one of these forms, and the name
@@ -90,7 +90,9 @@ def checks(log: str, environment: Mapping[str, str]) -> Iterator[Check]:
             continue
         with_names = (key for key in counts if key[0] != ANY)
         wrong = sorted(key for key in with_names if key[place] not in allowed(asked, key[0], names))
-        detail = f"{variable}={asked}, but {_one(wrong[0])}" if wrong else f"{variable}={asked}"
+        detail = (
+            f"{variable}={asked}, but NCCL ran {_one(wrong[0])}" if wrong else f"{variable}={asked}"
+        )
         yield Check(name=f"nccl.{variable.lower()}", ok=not wrong, detail=detail)
 
 
@@ -139,7 +141,7 @@ def of_log(text: str) -> set[str]:
 
 
 def name(backend: str, log: Path) -> str:
-    """Return the transports that all ranks of the world use. This is a collective of all ranks."""
+    """Return the transports that the ranks of the world use, in a collective of all ranks."""
     ways: set[str] = set()
     if backend == "gloo":
         ways = {os.environ.get("GLOO_SOCKET_IFNAME", "(any interface)")}

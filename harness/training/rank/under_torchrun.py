@@ -34,7 +34,7 @@ def main() -> None:
     os.environ.pop("PYTHONSAFEPATH", None)  # a user's script must not inherit it
     programs.own_folder()
     program = int(os.environ[evidence.FAMILY].partition("-")[0])
-    # A parent with one of these ids means that torchrun is gone: no process waits for this rank.
+    # If the parent has one of these ids, torchrun has ended, and nothing waits for this rank.
     if os.getppid() in (1, program):
         leave(1)
     spec = from_doc(LaunchSpec, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

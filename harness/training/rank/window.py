@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter, sleep, time_ns  # bound before a user's file could replace them
+from time import perf_counter, sleep, time_ns  # imported before a user's file can replace them
 from typing import Protocol
 
 import numpy as np
@@ -43,10 +43,11 @@ class StepObserver(Protocol):
 class Measured:
     """The measurements of one rank over its kept window (the steps after the warm-up).
 
-    ``window_s`` is the duration of the window, ``window_ns`` its beginning and end by the wall
-    clock. ``misses`` is the number of deadlines that a paced training missed. ``grown`` are the
-    differences of the kernel's counters. ``counted`` is whether the rank's sockets carry the
-    traffic. ``shared`` names the writable shared memory that was mapped since the rank was set up.
+    ``window_s`` is the duration of the window in s. ``window_ns`` holds its beginning and end by
+    the wall clock, in ns since the epoch. ``misses`` is the number of deadlines that a paced
+    training missed. ``grown`` holds the growth of the operating system's counters in the window.
+    ``counted`` is True if the rank's traffic can be counted at its sockets. ``shared`` names the
+    writable shared memory that was mapped since the rank was set up.
     """
 
     samples: Samples
@@ -61,11 +62,12 @@ class Measured:
 class StepLog:
     """Runs steps, and records when each ended, its loss and the memory in use.
 
-    A timed step contains this recording and nothing else besides the training. ``marks_s[0]`` is
-    the time of the start in s, ``marks_s[i]`` the time after step i - 1. ``period_s`` paces
-    simulated compute: steps end at multiples of this period, counted from the start of the window
-    and anew from the start of the kept window. A step that ends after its deadline is counted in
-    ``misses``. ``behind`` is the number of steps that the training made before this window.
+    A timed step contains the training and this recording, and nothing else. ``marks_s[0]`` is the
+    time of the start in s, and ``marks_s[i]`` the time after step i - 1. ``period_s`` paces
+    simulated compute: steps end at multiples of this period in s. They are counted from the start
+    of the window, and again from the start of the kept window. ``misses`` counts the steps that
+    ended after their deadline. ``behind`` is the number of steps that the training made before this
+    window.
     """
 
     def __init__(  # noqa: PLR0913  (what the one window needs)
@@ -86,8 +88,8 @@ class StepLog:
         self.memory = memory
         self.beat = beat
         self.period_s = period_s
-        # These are lists and not arrays. The code of an array would have to be loaded in every
-        # step, because the step itself fills the CPU's caches.
+        # These are lists and not arrays. The code of an array would have to be loaded again in
+        # every step, because the step itself fills the CPU's caches.
         self.marks_s = [0.0] * (steps + 1)
         self.rss_bytes = [0] * steps
         self.losses: torch.Tensor | list[float] | None = None
@@ -100,7 +102,7 @@ class StepLog:
         self._batch_span = span("batch", Category.DATA)
 
     def start(self, i: int) -> None:
-        """Begin the window, or the kept window, now. The next step is step ``i``."""
+        """Begin the window, or the kept window, with step ``i``."""
         self.first = i
         self.marks_s[i] = perf_counter()
         if self.events:
@@ -133,11 +135,11 @@ class StepLog:
     def _note(self, i: int, loss: torch.Tensor | None) -> None:
         """Record the loss of step ``i``; raise TypeError if it is not one of torch's tensors.
 
-        On devices all losses go into one tensor. A separate tensor for each step is small, but it
-        would keep the allocator from reusing the memory around it (45 kB in each step of FSDP). On
-        CPUs, where reading a loss does not wait for a device, they go into a list, which takes a
-        third of the time. An object of a user's class is refused, because it could finish the work
-        of its step only when it is read after the window.
+        On devices all losses are written to one tensor. A separate tensor for each step is small,
+        but it would keep the allocator from reusing the memory around it (45 kB in each step of
+        FSDP). On CPUs, where reading a loss does not wait for a device, losses are written to a
+        list, which takes a third of the time. An object of a user's class is refused, because it
+        could postpone the work of its step until it is read after the window.
         """
         if loss is None:
             return
@@ -164,8 +166,8 @@ class StepLog:
     def samples(self, feed: Feed) -> Samples:
         """Return the recorded samples; on CUDA the step times come from the device's events.
 
-        Each batch is made once more here, and its content is hashed. A sample depends on its id
-        only, so these hashes must agree with those of the inputs that reached the model.
+        Each batch is made once more here, and its content is hashed. A sample depends only on its
+        id, so these hashes must equal the hashes of the inputs that reached the model.
         """
         steps = range(len(self.sample_ids))
         marks_s = np.array(self.marks_s)
@@ -191,7 +193,7 @@ class StepLog:
 
 @functools.cache
 def _of_torch(kind: type) -> bool:
-    """Return whether a class belongs to torch: torch has it under the name that it states."""
+    """Return whether a class belongs to torch and is found there under its stated name."""
     module = sys.modules.get(kind.__module__)
     torchs = kind.__module__.partition(".")[0] == "torch"
     return torchs and getattr(module, kind.__qualname__, None) is kind
@@ -215,7 +217,7 @@ def measure(  # noqa: PLR0913  (what the one window needs)
 ) -> Measured:
     """Run and time the steps of a window, and return the measurements of the kept window.
 
-    All ranks wait for each other before the first step, and not between steps. ``known`` names the
+    All ranks wait for each other before the first step, but not between steps. ``known`` names the
     shared memory that the rank had mapped before. ``observers`` are called after each step.
     ``behind`` is the number of steps that the training made before this window.
     """
@@ -249,7 +251,7 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     log.marks_s[steps] = end = perf_counter()
     meter.stop()
     ended_ns = time_ns()
-    meet()  # after it all sent bytes are acknowledged, so the sockets can be read
+    meet()  # after this barrier all sent bytes are acknowledged, so the sockets can be read
     grown = meter.grown()
     beat(Phase.FINISH, steps)
     window_s = float(end - log.marks_s[cut])

@@ -15,7 +15,7 @@ class RankIdentity:
     """The content of a badge file: all that a new interpreter needs to act as a rank.
 
     ``beats`` is the file of heartbeats. All ranks meet at ``host`` and ``port``. ``way`` says how
-    the process was started.
+    the process was started: "fresh" or "launcher".
     """
 
     spec: LaunchSpec

@@ -38,19 +38,19 @@ from harness.training.script.samples import Rows
 from harness.training.script.spawning import refuse_spawning
 from harness.training.script.watch import Watch
 
-#: A step counts as unusual if its number of rows differs from the median by more than this share.
+#: A step is unusual if its number of rows differs from the median by more than this fraction.
 FEW = 0.02
 #: Largest number of file names, or of names of unstepped parts, in a record.
 FILES = 8
-#: Characters of a part's digest in a record.
+#: Number of characters of a part's digest that a record stores.
 SHORT = 6
 
 
 def rank_of(spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.Store) -> Rank:
-    """Return the ``Rank`` of a script; the script itself sets up what it trains with."""
+    """Return the ``Rank`` of a script. The script itself sets up its process group and device."""
     accelerator = Accelerator(device_of(spec.case, place))
     if not accelerator.present:
-        accelerator.select()  # CPU ranks see no GPU, so there is nothing to select
+        accelerator.select()  # hides the GPUs; on a GPU the script selects the device
     return Rank(
         spec=spec,
         place=place,
@@ -97,7 +97,7 @@ def begin(
 
 
 def ended(watch: Observed, spec: LaunchSpec, leave: Callable[[], NoReturn]) -> None:
-    """Handle a script that ended by itself, and raise LaunchError if it ended too early."""
+    """Handle a script that ended on its own. Raise LaunchError if it ended too early."""
     finish_measured(watch)
     broken = isinstance(watch, Journal) and watch.task.fault is not Fault.NONE
     if isinstance(watch, Journal) and not broken and watch.sentences.begun:
@@ -115,9 +115,7 @@ def finish_measured(watch: Observed) -> None:
 
 
 def _close(journal: Journal) -> None:
-    """Write the result of a training that was not interrupted, after all ranks have reached its
-    end.
-    """
+    """Wait for all ranks, and write the result of a training that was not interrupted."""
     rank = journal.rank
     rank.meet()
     write_text(rank.file("json"), json.dumps({"updates": len(journal.sentences.words)}))
@@ -134,7 +132,7 @@ def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
 
 
 def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
-    """Return the record of a rank whose window is over, and write its samples next to it."""
+    """Return the record of a rank whose window has ended, and write its samples to a file."""
     measured = measured_by(watch)
     began, ended = _replicas(watch)
     watched = watched_by(watch, began, ended)
@@ -156,8 +154,9 @@ def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
 
 
 def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> LaunchError:
-    """Return the error of a script that ended too early; ``last_words`` is its last line of
-    output.
+    """Return the error for a script that ended too early.
+
+    ``last_words`` is the last line of its output.
     """
     done = watch.sentences.done
     period = watch.sentences.period(len(watch.hooks.optimizers))
@@ -168,7 +167,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     elif done < 2:
         what = "the script ended before an optimizer had stepped twice"
     elif isinstance(spec.task, Break):
-        what = f"the script ended after {done} updates, before it was broken"
+        what = f"the script ended after {done} updates, before the fault was injected"
     elif period is None:
         what = f"the script ended after {done} updates without a repeating period of steps"
     else:
@@ -179,7 +178,7 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
         what + quoted,
         where=spec.case.script,
         expected="a training that lasts longer than the window",
-        fix="more epochs or data, or a smaller batch",
+        fix="train for more epochs, on more data, or with a smaller batch",
     )
 
 
@@ -228,9 +227,9 @@ def _replicas(watch: Watch) -> tuple[Digests, Digests]:
     """Return digests of the trained parameters before the first step and now.
 
     Optimizers may step tensors that belong to no root module. If the roots' parameters change
-    nevertheless, the stepped tensors are copies (a shard, a master copy in fp32), and the digests
-    are of the roots. Otherwise the digests are of the stepped tensors (``torch.func``, plain
-    tensors).
+    nevertheless, the stepped tensors are copies (a shard, or a master copy in fp32). The digests
+    are then computed from the roots. Otherwise they are computed from the stepped tensors
+    (``torch.func``, plain tensors).
     """
     ended = watch.bits()
     alone = watch.bits_alone()
@@ -240,7 +239,7 @@ def _replicas(watch: Watch) -> tuple[Digests, Digests]:
 
 
 def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservations:
-    """Return the observations of the hooks; the collectives are those of the last step."""
+    """Return the observations of the hooks, with the collectives of the last step."""
     edges = watch.edges()
     last = edges[-2], edges[-1]
     words_kept = watch.sentences.words[watch.first : edges[-1]]
@@ -324,11 +323,11 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
 
 
 def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
-    """Return whether the trained parameters are bitwise equal at the first step and the last.
+    """Return whether the trained parameters are bitwise equal before the first step and at the end.
 
-    If backward passes reach the parameters of a root module, these have to change: an optimizer
-    that steps copies and never copies them back trains nothing. The result is False for a rank
-    without a part of a sharded model, and if all learning rates are 0.
+    If backward passes reach the parameters of a root module, these parameters have to change. An
+    optimizer that steps copies and never copies them back trains nothing. The result is False for a
+    rank without a part of a sharded model, and if all learning rates are 0.
     """
     rates = _rates(watch)
     parts = [tensor_values.local(parameter) for parameter in watch.parameters()]
@@ -344,9 +343,9 @@ def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
 def _exchanging(watch: Watch) -> tuple[str, ...]:
     """Return the root modules that exchange more than single values in their forward passes.
 
-    They may be parts of one layer that is divided among ranks (Partial FC). Roots with
+    Such roots may be parts of one layer that is divided among ranks (Partial FC). Roots with
     DistributedDataParallel or SyncBatchNorm are left out, because these exchange only buffers and
-    statistics there.
+    statistics in forward passes.
     """
     backend = dist.get_backend()
     names = inside.heads(list(watch.hooks.roots.values()))
@@ -373,9 +372,10 @@ class Exchanged:
     """The collectives of the last step, and the bytes that steps exchange.
 
     ``small`` is the number of collectives in the last step that carry few values. ``in_forwards``
-    is the number of bytes in the last forward passes, and ``reduced`` the bytes that forward passes
-    of the last step all-reduced. ``even`` says whether all steps exchanged equally many bytes, and
-    ``silent`` is the number of steps that exchanged nothing while others did.
+    is the number of bytes that the last forward passes exchanged. ``reduced`` is the number of
+    bytes that forward passes of the last step all-reduced. ``even`` is True if all steps exchanged
+    the same number of bytes. ``silent`` is the number of steps that exchanged nothing although
+    other steps did.
     """
 
     collectives: dict[str, CollectiveCount] = field(default_factory=dict)
@@ -387,10 +387,10 @@ class Exchanged:
 
 
 def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) -> int:
-    """Return the number of collectives of a few values that carry no gradients.
+    """Return the number of small collectives that carry no gradients.
 
-    Two kinds are subtracted. A script may reduce the gradients of small parameters one by one. DDP
-    reduces a map of the used parameters if it searches for unused ones.
+    Two kinds of small collectives are subtracted. A script may reduce the gradients of small
+    parameters one by one. DDP reduces a map of the used parameters if it searches for unused ones.
     """
     wrapped = watch.hooks.wrapped
     searches = sum(bool(getattr(root, "find_unused_parameters", False)) for root in wrapped)
@@ -422,7 +422,10 @@ def _exchanged(watch: Watch) -> Exchanged:
 
 
 def _rows_of_roots(watch: Watch) -> dict[str, int]:
-    """Return the rows of the last step that reached each root module called in the window."""
+    """Return how many rows reached each root module in the last step.
+
+    Only roots that were called in the window are included, or all roots if none was.
+    """
     edges = watch.edges()
     window = edges[watch.task.cut], edges[-1]
     order = list(watch.hooks.roots)
@@ -435,7 +438,7 @@ def _rows_of_roots(watch: Watch) -> dict[str, int]:
 
 
 def _main(watch: Watch) -> Rows:
-    """Return the rows of the root module that is called with most rows.
+    """Return the rows of the root module that receives most rows.
 
     A model may have been called before it was wrapped, so several roots can be the same model.
     """
@@ -449,10 +452,10 @@ def _drawn(watch: Watch) -> float:
 
 
 def _as_drawn(watch: Watch) -> list[float]:
-    """Return the loaders' samples of the steps in which as many rows came as were handed out.
+    """Return the loaders' samples of those steps in which the model got all samples as rows.
 
-    The list is empty unless these are more than a quarter of the steps. A script may skip a batch,
-    so not every step has to agree.
+    The list is empty unless it contains more than a quarter of the steps. A script may skip a
+    batch, so not all steps have to be in the list.
     """
     drawn = _of_steps(watch, watch.drawn)
     pairs = zip(drawn, _rows_of_steps(watch), strict=True)
@@ -461,15 +464,16 @@ def _as_drawn(watch: Watch) -> list[float]:
 
 
 def _usual(watch: Watch) -> float:
-    """Return the rows of a median step divided by those of a mean step; a last batch may be
-    short.
+    """Return the median number of rows of a step divided by the mean number.
+
+    They differ if the last batch of an epoch is short, for example.
     """
     rows = _rows_of_steps(watch)
     return float(np.median(rows) / np.mean(rows)) if any(rows) else 1.0
 
 
 def _spread(watch: Watch) -> float:
-    """Return the standard deviation of the rows of steps as a share of their mean."""
+    """Return the standard deviation of the number of rows of a step, relative to the mean."""
     rows = _rows_of_steps(watch)
     return float(np.std(rows) / np.mean(rows)) if any(rows) else 0.0
 
@@ -482,8 +486,8 @@ def _rows_of_steps(watch: Watch) -> list[int]:
 def _skips(watch: Watch) -> bool:
     """Return whether some steps of the window have more forward passes than others.
 
-    If loaders hand out batches, the additional passes must also be additional batches, because a
-    model may sometimes call a part of itself twice.
+    If loaders hand out batches, only passes with additional batches count, because a model may
+    sometimes call a part of itself twice.
     """
     main = _main(watch)
     begins = watch.edges()[watch.task.cut : -1]
@@ -494,30 +498,31 @@ def _skips(watch: Watch) -> bool:
 
 
 def _is_usual(watch: Watch, begin: int) -> bool:
-    """Return whether the step that begins there has about as many rows as a median step."""
+    """Return whether the step from cycle ``begin`` on has about the median number of rows."""
     usual = float(np.median(_rows_of_steps(watch)))
     return abs(_main(watch).came(begin, begin + watch.period) - usual) <= FEW * usual
 
 
 def _reads(watch: Watch) -> float:
-    """Return the number of single values that a median warm-up step reads; later reads are not
-    counted.
+    """Return the number of single values that a median warm-up step reads.
+
+    Reads after the warm-up are not counted.
     """
     counts = [watch.reads[i] for i in watch.edges()[: watch.task.cut + 1]]
     return float(np.median(np.diff(counts))) if len(counts) > 1 else 0.0
 
 
 def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
-    """Return the sum of a quantity over the update cycles of a median step of the window.
+    """Return the median over steps of the window of a quantity that each update cycle has.
 
-    The quantity is a number of samples or of seconds.
+    The quantity, for example seconds, is added up over the update cycles of each step.
     """
     steps = _of_steps(watch, by_sentence)
     return float(np.median(steps)) if steps else 0.0
 
 
 def _of_steps(watch: Watch, by_sentence: Mapping[int, float]) -> list[float]:
-    """Return the sum over the update cycles of each step of the window."""
+    """Return, for each step of the window, the sum of a quantity over its update cycles."""
     edges = watch.edges()[watch.task.cut :]
     return [
         sum(by_sentence.get(i, 0) for i in range(begin, end))
@@ -526,9 +531,7 @@ def _of_steps(watch: Watch, by_sentence: Mapping[int, float]) -> list[float]:
 
 
 def _bursts_s(watch: Watch) -> float:
-    """Return how many seconds longer a mean step takes up to its backward passes than a median
-    step.
-    """
+    """Return the mean minus the median of the seconds that steps take before backward passes."""
     steps = _of_steps(watch, watch.ahead_s)
     return max(0.0, float(np.mean(steps) - np.median(steps))) if steps else 0.0
 
@@ -536,13 +539,13 @@ def _bursts_s(watch: Watch) -> float:
 def _short(parts: Mapping[str, str]) -> tuple[str, ...]:
     """Return shortened digests, which suffice to show where ranks differ.
 
-    They are short because all ranks of all launches record them.
+    Short digests save space, because all ranks of all launches record them.
     """
     return tuple(bits[:SHORT] for bits in parts.values())
 
 
 def _distinct(watch: Watch) -> float:
-    """Return the share of distinct rows among the hashed rows of a step, averaged over steps."""
+    """Return the fraction of hashed rows in a step that are distinct, averaged over steps."""
     main = _main(watch)
     shares = [
         len(np.unique(rows)) / len(rows)
@@ -553,15 +556,13 @@ def _distinct(watch: Watch) -> float:
 
 
 def _kind(optimizer: Optimizer) -> str:
-    """Return an optimizer's class, with its equivalent implementations that differ in speed
-    (fused).
-    """
+    """Return an optimizer's class, with its implementation if that is "fused" or "foreach"."""
     ways = [way for way in ("fused", "foreach") if optimizer.defaults.get(way)]
     return type(optimizer).__name__ + (f" ({', '.join(ways)})" if ways else "")
 
 
 def _again(watch: Watch) -> float:
-    """Return the share of a step's rows that also came in the step before, in the warm-up."""
+    """Return the mean fraction of a warm-up step's rows that the previous step also had."""
     main = _main(watch)
     steps = [main.of(i, i + watch.period) for i in watch.edges()[: watch.task.cut + 1]]
     pairs = [pair for pair in itertools.pairwise(steps) if len(pair[0]) and len(pair[1])]
@@ -569,14 +570,14 @@ def _again(watch: Watch) -> float:
 
 
 def _idle(watch: Watch) -> float:
-    """Return the share of the inspected updates that left all inspected elements unchanged."""
+    """Return the fraction of the inspected updates that left all inspected elements unchanged."""
     idle = [not any(bool(changed) for changed in update) for update in watch.updates]
     return float(np.mean(idle)) if idle else 0.0
 
 
 def _name(module: nn.Module) -> str:
-    """Return the name of a module's class, with the class that it wraps."""
-    # Do not test a compiled module for truth: it calls ``len`` of the module that it wraps.
+    """Return the name of a module's class, with the class of the module that it wraps."""
+    # Do not use a compiled module as a condition: that calls ``len`` of the wrapped module.
     inner = getattr(module, "module", getattr(module, "_orig_mod", None))
     name = type(module).__name__
     return f"{name}({type(inner).__name__})" if isinstance(inner, nn.Module) else name

@@ -13,11 +13,11 @@ from harness.training.work import flops_of
 class Counted(TorchDispatchMode):
     """A dispatch mode that adds up the FLOPs of all operators called from ``begin`` to ``end``.
 
-    ``flops`` counts the training; ``aside`` counts operators without gradients, as in an
-    evaluation. The callbacks say what is running. ``trains`` returns whether a model that trains is
-    called or in its backward pass, and ``updates`` whether an optimizer steps. FLOPs of an
-    optimizer (Shampoo, Muon) are not counted: they depend on parameters instead of samples, and
-    ranks may share them.
+    ``flops`` counts the training. ``aside`` counts operators without gradients, as in an
+    evaluation. Two callbacks report what is running: ``trains`` returns whether a forward or
+    backward pass of the training runs, and ``updates`` whether an optimizer step runs. FLOPs of an
+    optimizer (Shampoo, Muon) are not counted, because they depend on parameters instead of samples,
+    and ranks may divide them among themselves.
     """
 
     def __init__(self, trains: Callable[[], bool], updates: Callable[[], bool]) -> None:
@@ -32,7 +32,7 @@ class Counted(TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """Stop counting. A second call does nothing, so an error in between is not hidden."""
+        """Stop counting. A second call does nothing, so that it hides no earlier error."""
         if self._counts:
             self._counts = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -61,6 +61,6 @@ class Counted(TorchDispatchMode):
 
 def compiled() -> bool:
     """Return whether torch has compiled anything in this process."""
-    # not imported here, because that takes a second
+    # This function does not import the module, because that takes a second.
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and dynamo.counters["stats"]["unique_graphs"] > 0

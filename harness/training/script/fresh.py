@@ -38,21 +38,21 @@ from harness.training.script.prepared import Preparation, put
 from harness.training.script.process import meet_at
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
-#: Optimizer steps that a process may take before it joins a process group; a process that takes
-#: more is reported as an error, because its launcher gave it no rank.
+#: Number of optimizer steps that a process may take before it joins a process group. If it takes
+#: more, an error reports that its launcher gave it no rank.
 PATIENCE = 64
 
 
 def watch_once_grouped(folder: Path) -> None:
-    """Watch this process once it joins a process group.
+    """Watch this process as soon as it joins a process group.
 
-    Only the group says which rank a process is that the script spawned. A world of one rank may
-    create no group. Its process is rank 0 from its first backward pass, or from its first forward
-    pass after an optimizer was made.
+    If the script has spawned the process, only the group knows the number of its rank. A world of
+    one rank may have no group. Its process becomes rank 0 with its first backward pass, or with its
+    first forward pass after an optimizer was made.
 
     Raises:
-        LaunchError: in the script, if the process trains but is none of several ranks. Without the
-            error the launch would never end.
+        LaunchError: in the script, if the process trains without joining a group. Without the error
+            the launch would never end.
     """
     join: Callable[..., Any] = dist.init_process_group
     updates = itertools.count()
@@ -76,7 +76,7 @@ def watch_once_grouped(folder: Path) -> None:
         while undo:
             undo.pop()()
         if badge.is_file():
-            for name in (BADGES, HOME):  # processes that this rank starts are not ranks
+            for name in (BADGES, HOME):  # processes that this rank starts must not become ranks
                 os.environ.pop(name, None)
             watch(badge, prepared)
 
@@ -112,9 +112,9 @@ def _before_it_trains(begin: Callable[[], None], prepared: Preparation) -> list[
 
 
 def _refuse_fewer(case: CaseSpec, file: Path) -> None:
-    """Make the first optimizer step raise LaunchError if the launcher started too few ranks.
+    """Make the first optimizer step raise LaunchError if the launcher has started too few ranks.
 
-    Otherwise this rank would wait for the missing ranks forever.
+    Without the error, this rank would wait forever for the missing ranks.
     """
     looked = False
 

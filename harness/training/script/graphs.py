@@ -1,7 +1,7 @@
-"""Find the graphs in batches of PyTorch Geometric, where nodes of all graphs are rows of one
-tensor.
+"""Find the graphs in batches of PyTorch Geometric.
 
-https://pytorch-geometric.readthedocs.io/en/latest/advanced/batching.html
+There the nodes of all graphs of a batch are the rows of one tensor
+(https://pytorch-geometric.readthedocs.io/en/latest/advanced/batching.html).
 """
 
 import contextlib
@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Types of parts of a batch that are not graphs.
+#: Types of the parts of a batch that cannot hold graphs.
 _PLAIN = (Tensor, dict, str, int, float, list, tuple, type(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graphs:
-    """One batch: the nodes of graph i are the rows from ``starts[i]`` to before ``starts[i+1]``."""
+    """One batch of graphs. The nodes of graph i are the rows ``starts[i]:starts[i + 1]``.
+
+    ``nodes`` is the number of nodes of all graphs together.
+    """
 
     nodes: int
     starts: Tensor
@@ -30,10 +33,10 @@ class Graphs:
 
 
 def graphs(batch: object) -> Graphs | None:
-    """Return the graphs of a batch, or of its first part that has any; None if there are none."""
+    """Return the graphs of a batch, or of its first part with graphs, or None."""
     parts: Sequence[Any] = batch if isinstance(batch, list | tuple) else [batch]
     for part in parts[:8]:
-        # nearly all parts are; skip them, because reading attributes takes longer
+        # Nearly all parts have these types. Skip them, because reading attributes takes longer.
         if isinstance(part, _PLAIN):
             continue
         with contextlib.suppress(Exception):  # a user-defined batch may raise any error
@@ -44,7 +47,7 @@ def graphs(batch: object) -> Graphs | None:
 
 
 def nodes(tensors: Iterable[Tensor], of: Graphs) -> Tensor | None:
-    """Return the first tensor with one row for each node; None if there is none."""
+    """Return the first tensor with one row for each node, or None."""
     rows = (tensor for tensor in tensors if len(tensor) == of.nodes)
     return next((tensor for tensor in rows if not _is_edges(tensor)), None)
 
@@ -52,8 +55,8 @@ def nodes(tensors: Iterable[Tensor], of: Graphs) -> Tensor | None:
 def apart(tensors: Iterable[Tensor], of: Graphs) -> list[Sequence[Tensor]]:
     """Return the tensors that identify graphs, split into one part for each graph.
 
-    These are nodes and, if present, the edges between them, because in many data sets all nodes are
-    equal.
+    These tensors hold the nodes and, if present, the edges between them. Edges are needed because
+    in many data sets all nodes are equal.
     """
     kept = list(tensors)
     rows = nodes(kept, of)

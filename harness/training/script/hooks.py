@@ -1,10 +1,10 @@
 """Install hooks that observe a training without a change of its code.
 
 Optimizers call torch's global hooks around every step. Backward passes go through
-``torch.autograd.backward``. The modules that a training calls directly are its *roots*. During the
-first update cycles all calls of modules come here, until the roots are known. After that only calls
-of the roots' classes come here, so that inner modules cost nothing. No hook is attached to a module
-itself, because copies and saved files of the module would contain it.
+``torch.autograd.backward``. The modules that a training calls directly are its *roots*. Until the
+roots are known, during the first update cycles, the hooks see all calls of modules. After that they
+see only calls of the roots' classes, so that inner modules cost nothing. No hook is attached to a
+module itself, because copies and saved files of the module would contain it.
 """
 
 import functools
@@ -43,13 +43,14 @@ class Observer(Protocol):
         """Handle the start of a forward pass of the training, or of a backward pass without one."""
 
     def handed(self, loader: int, size: int) -> None:
-        """Handle a batch of ``size`` samples from a loader; 0 if the size is unknown."""
+        """Handle a batch of ``size`` samples from a loader. ``size`` is 0 if it is unknown."""
 
     def called(
         self, key: int, what: BatchLayout, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Handle a root's call with samples, except for repeated closure calls in an optimizer
-        step.
+        """Handle a root's call with samples.
+
+        Calls in a repeated closure call of an optimizer step are left out.
         """
 
     def entered(self, key: int) -> None:
@@ -61,7 +62,7 @@ class Observer(Protocol):
     def enter_backward(self, losses: object, *, again: bool) -> None:
         """Handle the start of a backward pass.
 
-        ``again``: an optimizer calls its closure once more, as LBFGS does.
+        ``again`` is True if an optimizer has called its closure once more, as LBFGS does.
         """
 
     def leave_backward(self) -> None: ...
@@ -74,8 +75,9 @@ class Observer(Protocol):
 
 
 class Hooks:
-    """The hooks on this process's training, for one observer, until ``remove`` or the process's
-    end.
+    """The hooks on this process's training, which report to one observer.
+
+    They remain until ``remove`` is called or the process ends.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -85,24 +87,24 @@ class Hooks:
         # steps of each optimizer during the open root's call
         self._steps_within: Counter[int] = Counter()
         self._given_nothing = False  # whether the open root was called without samples
-        self._wrappers: dict[int, nn.Module] = {}  # by root: the DDP module whose ``forward`` runs
-        # roots, also earlier ones, and the modules they wrap
+        self._wrappers: dict[int, nn.Module] = {}  # for each root, the DDP module that calls it
+        # current and earlier roots, and the modules that they wrap
         self._watched: dict[int, nn.Module] = {}
         self._open: nn.Module | None = None
         self._arrived: Tensor | None = None  # the open root's first tensor, until roots are known
         self._learning: dict[int, nn.Parameter | None] = {}  # one trainable parameter of each root
         self._sampled = set[int]()  # roots that are called with samples
-        # roots with time as the first dimension, judging by their inner layers
+        # roots whose inner layers show that the first dimension of samples is time
         self._late = set[int]()
         self._in_backward = 0
         self._in_step: list[int] = []  # running optimizer steps, the innermost last
-        self._asked = 0  # backward passes within the running step
+        self._asked = 0  # number of backward passes within the running step
         self._prepared = Preparation()
         self.reads = self.evaluations = 0
         self.in_eval = False
         self.saved = set[str]()  # files that torch.save has written
         self._trained = False  # whether weights were trained since the last optimizer step
-        # a root called since then in eval mode, with gradients
+        # a root that was called since then in eval mode, with gradients enabled
         self._evaluated: nn.Module | None = None
         self._evaluating: nn.Module | None = None
         self._passed = False  # whether a pass has begun since the last optimizer step
@@ -110,7 +112,7 @@ class Hooks:
         self._undo: list[Callable[[], None]] = []
 
     def install(self, prepared: Preparation | None = None) -> None:
-        """Install all hooks; ``prepared`` holds the loaders and optimizers seen before."""
+        """Install all hooks. ``prepared`` holds the loaders and optimizers made before."""
         self._prepared = prepared or self._prepared
         self.loaders.handed = self._observer.handed
         self._prepared.install()
@@ -145,7 +147,7 @@ class Hooks:
 
     @property
     def seed(self) -> str:
-        """Return the seed that was set before a model was made; empty if there is none."""
+        """Return the seed that was set before a model was made, or "" if none was set."""
         return self._prepared.seed
 
     @property
@@ -155,15 +157,12 @@ class Hooks:
 
     @property
     def settled(self) -> bool:
-        """Return whether the roots are known and the warm-up is over."""
+        """Return whether the roots are known and the warm-up has ended."""
         return self._settled
 
     @property
     def wrapped(self) -> list[nn.Module]:
-        """Return each root, or the DDP module that exchanges its gradients.
-
-        DDP's ``__call__`` may have been bypassed.
-        """
+        """Return each root, or the DDP module around it if DDP's ``__call__`` was bypassed."""
         return [self._wrappers.get(key, root) for key, root in self.roots.items()]
 
     def trains(self) -> bool:
@@ -171,13 +170,11 @@ class Hooks:
         return bool(self._in_backward or self._open is not None)
 
     def updates(self) -> bool:
-        """Return whether an optimizer step is running; it may compute a loss meanwhile (LBFGS)."""
+        """Return whether an optimizer step is running. It may also compute losses (LBFGS)."""
         return bool(self._in_step)
 
     def forget(self) -> None:
-        """Forget all roots and optimizers so far, because they do not belong to the measured
-        training.
-        """
+        """Forget all roots and optimizers that do not belong to the measured training."""
         self.roots.clear()
         self._wrappers.clear()
         self._sampled.clear()
@@ -192,7 +189,7 @@ class Hooks:
                 self._wrap_reads()
 
     def settle(self) -> None:
-        """Stop watching other modules, and stop counting reads, because the roots are known now."""
+        """Watch only the roots from now on, and stop counting reads of single values."""
         self._settled = True
         self._arrived = None
         if not compiled():
@@ -204,8 +201,8 @@ class Hooks:
     def _look_no_more(self) -> None:
         """Stop watching the calls of modules.
 
-        If torch has compiled something, the hooks stay in place and do nothing: without them torch
-        would compile everything again.
+        If torch has compiled something, the hooks stay in place and do nothing. If they were
+        removed, torch would compile everything again.
         """
         self._settled = True
         self._watched.clear()
@@ -213,7 +210,7 @@ class Hooks:
             self._look_nowhere()
 
     def _watch_calls(self, kind: type[nn.Module]) -> Callable[[], None]:
-        """Wrap the calls of modules of this class, and return the function that undoes it."""
+        """Wrap the calls of modules of this class, and return the function that unwraps them."""
         defined: Callable[..., Any] | None = vars(kind).get("__call__")
 
         @functools.wraps(kind.__call__)
@@ -240,7 +237,7 @@ class Hooks:
 
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **more: Any) -> Any:
-            # a meta tensor belongs to a model whose work is only counted
+            # A meta tensor belongs to a model that only counts its work and does not train.
             if not self._undo or getattr(tensors, "is_meta", False):
                 return backward(tensors, *args, **more)
             if not self._passed and not self._in_backward:
@@ -258,22 +255,22 @@ class Hooks:
                 self._in_backward -= 1
                 self._observer.leave_backward()
 
-        # If a whole step is compiled, the hook must not be compiled with it, anew in each step.
+        # If a whole step is compiled, the hook must not be part of it. Otherwise every step would
+        # be compiled again.
         self._replace(torch.autograd, "backward", torch.compiler.disable(watched))
 
     def _wrap_reads(self) -> None:
-        """Count reads of single values: on a GPU each read waits until the device has computed the
-        value.
+        """Count reads of single values.
 
-        Reads inside an optimizer step are left out. Some optimizers read a number of each
-        parameter.
+        On a GPU each read waits until the device has computed the value. Reads inside an optimizer
+        step are left out, because some optimizers read a number of each parameter.
         """
         item: Callable[..., Any] = Tensor.item
-        ours = threading.get_ident()  # threads of a loader read values in host memory
+        ours = threading.get_ident()  # other threads are loaders, which read values in host memory
 
         @functools.wraps(item)
         def read(tensor: Tensor) -> Any:
-            # a growing number would be compiled in as a constant
+            # A compiled function would contain the count as a constant.
             if not torch.compiler.is_compiling():
                 of_loader = self.loaders.handing or threading.get_ident() != ours
                 self.reads += not (self._in_step or of_loader)
@@ -285,7 +282,8 @@ class Hooks:
     def _wrap_saves(self) -> None:
         """Record the files that ``torch.save`` writes.
 
-        If all ranks write one file, each waits for the disk, and the file may be damaged.
+        If all ranks write the same file, every rank waits for the disk, and the file may be
+        damaged.
         """
         for module in (torch, torch.jit):
             self._replace(module, "save", self._seen(module.save))
@@ -317,7 +315,7 @@ class Hooks:
         self.optimizers[key] = optimizer
         self._observer.stepping(key, optimizer)
         if key in self._in_step:
-            self._forget_step(key)  # its last step raised an error and never ended
+            self._forget_step(key)  # the optimizer's last step raised an error and never ended
         if not self._in_step:
             self._asked = 0
         self._in_step.append(key)
@@ -329,7 +327,7 @@ class Hooks:
             span("optimizer", Category.OPTIMIZER).__exit__()
         key = id(optimizer)
         if key not in self._in_step:
-            return  # its class calls the step of its base class, which has ended already
+            return  # the step of the optimizer's base class has already ended this step
         self._forget_step(key)
         self._passed = False
         self._observer.stepped(key, optimizer)
@@ -344,7 +342,7 @@ class Hooks:
     def _is_a_loop(self, module: nn.Module) -> None:
         """Treat a module as a trainer, not as a model.
 
-        Such a module is called without samples, and an optimizer steps repeatedly within its call.
+        A trainer is called without samples, and an optimizer steps repeatedly within its call.
         """
         self._loops[id(module)] = module
         self.roots.pop(id(module), None)
@@ -357,7 +355,7 @@ class Hooks:
             del self._in_step[self._in_step.index(key) :]
 
     def _passing(self) -> None:
-        """Handle the start of a pass, which ends the time between two steps (batches, logs)."""
+        """Handle the start of a pass, which ends the time between two steps."""
         self._passed = True
         if self._between is not None:
             self._leave_between()
@@ -369,8 +367,9 @@ class Hooks:
         self._between = None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Handle the start of a watched call, and return whether its end is of interest."""
-        if not self._settled and not self._in_backward:  # inner modules are called again there
+        """Handle the start of a watched call, and return whether its end must be handled, too."""
+        # A backward pass may call inner modules again (checkpointing). They are not roots.
+        if not self._settled and not self._in_backward:
             self._find(module, args)
         if id(module) not in self._watched:
             return False
@@ -381,7 +380,7 @@ class Hooks:
         return False
 
     def _find(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Check a called module until the roots are known: whether it is a root or a wrapper."""
+        """Find out whether a called module is a root or a wrapper, until the roots are known."""
         if self._open is not None:
             self._look_inside(self._open, module, args)
         elif _trains(module) and id(module) not in self._loops:
@@ -395,7 +394,9 @@ class Hooks:
             self._evaluated = module
 
     def _look_inside(self, root: nn.Module, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Mark a root as time-first if it passes its rows to a recurrent layer without
+        """Record that the first dimension of a root's samples is time, if an inner layer shows it.
+
+        Such a layer is recurrent or attention, gets the samples of the root, and has no
         ``batch_first``.
         """
         if not isinstance(module, nn.RNNBase | nn.MultiheadAttention) or module.batch_first:
@@ -414,14 +415,14 @@ class Hooks:
             return
         if not (torch.is_grad_enabled() and module.training) or self._freezes(module, args, kwargs):
             self._evaluate(module, args, kwargs)
-            if self._evaluating is None:  # the module that it wraps belongs to the same pass
+            if self._evaluating is None:  # calls of a wrapped module belong to the same pass
                 self._evaluating = module
             return
         self._open = module
         self._steps_within.clear()
         inner = getattr(module, "module", None)
         if isinstance(inner, nn.Module) and not inner.training:
-            # only its wrapper is in training mode, and it computes nothing itself
+            # The model is in eval mode. Only its wrapper, which computes nothing, is not.
             self._evaluated = inner
         else:
             self._trained = True
@@ -442,9 +443,7 @@ class Hooks:
     def _arriving(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BatchLayout | None:
-        """Return the samples of a root's call; None if it continues with the outputs of another
-        root.
-        """
+        """Return the samples of a root's call, or None if it gets the outputs of another root."""
         goes_on = id(module) not in self._sampled and samples.continues(args, kwargs)
         if goes_on and self._sampled:
             return None
@@ -460,9 +459,9 @@ class Hooks:
         return what
 
     def _owner(self, module: nn.Module) -> int:
-        """Return the id of the root that the samples of a call belong to.
+        """Return the id of the root to which the samples of a call belong.
 
-        This is the wrapper of the module if that is a root, too. A script may call the wrapped
+        It is the module's wrapper if the wrapper is a root, too. A script may call the wrapped
         model directly for some samples, such as the boundary of a differential equation.
         """
         for key in self._sampled:
@@ -471,10 +470,10 @@ class Hooks:
         return id(module)
 
     def _freezes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call of a root can train nothing at all.
+        """Return whether a call of a root cannot train anything.
 
-        A validation that needs gradients of its inputs (forces from energies) freezes the
-        parameters, and leaves the model in training mode.
+        For example, a validation may need gradients of its inputs (forces from energies). It then
+        freezes the parameters and leaves the model in training mode.
         """
         learning = self._learning.get(id(module))
         if learning is None or not learning.requires_grad:
@@ -483,7 +482,7 @@ class Hooks:
         return learning is None and not samples.continues(args, kwargs)
 
     def _evaluate(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count a forward pass that trains nothing, also if it bypasses a wrapper."""
+        """Count a forward pass that trains nothing, even if it bypasses a wrapper."""
         inside = self._open is not None or self._evaluating is not None
         if inside or self._in_backward:
             return
@@ -513,6 +512,7 @@ def _trains(module: nn.Module) -> bool:
 def _learns(module: nn.Module) -> bool:
     """Return whether the module has parameters that can be trained.
 
-    A copy on the meta device, whose work is counted before the training (litgpt), has none.
+    A copy on the meta device has none. Some scripts count the work of such a copy before they train
+    (litgpt).
     """
     return any(p.requires_grad and not p.is_meta for p in inside.parameters(module))

@@ -1,9 +1,9 @@
 """List the parts of a user's module with torch's own methods.
 
 Users override ``parameters`` (to pass groups to an optimizer), ``__len__``, ``__bool__`` and
-``__repr__``. The functions here call the methods of ``nn.Module`` directly, which call none of
-these. A module of another process (``RemoteModule``) has no parts here, and a lazy layer has none
-before its first call.
+``__repr__``. The functions here therefore call methods of ``nn.Module`` directly. A module of
+another process (``RemoteModule``) has no parts here, and a lazy layer has no parts before its first
+call.
 """
 
 from collections import Counter
@@ -27,15 +27,15 @@ def modules(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def parameters(root: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of these modules, each once, in order."""
+    """Yield the parameters of the module and of all modules below it, each once, in order."""
     return (parameter for _, parameter in _named_parameters(root))
 
 
 def differs_in_eval(root: nn.Module) -> bool:
-    """Return whether a forward pass in eval mode may compute something else.
+    """Return whether a forward pass may give another result in eval mode than in training mode.
 
-    This is so if the ``forward`` of a module reads its mode, unless it is dropout with probability
-    0.
+    This is so if the ``forward`` of a module reads the mode. Dropout with probability 0 is the
+    exception.
     """
     return any(
         0.0 not in (getattr(module, "p", None), getattr(module, "dropout", None))
@@ -45,19 +45,17 @@ def differs_in_eval(root: nn.Module) -> bool:
 
 
 def heads(roots: Sequence[nn.Module]) -> list[str]:
-    """Return a name for each root: its class, with a number if several roots have the same
-    class.
-    """
+    """Return the class of each root as its name, with a number if several roots have that class."""
     kinds = Counter(type(root).__name__ for root in roots)
     named = ((number, type(root).__name__) for number, root in enumerate(roots))
     return [kind if kinds[kind] == 1 else f"{kind}-{number}" for number, kind in named]
 
 
 def by_part(roots: Sequence[nn.Module]) -> dict[str, list[nn.Parameter]]:
-    """Return the parameters of the roots, each once, by the module that they belong to.
+    """Map the name of each part of the roots to its parameters, each parameter once.
 
-    Modules are taken as deep below the roots as possible with at most ``MOST_PARTS`` parts.
-    Parameters of a root itself have the name of its class.
+    A part is a module. Parts are as deep below the roots as possible with at most ``MOST_PARTS``
+    parts. Parameters that a root itself holds belong to a part with the name of its class.
     """
     named = dict[int, tuple[Path, nn.Parameter]]()
     for name_of_root, root in zip(heads(roots), roots, strict=True):
@@ -99,7 +97,7 @@ def _named_parameters(root: nn.Module) -> Iterator[tuple[Path, nn.Parameter]]:
 def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     try:
         return list(nn.Module.named_children(module))
-    except AttributeError:  # a module without torch's table of children
+    except AttributeError:  # the module has no table of children
         return []
 
 

@@ -1,7 +1,7 @@
 """Write a rank's journal of an interrupted training: a digest of its weights after every update.
 
-The training that resumes is compared with the journal of the interrupted one. A line is written as
-soon as an update ends, so a killed rank leaves all its completed updates.
+The resumed training is compared with the journal of the interrupted one. A line is written as soon
+as an update ends, so the journal of a killed rank contains all completed updates.
 """
 
 import functools
@@ -25,8 +25,8 @@ from harness.training.rank.setup import Rank
 from harness.training.rank.tasks.train import strike
 from harness.training.script.observed import Observed
 
-#: Calls whose time is recorded, because a script makes them before its first step: the module, the
-#: function, and the purpose.
+#: Calls whose time is recorded, because a script makes them before its first step. Each entry has
+#: the module, the function, and the purpose of the call.
 CALLS = (
     (dist, "init_process_group", "group"),
     (torch, "load", "load"),
@@ -37,7 +37,7 @@ CALLS = (
 
 
 class Journal(Observed):
-    """The observer that records every update; it calls ``over`` after the last requested one."""
+    """The observer that records every update. It calls ``over`` after the last requested one."""
 
     def __init__(self, task: Break, rank: Rank, over: Callable[["Journal"], None]) -> None:
         super().__init__()
@@ -52,9 +52,7 @@ class Journal(Observed):
             setattr(module, name, self._timed(getattr(module, name), what))
 
     def restart(self) -> None:
-        """Do nothing: updates before ``measured`` count, too, because a checkpoint contains
-        them.
-        """
+        """Do nothing, because updates before ``measured`` are also part of a checkpoint."""
 
     def stepped(self, key: int, optimizer: Optimizer) -> None:
         super().stepped(key, optimizer)
@@ -82,7 +80,7 @@ class Journal(Observed):
             self._over(self)
 
     def _timed(self, call: Callable[..., Any], what: str) -> Callable[..., Any]:
-        """Return a wrapper of ``call`` that adds its seconds to ``what``."""
+        """Wrap ``call`` so that its seconds are added to the entry ``what``."""
 
         @functools.wraps(call)
         def timed(*args: Any, **more: Any) -> Any:

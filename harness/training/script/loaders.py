@@ -1,7 +1,7 @@
 """Observe the batches that torch's DataLoaders hand to a training: their sizes and samplers.
 
-A loader takes the indices of a batch's samples from its sampler long before it hands out the batch.
-It hands out batches in the order of the indices.
+A loader takes the indices of a batch from its sampler long before it hands out the batch. It hands
+out batches in the order in which it took their indices.
 """
 
 import contextlib
@@ -30,22 +30,22 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from harness.record.rank import PART
 from harness.training.script.graphs import Graphs, graphs
 
-#: Attributes that are set on a loader's iterator: the sizes of the batches not yet handed out, the
-#: loader, and its ``OneLoader``.
+#: Attributes that are set on a loader's iterator: the sizes of the batches that it has yet to hand
+#: out, the loader, and the ``OneLoader`` of the loader.
 _SIZES = "scaleproof_sizes"
 _LOADER = "scaleproof_loader"
 _SEEN = "scaleproof_seen"
-#: Largest number of further loaders whose batches are combined with the first loader's batch into
-#: one batch of the training.
+#: The batches of several loaders may form one batch of the training. This is the largest number of
+#: loaders in addition to the first.
 TOGETHER = 3
-#: Characters of a data set's entry that are hashed to distinguish it from other entries.
+#: Number of characters of a data set's entry that are hashed.
 ENTRY = 400
 #: The address in the default ``repr`` of an object, which differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Use(Enum):
-    """The use that a batch has had so far."""
+    """How a batch has been used so far."""
 
     NONE = auto()
     TRAINED = auto()
@@ -54,9 +54,9 @@ class Use(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class OneLoader:
-    """One loader: how it divides its data set, and how its batches were used so far.
+    """One loader: how it divides its data set, and how its batches have been used so far.
 
-    It holds only weak references, so the loader and its data set live no longer than without it.
+    It holds only weak references, so it does not keep the loader and its data set alive.
     """
 
     number: int
@@ -66,32 +66,32 @@ class OneLoader:
     whole: int = 0
     dataset: weakref.ref[object] | None = None
     batches: int = 0
-    size: int = 0  # samples of the last batch
+    size: int = 0  # number of samples in the last batch
     graphs: Graphs | None = None  # graphs of the last batch
     use: Use = Use.NONE  # use of the last batch
     trained: int = 0
-    trained_before: int = 0  # ``trained`` at the end of its last complete pass
+    trained_before: int = 0  # ``trained`` at the end of the last complete pass
     evaluated: int = 0
-    repeated: bool = False  # its sampler has shuffled two complete passes identically
+    repeated: bool = False  # whether the sampler has shuffled two complete passes identically
 
     @property
     def trains(self) -> bool:
-        """Return whether at least as many of its batches train as are only evaluated."""
+        """Return whether at least half of the batches that were used train the model."""
         return self.evaluated <= self.trained
 
     @property
     def used(self) -> bool:
-        """Return whether the training was seen to use the loader.
+        """Return whether the training has been observed to use the loader.
 
-        The first batches may belong to an evaluation, before it is known what the training calls.
+        The first batches may belong to an evaluation. At that time the roots are not known.
         """
         return self.trained > 0 and self.trains
 
     def turn(self, use: Use) -> None:
         """Set the use of the last batch, and count each batch once.
 
-        If a batch both trains and is evaluated, for example by a teacher model, it counts as
-        training.
+        A batch that is used for training and for evaluation, for example by a teacher model, counts
+        as training.
         """
         self.trained += (use is Use.TRAINED) - (self.use is Use.TRAINED)
         self.evaluated += (use is Use.EVALUATED) - (self.use is Use.EVALUATED)
@@ -103,18 +103,18 @@ class Loaders:
 
     ``handed`` is called with a loader's number and the number of samples of each batch that it
     hands out. The hooks on models call ``trained`` or ``evaluated`` if a batch passes through a
-    model. A loader most of whose batches are only evaluated is not part of the training.
+    model. If most batches of a loader are only evaluated, the loader is not part of the training.
     """
 
     def __init__(self) -> None:
         self.handed: Callable[[int, int], None] = lambda number, size: None
         self._every: list[OneLoader] = []
-        self._known: dict[int, OneLoader] = {}  # key: the id of a loader, which may be deleted
+        self._known: dict[int, OneLoader] = {}  # by id of the loader, which may have been deleted
         self._out: list[OneLoader] = []  # loaders that have handed out a batch, the latest last
-        # the loader whose batch trains, if there are several
+        # the loader whose batch trains, if several loaders have handed out batches
         self._training: OneLoader | None = None
         self._passes: dict[int, set[int]] = {}
-        self.handing = False  # whether a batch is being made, in this process or another
+        self.handing = False  # whether a loader is making or handing out a batch
         self._before: dict[str, Any] = {}
 
     @property
@@ -124,7 +124,7 @@ class Loaders:
 
     @property
     def sampler(self) -> str:
-        """Return how the main loader's DistributedSampler divides samples; empty if it has none."""
+        """Return how the main loader's DistributedSampler divides samples, or "" without one."""
         return main.sampler if (main := self._main()) else ""
 
     @property
@@ -144,35 +144,35 @@ class Loaders:
 
     @property
     def repeated(self) -> bool:
-        """Return whether a training sampler shuffled two complete passes identically.
+        """Return whether a sampler of the training shuffled two complete passes identically.
 
-        In this case ``set_epoch`` was not called in between.
+        The script has then not called ``set_epoch`` between them.
         """
         return any(seen.repeated and seen.used for seen in self._every)
 
     @property
     def sizes(self) -> list[int]:
-        """Return the number of samples of the last batch of each training loader."""
+        """Return the number of samples in the last batch of each loader of the training."""
         return [seen.size for seen in self._every if seen.used]
 
     @property
     def batches(self) -> list[Graphs]:
-        """Return the last batch of graphs of each training loader that hands out graphs."""
+        """Return the last batch of each loader of the training that hands out graphs."""
         return [seen.graphs for seen in self._every if seen.used and seen.graphs is not None]
 
     def trains(self, number: int) -> bool:
-        """Return whether at least as many of a loader's batches train as are only evaluated."""
+        """Return whether at least half of the used batches of a loader train the model."""
         return self._every[number].trains
 
     def _main(self) -> OneLoader | None:
-        """Return the training loader that has handed out most batches."""
+        """Return the loader of the training that has handed out most batches."""
         used = [seen for seen in self._every if seen.used]
         return max(used, key=lambda seen: seen.batches, default=None)
 
     def trained(self) -> None:
-        """Handle a forward pass of the training: it uses the latest batch that is still unused.
+        """Handle a forward pass of the training, which uses the latest batch that is still unused.
 
-        Loaders with no evaluated batch take precedence.
+        Loaders of which no batch was evaluated take precedence.
         """
         if len(self._out) > 1:
             unused = [seen for seen in self._out if seen.use is Use.NONE]
@@ -183,10 +183,10 @@ class Loaders:
             self._out[0].turn(Use.TRAINED)
 
     def came(self, rows: int) -> None:
-        """Handle the number of rows in a training's forward pass.
+        """Handle the number of rows in a forward pass of the training.
 
-        If the batches of several loaders have this many rows together, all of them count as
-        trained. One of them may be a batch that a model labelled before (FixMatch).
+        If the batches of several loaders have this many rows together, all of these batches count
+        as trained. A model may have labelled one of them before (FixMatch).
         """
         training = self._training
         if len(self._out) < 2 or training is None or training.size == rows:
@@ -202,7 +202,7 @@ class Loaders:
                     return
 
     def evaluated(self) -> None:
-        """Handle a forward pass that trains nothing: it evaluates the latest batch."""
+        """Handle a forward pass that trains nothing, which evaluates the latest batch."""
         if self._out and self._out[-1].use is Use.NONE:
             self._out[-1].turn(Use.EVALUATED)
 
@@ -213,7 +213,7 @@ class Loaders:
         self._before = {}
 
     def install(self) -> None:
-        """Install the hooks, which stay until ``remove`` or the end of this process."""
+        """Install the hooks, which remain until ``remove`` is called or this process ends."""
         kind = cast(Any, _BaseDataLoaderIter)
         make, draw, hand = kind.__init__, kind._next_index, kind.__next__
         self._before = {"__init__": make, "_next_index": draw, "__next__": hand}
@@ -235,7 +235,7 @@ class Loaders:
         @functools.wraps(hand)
         def handed(iterator: Any) -> Any:
             seen = getattr(iterator, _SEEN, None)
-            if seen is None:  # the subclass did not call ``__init__`` of its base class
+            if seen is None:  # the iterator's class did not call ``__init__`` of its base class
                 return hand(iterator)
             sizes = getattr(iterator, _SIZES)
             self.handing = True
@@ -259,7 +259,7 @@ class Loaders:
         kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed
 
     def _see(self, loader: DataLoader[Any]) -> OneLoader:
-        """Return the ``OneLoader`` of a loader; a loader made anew for each pass gets a new one."""
+        """Return the ``OneLoader`` of a loader. Make a new one if the loader is new."""
         seen = self._known.get(id(loader))
         if seen is None or seen.loader() is not loader:
             seen = OneLoader(number=len(self._every), loader=weakref.ref(loader))
@@ -268,7 +268,7 @@ class Loaders:
         seen.whole = _drawn_whole(loader)
         seen.workers = loader.num_workers
         seen.sampler = _shuffles(loader)
-        with contextlib.suppress(TypeError):  # a list has no weak references
+        with contextlib.suppress(TypeError):  # a list cannot be referenced weakly
             seen.dataset = weakref.ref(loader.dataset)
         return seen
 
@@ -276,7 +276,7 @@ class Loaders:
         """Handle the end of a complete pass over a loader."""
         self._out = [other for other in self._out if other is not seen]
         sampler = _sampler(loader)
-        trains = seen.trained > seen.trained_before  # otherwise the pass only collected statistics
+        trains = seen.trained > seen.trained_before  # False if the pass only collected statistics
         seen.trained_before = seen.trained
         if not trains or not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
             return
@@ -286,16 +286,14 @@ class Loaders:
 
 
 def _count(numbers: object) -> int:
-    """Return the number of samples in a batch's indices; 0 if the data set generates samples
-    itself.
-    """
+    """Return the number of samples in a batch, or 0 if the data set itself generates samples."""
     if isinstance(numbers, list | tuple):
         return 0 if None in numbers else len(numbers)
     return 0
 
 
 def _sampler(loader: DataLoader[Any]) -> object:
-    """Return the sampler of a loader; None if the user's batch sampler chooses the samples."""
+    """Return the sampler of a loader, or None if the user's batch sampler chooses the samples."""
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
         return batches.sampler
@@ -303,7 +301,7 @@ def _sampler(loader: DataLoader[Any]) -> object:
 
 
 def _shuffles(loader: DataLoader[Any]) -> str:
-    """Return how a loader's DistributedSampler divides samples; empty if there is none."""
+    """Return how a loader's DistributedSampler divides samples, or "" if there is none."""
     sampler = _sampler(loader)
     if not isinstance(sampler, DistributedSampler) or sampler.num_replicas == 1:
         return ""
@@ -312,8 +310,9 @@ def _shuffles(loader: DataLoader[Any]) -> str:
 
 
 def _part(dataset: object) -> str:
-    """Describe a ``Subset`` by three of its indices, which may depend on a seed
-    (``random_split``).
+    """Describe a ``Subset`` by three of its indices.
+
+    The indices may depend on a seed (``random_split``).
     """
     if not isinstance(dataset, Subset) or not len(dataset.indices):
         return ""
@@ -323,7 +322,7 @@ def _part(dataset: object) -> str:
 
 
 def _drawn_whole(loader: DataLoader[Any]) -> int:
-    """Return the size of the data set if one pass of this rank alone covers it, else 0."""
+    """Return the size of the data set if this rank alone draws all of it in one pass, else 0."""
     sampler = _sampler(loader)
     if type(sampler) not in (SequentialSampler, RandomSampler):
         return 0
@@ -334,12 +333,11 @@ def _drawn_whole(loader: DataLoader[Any]) -> int:
 
 
 def _stored(dataset: object) -> str:
-    """Return a digest of a few entries that a data set stores for its samples: paths, rows,
-    numbers.
+    """Return a digest of a few entries that a data set stores for its samples (paths, rows, ..).
 
-    Ranks with the same digest share one data set; other ranks have separate data sets or separate
-    parts of one. The digest is empty if a user-defined data set raises an error when its entries
-    are read.
+    Ranks with the same digest use the same data set. Ranks with different digests have separate
+    data sets, or separate parts of one. The digest is empty if a user-defined data set raises an
+    error when its entries are read.
     """
     entries: list[str] = []
     with contextlib.suppress(Exception):
@@ -350,8 +348,8 @@ def _stored(dataset: object) -> str:
 def _entries(dataset: object) -> Iterator[str]:
     """Yield a text for some stored entries of a data set, and of data sets inside it.
 
-    The attributes of a data set are read, not its samples, because reading a sample may draw random
-    numbers.
+    This reads attributes of the data set and not its samples, because reading a sample may draw
+    random numbers.
     """
     size = len(cast(Sized, dataset))
     for name, kept in sorted(vars(dataset).items()):

@@ -10,9 +10,10 @@ region.awaited = True  # code that imports this module will enter the region
 
 @contextmanager
 def measured() -> Iterator[None]:
-    """Count steps from here on; without scaleproof the context manager does nothing.
+    """Mark the training to measure: its steps are counted from here on.
 
-    A script needs it if it trains something else before the training to measure.
+    A script needs this context manager if it trains something else before. If scaleproof does not
+    run the script, the context manager does nothing.
     """
     region.enter()
     yield

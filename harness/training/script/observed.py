@@ -1,6 +1,7 @@
 """Record what the hooks observe of a training: its update cycles, samples, losses and times.
 
-A hook runs while the caches hold the step's data, so each function that it calls costs
+A root is a module that the training calls directly (``hooks.py``). The code of the hooks is brief,
+because it is not in the CPU's caches when a hook runs: each function that it calls costs
 microseconds.
 """
 
@@ -29,9 +30,9 @@ from harness.training.script.sentences import StepSequence
 from harness.training.script.sketches import sketch
 
 _LOSSES = 1024
-#: Number of latest forward passes whose times are stored; these cover a step or more.
+#: Number of latest forward passes whose times are stored. They cover a step or more.
 FORWARDS = 64
-#: Characters of an error message of a user-defined object that a record quotes.
+#: A record quotes at most this number of characters of an error message of a user's object.
 REASON = 120
 
 
@@ -39,8 +40,8 @@ class Digests(NamedTuple):
     """Digests of parameters, and random sums of some of their elements.
 
     ``whole`` covers all parameters. It does not depend on wrappers, the order of calls or the names
-    of parts, and is empty if there are no parameters. ``parts`` has a digest of each part, and
-    ``sums`` the random sums (``sketches.py``).
+    of parts, and is empty if there are no parameters. ``parts`` maps the name of each part to its
+    digest. ``sums`` holds the random sums (``sketches.py``).
     """
 
     whole: str = ""
@@ -56,7 +57,7 @@ def _joined(digests: Iterable[str]) -> str:
 class Observed:
     """The observer that the hooks call.
 
-    It calls ``mark`` whenever an update cycle begins, which ends the one before.
+    It calls ``mark`` whenever an update cycle begins, which is the end of the previous cycle.
     """
 
     def __init__(self) -> None:
@@ -66,16 +67,16 @@ class Observed:
     def forget(self) -> None:
         """Forget all observations so far."""
         self.sentences = StepSequence()
-        self.looking = True  # whether this cycle's samples are hashed, not only counted
-        self.ahead_s: dict[int, float] = {}  # time before backward passes, by update cycle
-        #: The last forward passes: the root module, start and end.
+        self.looking = True  # whether samples of this update cycle are hashed and not only counted
+        self.ahead_s: dict[int, float] = {}  # by update cycle, the time before backward passes
+        #: For each of the last forward passes, the id of its root, its start and its end.
         self.forwards_ns = deque[tuple[int, int, int]](maxlen=FORWARDS)
-        self._called = 0  # the root whose forward pass is running
-        self._called_ns = 0  # and the start of its pass
+        self._called = 0  # id of the root whose forward pass is running
+        self._called_ns = 0  # start of that forward pass
         self._within = False  # whether a backward pass is running within that root's call
-        self._free_s = 0.0  # when the last pass or update ended
+        self._free_s = 0.0  # time when the last pass or update ended
         self.rows: dict[int, Rows] = {}
-        # samples that each loader handed out, by update cycle
+        # for each loader and update cycle, the number of samples that the loader handed out
         self._drawn: dict[int, dict[int, int]] = {}
         self.unclear = ""
         self._unread = False
@@ -84,20 +85,20 @@ class Observed:
         self._drew: list[Tensor] = []
         self._undo: Callable[[], None] | None = None  # removes the rows of the running call
         self.dtype = ""
-        self.graded = set[int]()  # parameters with gradients in the warm-up
+        self.graded = set[int]()  # ids of parameters that had gradients in the warm-up
         self.uncleared = False
-        self._stepped_with: list[Tensor] = []  # elements of gradients, at the first update
-        self._kept = False  # whether these are unchanged when the next update begins
+        self._stepped_with: list[Tensor] = []  # some elements of gradients at the first update
+        self._kept = False  # whether these elements are unchanged when the next update begins
         self.norm2 = 0.0
-        self._normed = set[int]()  # parameters in the norm; another optimizer may step others
-        # trained parameters of no root module, so no wrapper exchanges their gradients
+        self._normed = set[int]()  # ids of the parameters whose gradients ``norm2`` includes
+        # trained parameters that belong to no root, so that no wrapper exchanges their gradients
         self.loose: dict[int, Tensor] = {}
-        self.updates: list[list[Tensor]] = []  # for each inspected update: whether elements changed
+        self.updates: list[list[Tensor]] = []  # for each inspected update, which elements changed
         self._stepped_from: dict[int, list[Tensor]] = {}
-        self._losses_on_cpu: list[tuple[int, float]] = []  # update cycle, loss
+        self._losses_on_cpu: list[tuple[int, float]] = []  # (update cycle, loss)
         # losses on an accelerator, which are read only at the end, so that no step waits for them
         self._losses: Tensor | None = None
-        self._lost_in: list[int] = []  # the update cycle of each of these
+        self._lost_in: list[int] = []  # the update cycle of each of these losses
 
     def restart(self) -> None:
         """Forget all observations, because ``measured`` or ``measure_steps`` was entered."""
@@ -123,9 +124,7 @@ class Observed:
 
     @property
     def drawn(self) -> Mapping[int, int]:
-        """Return the number of samples that loaders handed out for the training, by update
-        cycle.
-        """
+        """Map each update cycle to the number of samples that loaders handed out for training."""
         sums: Counter[int] = Counter()
         for loader, by_sentence in self._drawn.items():
             if self.hooks.loaders.trains(loader):
@@ -160,7 +159,7 @@ class Observed:
     def returned(self, output: object) -> None:
         self._close_forward()
         if self._undo is not None and trains(output) is False:
-            # for example, a policy that computes values without gradients inside its call
+            # The call trained nothing. For example, a policy computed values without gradients.
             self._undo()
         self._undo = None
         if not self.dtype:
@@ -173,7 +172,7 @@ class Observed:
             self._drew = []
 
     def _close_forward(self) -> None:
-        if self._called_ns:  # zero if an optimizer only calls its closure once more
+        if self._called_ns:  # zero in repeated closure calls of an optimizer
             self.forwards_ns.append((self._called, self._called_ns, time_ns()))
             self._called_ns = 0
 
@@ -185,7 +184,7 @@ class Observed:
         return states
 
     def enter_backward(self, losses: object, *, again: bool) -> None:
-        self._undo = None  # the root trains within its call
+        self._undo = None  # keep the rows: the root trains within its call
         if self.cleared is None and self.sentences.accumulates:
             gradients = (p.grad for p in self.parameters() if p.grad is not None)
             self.cleared = not any(
@@ -202,14 +201,15 @@ class Observed:
             sentence = len(self.sentences.words)
             before_s = perf_counter() - self._free_s
             self.ahead_s[sentence] = self.ahead_s.get(sentence, 0.0) + before_s
-            self._free_s = 0.0  # passes inside this one are part of it
+            self._free_s = 0.0  # time before passes inside this one is not counted again
 
     def leave_backward(self) -> None:
         self.sentences.leave_backward()
         if self._within and not self.sentences.in_backward:
             self.entered(self._called)  # the call of the enclosing root continues
             self._within = False
-        if not self.hooks.settled:  # also parameters that are frozen while others train, as in GANs
+        # Each backward pass is inspected, because parts may train in turn, as in GANs.
+        if not self.hooks.settled:
             self.graded |= {id(p) for p in self.parameters() if p.grad is not None}
         self._free_s = perf_counter()
 
@@ -228,7 +228,7 @@ class Observed:
         self._free_s = perf_counter()
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of all roots that have data, each once."""
+        """Return the parameters of all roots, each once, except those on the meta device."""
         by_id = {
             id(parameter): parameter
             for root in self.hooks.roots.values()
@@ -240,8 +240,8 @@ class Observed:
     def bits(self) -> Digests:
         """Return digests of the trained parameters, or of this rank's shards of them.
 
-        These are the parameters of the roots, and all other parameters of an optimizer that steps
-        any of these, even if this rank does not call their module.
+        The trained parameters are those of the roots. If an optimizer steps any of them, its other
+        parameters are included, too, even if this rank does not call their modules.
         """
         parameters: dict[int, Tensor] = {id(p): p for p in self.parameters()}
         for stepped in self._stepped():
@@ -265,16 +265,16 @@ class Observed:
         return Digests(whole, {}, sketch(by_id.values()))
 
     def _stepped(self) -> Iterator[dict[int, Tensor]]:
-        """Yield the parameters of each optimizer, by id."""
+        """Yield, for each optimizer, its parameters by their ids."""
         for optimizer in self.hooks.optimizers.values():
             trained = (p for group in optimizer.param_groups for p in group["params"])
             yield {id(p): p for p in trained if not p.is_meta and not is_lazy(p)}
 
     def losses(self, first: int, last: int) -> np.ndarray:
-        """Return the losses of the update cycles from ``first`` to before ``last``; NaN = none
-        seen.
+        """Return the losses of the update cycles from ``first`` to ``last`` (exclusive).
 
-        The loss of a cycle is the sum of the tensors that its backward passes began with.
+        The loss of a cycle is the sum of the tensors with which its backward passes began, or NaN
+        if there were none.
         """
         losses = np.full(last - first, np.nan)
         values = [] if self._losses is None else self._losses.cpu().tolist()
@@ -285,9 +285,9 @@ class Observed:
         return losses
 
     def _look_at_gradients(self, optimizer: Optimizer) -> None:
-        """Add the squared norm of an optimizer's gradients before the first step.
+        """Add the squared norm of an optimizer's gradients before the first step to ``norm2``.
 
-        If gradients are sharded, this is the norm of this rank's shard. Also record whether DDP
+        If gradients are sharded, only this rank's shard is included. Also record whether DDP
         searches for unused parameters although each parameter has a gradient.
         """
         for root in self.hooks.wrapped:
@@ -311,17 +311,17 @@ class Observed:
             self._stepped_with = [part.clone() for part in elements]
 
     def _look_for_old_gradients(self) -> None:
-        """Record whether gradients of the update before are still there when another update begins.
+        """Record whether an update begins with the gradients of the previous update.
 
         With several optimizers nothing is recorded, because a second one may clear its gradients
-        later. Gradients that have changed since then are kept on purpose (PowerSGD's error
-        feedback).
+        later. Gradients that have changed since the previous update do not count, because the
+        script keeps them on purpose (PowerSGD's error feedback).
         """
         if len(self.hooks.optimizers) == 1:
             (optimizer,) = self.hooks.optimizers.values()
             trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if trained.isdisjoint(map(id, self.parameters())):
-                return  # the optimizer has copies, whose gradients the script sets
+                return  # the optimizer steps copies, and the script sets their gradients
             there = _some_elements(optimizer, of_gradients=True)
             if len(self.sentences.words) == 1:
                 pairs = zip(there, self._stepped_with, strict=False)
@@ -331,8 +331,8 @@ class Observed:
     def unstepped(self) -> list[str]:
         """Return the parts of the roots that get gradients but belong to no optimizer.
 
-        The list is empty if the optimizers lack most parameters with gradients, because an
-        optimizer then has copies of them.
+        The list is empty if the optimizers have less than half of the parameters with gradients. An
+        optimizer then has copies of these parameters.
         """
         groups = [g for optimizer in self.hooks.optimizers.values() for g in optimizer.param_groups]
         stepped = {id(parameter) for group in groups for parameter in group["params"]}
@@ -345,10 +345,10 @@ class Observed:
     def _look_beside_roots(self, optimizer: Optimizer) -> None:
         """Watch for parameters that train together with those of the roots, but belong to no root.
 
-        They are recorded once a backward pass reaches them. Tensors that an optimizer creates for
-        itself, such as a master copy or a shard, are never reached. Parameters of a separate
-        optimizer are ignored, because they may differ between ranks (an adversarial perturbation of
-        samples, for example).
+        Such a parameter is recorded when a backward pass reaches it. A backward pass never reaches
+        tensors that an optimizer creates for itself, such as a master copy or a shard. Parameters
+        of a separate optimizer are ignored, because they may differ between ranks (for example, an
+        adversarial perturbation of samples).
         """
         of_roots = {id(parameter) for parameter in self.parameters()}
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -368,7 +368,7 @@ class Observed:
     def _note(self, loss: Tensor) -> None:
         """Store a loss as a number if it is on the CPU, else in one tensor on its device.
 
-        Reading a loss from an accelerator would wait for it (as in ``window.StepLog``).
+        Reading a loss from an accelerator would wait for the device (see ``window.StepLog``).
         """
         sentence = len(self.sentences.words)
         if loss.is_cpu:
@@ -385,7 +385,7 @@ class Observed:
 def _some_elements(optimizer: Optimizer, *, of_gradients: bool = False) -> list[Tensor]:
     """Return views of some elements of up to three parameters that an optimizer trains.
 
-    With ``of_gradients`` the elements are those of their gradients.
+    With ``of_gradients``, return elements of the gradients of these parameters instead.
     """
     trained = [
         parameter

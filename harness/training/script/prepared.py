@@ -1,6 +1,4 @@
-"""Observe a process before it trains: the seed that it sets, and the loaders and optimizers it
-makes.
-"""
+"""Observe the seed, the loaders and the optimizers that a process makes before it trains."""
 
 import functools
 from collections.abc import Callable
@@ -14,9 +12,9 @@ from harness.training.script.loaders import Loaders
 
 
 class Preparation:
-    """The loaders, optimizers and seed seen from ``install`` until ``remove``.
+    """The loaders, optimizers and seed that are observed from ``install`` until ``remove``.
 
-    A process can be observed before it is known to be a rank.
+    A process can be observed before it is known whether it is a rank.
     """
 
     def __init__(self) -> None:
@@ -60,15 +58,16 @@ class Preparation:
         self._undo.append(put(torch.random, "manual_seed", seen))
 
     def _wrap_optimizers(self) -> None:
-        """Record every optimizer that is made: a step of the training ends only after each has
-        stepped.
+        """Record every optimizer that is made.
+
+        A step of the training has ended only after every optimizer has stepped.
         """
         make: Callable[..., Any] = Optimizer.__init__
 
         @functools.wraps(make)
         def made(optimizer: Optimizer, *args: Any, **more: Any) -> None:
             make(optimizer, *args, **more)
-            # keep a reference, so that its id is not reused
+            # keep a reference, so that the id is not reused
             self.optimizers[id(optimizer)] = optimizer
 
         self._undo.append(put(Optimizer, "__init__", made))
@@ -77,14 +76,14 @@ class Preparation:
 def put(place: Any, name: str, ours: object) -> Callable[[], None]:
     """Replace an attribute, and return a function that restores the previous one.
 
-    The function deletes the attribute if the class had only inherited it.
+    That function deletes the attribute if the class had only inherited it.
     """
     inherited = isinstance(place, type) and name not in vars(place)
     before = getattr(place, name)
     setattr(place, name, ours)
 
     def restore() -> None:
-        if vars(place).get(name) is not ours:  # other code has wrapped it since
+        if vars(place).get(name) is not ours:  # other code has replaced the attribute since then
             return
         if inherited:
             delattr(place, name)

@@ -32,33 +32,31 @@ from harness.training.rank.setup import RankPlace
 from harness.training.script import startup, workplace
 from harness.training.script.startup import write_guard
 
-#: Placeholders in a command: the number of ranks on this node (``ranks``) and in total (``world``),
-#: the number of this node (``node``) and of all nodes (``nodes``), and the address of the first
-#: node (``host``) with a port that is free there (``port``), where ranks can meet.
+#: Placeholders in a command: the number of ranks on this node (``ranks``) and in the world
+#: (``world``), the index of this node (``node``), the number of nodes (``nodes``), and the address
+#: of the first node (``host``) with a free port there (``port``), where ranks can meet.
 ASKED = re.compile(r"\{(ranks|world|node|nodes|host|port)\}")
 #: Environment variable that stops an interpreter from writing compiled modules next to sources.
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
-#: Largest number of characters that an error quotes of the last line of a script or a launcher.
+#: An error quotes at most this number of characters of the last line of a script or a launcher.
 QUOTED = 160
 #: The first line that torch's launcher writes about a failed rank.
 LAUNCHER = re.compile(r"^E\d{4} .*\] failed \(exitcode.*$", re.M)
-#: Lines that say how to see more of an error, and are not the error itself.
+#: Lines that explain how to see more of an error. They are not the error itself.
 HINT = re.compile(r"HYDRA_FULL_ERROR|--help|^For more (information|details)|^At:$", re.IGNORECASE)
-#: Python's warnings with the source line below; they also report leaked semaphores at exit.
+#: Python's warnings with the source line below them. Some of them report leaked semaphores at exit.
 WARNING = re.compile(r"^.*\b\w*Warning: .*\n?([ \t]+.*\n?)?", re.M)
-#: The class name of an error of this package, which its message does not need.
+#: The class name in front of an error of this package. It is removed, because the message suffices.
 OURS = re.compile(r"^harness\.base\.errors\.\w+: ")
 
 
 def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> ScriptCommand:
-    """Return the command that this rank runs, or the launcher's command, with placeholders filled
-    in.
-    """
+    """Return the command of this rank or of the launcher, with placeholders filled in."""
     assert isinstance(spec.task, Script | Break)
     words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
     command = parse(shlex.split(words), Path(spec.task.folder))
-    # ``parse`` may have added placeholders to a launcher's command: a fixed port becomes a free
-    # one.
+    # ``parse`` may have added placeholders to a launcher's command, for example to replace a fixed
+    # port by a free one.
     known = _known(spec, place, store, " ".join((*command.launcher, *command.args)))
 
     def filled(asked: Sequence[str]) -> tuple[str, ...]:
@@ -70,16 +68,17 @@ def command_of(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore) -> Scri
 def fill_files(spec: LaunchSpec, place: RankPlace, store: dist.TCPStore, folder: Path) -> None:
     """Fill in the placeholders of the configuration files that the command names.
 
-    A user may describe the world in such a file. Raises LaunchError with ``--clean``, because the
-    file would be the user's original.
+    A user may describe the world in such a file. With ``--clean`` the file is the user's original,
+    so the function raises LaunchError instead of changing it.
     """
     words = spec.task.words if isinstance(spec.task, Break) else spec.case.script
     for path in typed.described_in(shlex.split(words), folder):
         if not path.resolve().is_relative_to(folder.resolve()):
-            continue  # outside the launch's copy of the folder
+            continue  # the file is outside the launch's copy of the folder
         if isinstance(spec.task, Script) and spec.task.clean:
             raise LaunchError(
-                f"{path.name} contains placeholders for ranks and is not a copy: it is not changed",
+                f"{path.name} contains placeholders for ranks, but --clean uses the original file,"
+                " which must not be changed",
                 where=str(folder),
                 expected="a copy of the folder for every launch",
                 fix="leave --clean out",
@@ -119,9 +118,9 @@ def _free_port(host: str) -> int:
 def variables(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> Mapping[str, str]:
     """Return the environment variables that torchrun sets, and those of Slurm and MPI.
 
-    Variables of Slurm and MPI are replaced only if they are set, because an agent that they started
-    has values of its own rank there. Ranks meet at the store that the agent opened, so no two
-    processes compete for a port.
+    Variables of Slurm and MPI are replaced only if they are set. They then describe the agent,
+    which Slurm or MPI has started, and not the rank. Ranks meet at the store that the agent opened,
+    so no two processes compete for a port.
     """
     local = spec.case.nodes[place.node]
     places = {
@@ -149,9 +148,9 @@ def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
     os.environ.update(variables(spec, place, host, port))
     of_folders = workplace.variables(spec, place.node)
     os.environ.update(of_folders)
-    tempfile.tempdir = None  # ``tempfile`` then reads TMPDIR again
-    # An interpreter that this process starts, such as a DataLoader worker, then installs the guard,
-    # too.
+    tempfile.tempdir = None  # makes ``tempfile`` read TMPDIR again
+    # Interpreters that this process starts, such as DataLoader workers, find ``startup`` on this
+    # path and install the write guard, too.
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(startup.FOLDER), *filter(None, named)])
     write_guard.install(of_folders[write_guard.WRITABLE].split(os.pathsep))
@@ -163,8 +162,8 @@ def settle(spec: LaunchSpec, place: RankPlace, host: str, port: int) -> None:
 def meet_at(host: str, port: int) -> None:
     """Make all ranks meet at the launch's store, even if the script names another rendezvous.
 
-    The script may name a fixed port, the address of another machine, or a file left by the previous
-    launch.
+    The script may name a fixed port, the address of another machine, or a file that exists since
+    the previous launch.
     """
     join: Callable[..., Any] = dist.init_process_group
 
@@ -180,17 +179,18 @@ def meet_at(host: str, port: int) -> None:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a script's log that says why the script ended."""
+    """Return the last line of a script's log that states why the script ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     return last_words(log.read_text(errors="replace", encoding="utf-8"))
 
 
 def last_words(text: str) -> str:
-    """Return the last line of a log that names a reason.
+    """Return the last line of a log that states the reason of an error.
 
-    These lines are skipped: hints on how to see more (hydra), indented lines below a message, the
-    heading "At:" of C++ frames, warnings, and what torch's launcher adds after a failed rank.
+    Lines of the following kinds are skipped: hints on how to see more (hydra), indented lines below
+    a message, the heading "At:" of C++ frames, warnings, and the report that torch's launcher adds
+    after a failed rank.
     """
     ranks, launcher, _ = text.partition(next(iter(LAUNCHER.findall(text)), "\0"))
     text = ranks if launcher and ranks.strip() else text
@@ -202,7 +202,7 @@ def last_words(text: str) -> str:
 
 
 def source(command: ScriptCommand, folder: Path) -> str:
-    """Return 16 hex digits of the sha256 of the script's file; empty for a module."""
+    """Return 16 hex digits of the SHA-256 of the script's file, or "" for a module."""
     file = folder / command.target
     if command.module or not file.is_file():
         return ""
@@ -210,10 +210,10 @@ def source(command: ScriptCommand, folder: Path) -> str:
 
 
 def run(command: ScriptCommand, folder: Path, home: Path) -> None:
-    """Run the script as ``python`` would in ``folder``, a copy of ``home``; raise whatever it
-    raises.
+    """Run the script as ``python`` would in ``folder``, which is a copy of ``home``.
 
-    The random generators are seeded anew, because forked ranks would otherwise share their state.
+    Errors of the script are not caught. The random generators are seeded again, because forked
+    ranks would otherwise all have the same state.
     """
     programs.without_own_folder()
     sys.path[:] = workplace.on_path(sys.path, home, folder)

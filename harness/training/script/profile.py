@@ -1,4 +1,4 @@
-"""Profile the last steps of a script, as in every other case, but from the middle of a run."""
+"""Profile the last steps of a script, with a profiler that starts in the middle of the run."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,7 @@ from harness.training.rank.setup import Rank
 
 
 class Profile:
-    """A profile of one rank, created at the start of the kept window, when all ranks are between
-    steps.
-    """
+    """A profile of one rank. It is created at the start of the kept window, between two steps."""
 
     def __init__(self, task: Script, rank: Rank) -> None:
         num_kept = task.steps - task.cut

@@ -1,10 +1,11 @@
-"""Let a training measure itself: in a notebook, or if a service starts its ranks.
+"""Let a training measure itself, in a notebook or if a service starts its ranks.
 
-begin -> hooks -> the window is over: every rank stores its results in the ranks' store
-      -> end: rank 0 collects them, and another program writes the record
+1. ``begin`` installs the hooks.
+2. At the end of the window the hooks are removed. Every rank stores its results in the store of the
+   process group.
+3. In ``end``, rank 0 collects the results, and another program writes the record.
 
-The hooks are removed as soon as the window is over. Nothing here ends a training or makes it wait;
-a failed measurement is a warning.
+Nothing here ends a training early. If a measurement fails, a warning is issued.
 """
 
 import datetime
@@ -51,12 +52,13 @@ from harness.training.script.watch import Watch
 
 region.awaited = True  # code that imports this module will call ``begin``
 
-#: Number of collectives that the flight recorder keeps; only those of the last step are read.
+#: Number of collectives that the flight recorder keeps. Only those of the last step are read.
 KEPT = 2000
-#: Seconds that rank 0 waits for another rank's results, and for the program that writes the record.
+#: Longest time in s that rank 0 waits for another rank's results, and for the program that writes
+#: the record.
 LEAVE_S = 60.0
 WRITE_S = 120.0
-#: Characters that are written to a store under one key.
+#: Largest number of characters that are written to a store under one key.
 PIECE = 1 << 20
 _COUNT = itertools.count()
 
@@ -64,7 +66,7 @@ _COUNT = itertools.count()
 class Recording:
     """A recording of one measured window of this process's training.
 
-    ``run`` is the folder of the record, on rank 0, after the recording has ended.
+    On rank 0, ``run`` is the folder of the record after the recording has ended.
     """
 
     def __init__(
@@ -79,8 +81,8 @@ class Recording:
     ) -> None:
         """Create a recording of ``steps`` timed steps after ``warm_up`` ones.
 
-        ``samples_per_step`` is the number of samples that one rank trains on in a step, if it
-        cannot be counted. ``accept`` names checks that may fail.
+        ``samples_per_step`` is the number of samples that one rank trains on in a step. It is
+        needed only if samples cannot be counted. ``accept`` names checks that may fail.
         """
         if steps < 2 or warm_up < 1:
             raise ValueError(
@@ -99,7 +101,7 @@ class Recording:
         self._left = False
 
     def prepare(self) -> None:
-        """Record the loaders and optimizers that are made from here on, before ``begin``."""
+        """Start to record loaders and optimizers that are made before ``begin`` is called."""
         self._prepared.install()
 
     def begin(self) -> None:
@@ -127,7 +129,7 @@ class Recording:
     def end(self, error: BaseException | None = None) -> None:
         """Stop watching, and write the record on rank 0.
 
-        No record is written if ``error`` ended the training before its window was over.
+        No record is written if ``error`` ended the training before the end of the window.
         """
         watch = self._watch
         if watch is None:
@@ -151,7 +153,7 @@ class Recording:
             self._write(world_size, missing)
 
     def _rank(self) -> Rank:
-        """Return this process as a rank; its actual number is read when the window is over."""
+        """Return this process as rank 0. Its actual rank is read at the end of the window."""
         store = dist.HashStore()
         case = self._case([platform.node()])
         place = RankPlace(
@@ -181,7 +183,7 @@ class Recording:
         )
 
     def _case(self, hosts: list[str]) -> CaseSpec:
-        """Return the case that is trained by one rank on each of these hosts."""
+        """Return the case of this training. ``hosts`` lists the host of each rank."""
         on_gpus = _device().type != "cpu"
         backend = dist.get_backend() if dist.is_initialized() else "nccl" if on_gpus else "gloo"
         return CaseSpec(
@@ -206,7 +208,7 @@ class Recording:
         if device != watch.rank.accelerator.device.type:
             self._leave(
                 f"the training is on {device}, which was not in use when measure_steps began:"
-                " begin after the model was moved to its device",
+                " enter measure_steps after the model was moved to its device",
                 rank,
             )
             return
@@ -215,12 +217,12 @@ class Recording:
         self._leave(document, rank)
 
     def _leave(self, document: RankRecord | str, rank: int) -> None:
-        """Store the record of this rank, or the reason why there is none, where rank 0 finds it."""
+        """Store this rank's record, or the reason why there is none, in the store for rank 0."""
         self._left = True
         (self._out / f"rank{rank}.json").write_text(json.dumps(to_doc(document)), encoding="utf-8")
         self._store = _store() or self._store
         if not rank or self._store is None:
-            return  # rank 0 reads its files from the folder
+            return  # rank 0 reads its files from its local folder
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as pack:
             for file in self._out.glob(f"rank{rank}.*"):
@@ -255,9 +257,11 @@ class Recording:
         for rank in range(1, world_size):
             try:
                 hosts.append(self._take(rank))
-            except RuntimeError as error:  # the rank left nothing, or the store is gone
+            except RuntimeError as error:  # the rank stored nothing, or the store has ended
                 waited = isinstance(error, dist.DistError)
-                missing[rank] = f"left nothing within {LEAVE_S:.0f} s" if waited else str(error)
+                missing[rank] = (
+                    f"stored no results within {LEAVE_S:.0f} s" if waited else str(error)
+                )
                 hosts.append(hosts[-1])
         document = Recorded(
             case=self._case(hosts),
@@ -304,19 +308,22 @@ def measure_steps(
     accept: str = "",
     results: str | Path = "results",
 ) -> Iterator[Recording]:
-    """Measure the training inside this block: ``steps`` steps, after ``warm_up`` ones.
+    """Measure ``steps`` steps of the training inside this block, after ``warm_up`` warm-up steps.
 
-    All ranks must enter the block before their first step. The hooks are removed as soon as the
-    window is over. At the end of the block ``run`` is the folder of the record on rank 0, for
-    ``report``, ``verify`` and ``compare``. The result is RECORDED: without a smaller world to
-    compare with, there is no verdict on scaling.
+    All ranks must enter the block before their first step. The hooks are removed at the end of the
+    window. At the end of the block, ``run`` on rank 0 is the folder of the record, which
+    ``report``, ``verify`` and ``compare`` accept. The result is RECORDED. There is no verdict on
+    scaling, because there is no smaller world for a comparison.
 
     Args:
-        name: the name of the training; records of one name are compared. Default: the name of the
-            file.
-        samples_per_step: samples of one rank in a step, if they cannot be counted.
+        name: the name of the training. Records with the same name can be compared. The default is
+            the name of the file.
+        steps: number of timed steps.
+        warm_up: number of steps before the timed ones.
+        samples_per_step: number of samples that one rank trains on in a step. It is needed only if
+            samples cannot be counted.
         accept: checks that may fail because the failure is intended, such as ``replicas,idle``.
-        results: the folder that runs are stored in.
+        results: the folder in which runs are stored.
 
     Raises:
         ValueError: if there are fewer than 2 steps, or no warm-up step.
@@ -347,14 +354,14 @@ def _place() -> tuple[int, int]:
 
 
 def _store() -> dist.Store | None:
-    """Return the store of the default process group; None for a single rank."""
+    """Return the store of the default process group, or None for a single rank."""
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return None
     return dist.distributed_c10d._get_default_store()
 
 
 def _device() -> torch.device:
-    """Return the accelerator that this process has begun to use, else the CPU."""
+    """Return the accelerator if this process has initialised it, else the CPU."""
     kind = torch.accelerator.current_accelerator()
     if kind is None or not torch.get_device_module(kind).is_initialized():
         return torch.device("cpu")
@@ -362,7 +369,7 @@ def _device() -> torch.device:
 
 
 def _main_file() -> Path | None:
-    """Return the file of this program; None in a notebook."""
+    """Return the file of this program, or None in a notebook."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(file) if file and Path(file).is_file() else None
 
@@ -373,23 +380,23 @@ def _program() -> str:
 
 
 def _typed() -> tuple[str, ...]:
-    """Return the command that started this process; empty in a notebook."""
+    """Return the command that started this process, or an empty tuple in a notebook."""
     if _main_file() is None:
         return ()
     return tuple(secrets.masked_words(["python", *sys.orig_argv[1:]]))
 
 
 def _source() -> str:
-    """Return 16 hex digits of the sha256 of this program's file; empty in a notebook."""
+    """Return 16 hex digits of the SHA-256 of this program's file, or "" in a notebook."""
     file = _main_file()
     return files.digest_of_file(file) if file is not None else ""
 
 
 def _with_ours(path: str) -> str:
-    """Return a module search path on which this package is found, too."""
+    """Add the folder of this package to the end of a module search path."""
     return os.pathsep.join(part for part in (path, str(programs.ROOT)) if part)
 
 
 def _warn(text: str) -> None:
-    """Warn of a failed measurement; the training continues."""
+    """Warn that a measurement has failed. The training continues."""
     warnings.warn(text, RuntimeWarning, stacklevel=2)

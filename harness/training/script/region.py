@@ -1,16 +1,17 @@
-"""Mark the part of a script that is the training, if the user's code says where it begins."""
+"""Mark the part of a script to measure, if the user's code states where the training begins."""
 
 from typing import Protocol
 
 
 class Restarted(Protocol):
     def restart(self) -> None:
-        """Forget what was seen so far."""
+        """Forget all observations so far."""
 
 
 class Region:
-    """The region to measure. ``awaited`` is true from the import of ``measured`` until it is
-    entered.
+    """The region to measure.
+
+    ``awaited`` is True after ``measured`` was imported and until it is entered.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Find the samples that reach a training: count and hash the rows that its modules are called with.
+"""Find the samples that reach a training: count and hash the rows of its modules' inputs.
 
 The tensors of a call have one row for each sample. Only a limited number of evenly spaced elements
-of a row is hashed, so an image row costs no more than a row of tokens.
+of a row is hashed, so that a large row, such as an image, takes no longer than a row of tokens.
 """
 
 import itertools
@@ -18,16 +18,17 @@ from harness.training.observe import tensor_values
 from harness.training.observe.intake import row_hashes
 from harness.training.script.graphs import Graphs, apart, graphs, nodes
 
-#: The largest number of hashed elements in each row, and of hashed tensors in each call.
+#: Largest number of elements that are hashed in each row, and of tensors that are hashed in each
+#: call.
 ELEMENTS = 1024
 MOST_TENSORS = 8
 _FIRST = 4096
-#: Batches differ in work if the rows of one have fewer elements than this share of another's.
+#: Two batches differ in work if the ratio of the numbers of elements in their rows is below this.
 RAGGED = 0.95
 
 
 def tensors(*values: Any, depth: int = 4, inside: bool = False) -> Iterator[Tensor]:
-    """Yield the non-empty tensors in the arguments of a call, however they are nested, in order.
+    """Yield the non-empty tensors in the arguments of a call in order, also if they are nested.
 
     With ``inside``, the attributes of objects are searched, too.
     """
@@ -47,19 +48,18 @@ def tensors(*values: Any, depth: int = 4, inside: bool = False) -> Iterator[Tens
             yield from tensors(*parts, depth=depth - 1, inside=inside)
 
 
-#: Types that ``tensors`` handles otherwise, or that hold no input of a call.
+#: Types whose attributes ``tensors`` does not search: it handles them in another way, or they hold
+#: no input of a call.
 _KNOWN = (Tensor, Mapping, Sequence, nn.Module, type)
 
 
 def _is_opaque(value: object) -> bool:
-    """Return whether ``value`` is an object of a user-defined class, such as detection's
-    NestedTensor.
-    """
+    """Return whether ``value`` is of a user's class, such as NestedTensor in detection code."""
     return hasattr(value, "__dict__") and not isinstance(value, _KNOWN)
 
 
 def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors of a call; search the attributes of objects only if there are no others."""
+    """Yield the tensors of a call. Search attributes of objects only if there are no others."""
     of_call = tensors(args, kwargs)
     first = next(of_call, None)
     return (
@@ -68,7 +68,7 @@ def _of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
 
 
 def trains(output: object, depth: int = 4) -> bool | None:
-    """Return whether any output of a module requires a gradient; None if it contains no tensor."""
+    """Return whether any output of a module requires a gradient, or None if it has no tensor."""
     if isinstance(output, Tensor):
         return output.requires_grad
     parts: Sequence[object] = ()
@@ -83,12 +83,13 @@ def trains(output: object, depth: int = 4) -> bool | None:
 def first_input(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, leaves: bool = False, made: bool = False
 ) -> Tensor | None:
-    """Return the first tensor of a call; None if there is none, or if another module computed it.
+    """Return the first tensor of a call, or None if there is none or another module computed it.
 
-    ``leaves`` also accepts a leaf that requires a gradient, such as the coordinates of a
-    differential equation. If the training uses a loader, this leaf is an adversarial perturbation
-    of samples that also arrive unchanged. ``made`` also accepts a computed tensor. It is set if no
-    module has had samples so far, so that no other module can have computed it from samples.
+    With ``leaves``, a leaf that requires a gradient is accepted, such as the coordinates of a
+    differential equation. If the training uses a loader, such a leaf must not be accepted: it is an
+    adversarial perturbation of samples that also arrive unchanged. With ``made``, a computed tensor
+    is accepted. This is correct only if no module has had samples so far, because no module can
+    have computed the tensor from samples then.
     """
     first = args[0] if args else None
     if not isinstance(first, Tensor) or not first.dim():
@@ -108,15 +109,15 @@ def continues(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return any(tensor.grad_fn is not None for tensor in tensors(args, kwargs))
 
 
-# created in every step; a frozen class takes ten times as long
+# Objects of this class are created in every step. A frozen class would take ten times as long.
 @dataclass(slots=True, kw_only=True)
 class BatchLayout:
     """The number of samples in a call of a module, and their layout in its arguments.
 
-    Samples are rows of tensors, elements of a list (``listed``), columns of a tensor whose first
-    dimension is time (``late``), or ``graphs`` with many rows each. ``elements`` is the number of
-    elements of the first tensor, or of the first tensor of each listed sample. ``unclear`` says why
-    the layout is ambiguous.
+    ``count`` is the number of samples. They are rows of tensors, elements of a list (``listed``),
+    columns of a tensor whose first dimension is time (``late``), or ``graphs`` with many rows each.
+    ``elements`` is the number of elements in the first tensor, or in the first tensors of all
+    listed samples. ``unclear`` states why the layout is ambiguous.
     """
 
     count: int = 0
@@ -136,14 +137,14 @@ def arrived(
     batches: Collection[Graphs] = (),
     made: bool = False,
 ) -> BatchLayout | None:
-    """Return the samples of a call; None if it has no tensor, or if another module computed it.
+    """Return the samples of a call, or None if it has no tensor or another module computed it.
 
     Args:
         sizes: the sizes of the batches that loaders handed out last.
-        late: whether an inner layer takes time as the first dimension, and gets this input
-            unchanged.
+        late: whether an inner layer gets this input unchanged and treats the first dimension as
+            time.
         batches: the batches of graphs that loaders handed out last.
-        made: whether no other module has had samples, so a computed tensor counts as samples.
+        made: whether a computed tensor counts as samples, because no module has had samples.
     """
     known = {*sizes} - {0}
     first = first_input(args, kwargs, leaves=not known, made=made)
@@ -193,16 +194,14 @@ def _has_lengths(others: Iterator[Tensor], rows: int, columns: int) -> bool:
 
 
 def _of_list(given: Sequence[Any], others: Sequence[Any], known: Collection[int]) -> BatchLayout:
-    """Return the layout of a list, which is either a batch of samples or the inputs of one
-    batch.
-    """
+    """Return the layout of a list. It holds either the samples of a batch or several inputs."""
     many = len(given)
     firsts = [first for x in given if (first := next(tensors(x), None)) is not None]
     elements = sum(first.numel() for first in firsts)
     if any(isinstance(x, Mapping) for x in given):
         rows = {len(first) for first in firsts}
         if len(rows) == 1 and rows <= set(known) and many not in known:
-            # for example, the two sides of pairs
+            # The list holds several inputs of each sample, for example the two sides of pairs.
             return BatchLayout(count=rows.pop(), elements=elements)
         return BatchLayout(count=many, elements=elements, listed=True)
     parts = [x for x in given if isinstance(x, Tensor) and x.dim()]
@@ -234,9 +233,9 @@ def _shape(tensor: Tensor) -> str:
 def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> Sequence[Tensor]:
     """Return the tensors that identify the samples of a call, with one row for each sample.
 
-    These are the first tensor and all integer tensors with as many rows. If the first tensor holds
-    integers, the first floating-point tensor is added. An integer tensor may be a mask or an
-    action, which many samples share, while tokens and observations come after it.
+    These are the first tensor and all integer tensors with the same number of rows. If the first
+    tensor holds integers, the first floating-point tensor is added. The first integer tensor may be
+    a mask or an action that is equal for many samples, and tokens or observations may follow it.
     """
     if how.graphs is not None:
         return [_stacked(part) for part in apart(_of_call(args, kwargs), how.graphs)]
@@ -245,7 +244,7 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> 
         firsts = (next(tensors(x), None) for x in given)
         return [_stacked([tensor for tensor in firsts if tensor is not None])]
     candidates = itertools.islice(_of_call(args, kwargs), MOST_TENSORS)
-    first = next(candidates)  # ``first_input`` has found it, too
+    first = next(candidates)  # it exists, because ``first_input`` has found it
     if how.late:
         return [tensor_values.rows(first).transpose(0, 1)]
     others = [candidate for candidate in candidates if candidate.size(0) == first.size(0)]
@@ -256,9 +255,7 @@ def inputs(args: Sequence[Any], kwargs: Mapping[str, Any], how: BatchLayout) -> 
 
 
 def _stacked(samples: Sequence[Tensor]) -> Tensor:
-    """Return one row of evenly spaced elements for each sample; short rows are padded with
-    zeros.
-    """
+    """Return one row of evenly spaced elements for each sample, padded with zeros."""
     rows = [thinned(tensor_values.rows(sample).reshape(1, -1)) for sample in samples]
     stacked = rows[0].new_zeros(len(rows), max(tensor.shape[1] for tensor in rows))
     for row, thin in zip(stacked, rows, strict=True):
@@ -275,10 +272,10 @@ def thinned(x: Tensor) -> Tensor:
 
 
 def _mixed(hashes: Tensor) -> Tensor:
-    """Mix every bit of a hash into all others (splitmix64).
+    """Mix every bit of a hash into all other bits (splitmix64).
 
-    Without it, the weighted sum of the numbers of a user and an item could equal that of another
-    pair. https://prng.di.unimi.it/splitmix64.c
+    Without this, two different pairs of numbers, such as ids of a user and an item, could have the
+    same weighted sum. Source: https://prng.di.unimi.it/splitmix64.c
     """
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         signed = factor - (1 << 64) if factor >> 63 else factor
@@ -287,19 +284,20 @@ def _mixed(hashes: Tensor) -> Tensor:
 
 
 class Rows:
-    """The hashes of the rows that reached one module, in one tensor that grows by doubling.
+    """The hashes of the rows that reached one module.
 
-    A separate tensor for every call would fragment the heap.
+    They are stored in one tensor, whose size is doubled when it is full. A separate tensor for
+    every call would fragment the heap.
     """
 
     def __init__(self) -> None:
         self._kept: Tensor | None = None
         self._end = 0
-        self._calls: list[tuple[int, int]] = []  # update cycle, end of its rows
+        self._calls: list[tuple[int, int]] = []  # (update cycle, end of the rows) of each call
         self._room: Tensor | None = None
-        self._came: dict[int, int] = {}  # rows of each update cycle
-        self._passes: dict[int, int] = {}  # calls that these rows came in
-        self._least = math.inf  # fewest elements of a row
+        self._came: dict[int, int] = {}  # number of rows in each update cycle
+        self._passes: dict[int, int] = {}  # number of calls in each update cycle
+        self._least = math.inf  # smallest number of elements in a row
         self._most = 0.0
 
     @property
@@ -317,17 +315,15 @@ class Rows:
             self._most = max(self._most, of_row)
 
     def came(self, first: int, last: int) -> int:
-        """Return the number of rows in the update cycles from ``first`` to before ``last``."""
+        """Return the number of rows in the cycles from ``first`` to ``last`` (exclusive)."""
         return sum(self._came.get(sentence, 0) for sentence in range(first, last))
 
     def passes(self, first: int, last: int) -> int:
-        """Return the number of calls in the update cycles from ``first`` to before ``last``."""
+        """Return the number of calls in the cycles from ``first`` to ``last`` (exclusive)."""
         return sum(self._passes.get(sentence, 0) for sentence in range(first, last))
 
     def take_back(self, sentence: int, rows: int, *, noted: bool) -> None:
-        """Remove the rows of the last call: its output requires no gradient, so they train
-        nothing.
-        """
+        """Remove the rows of the last call, which train nothing if no output needs a gradient."""
         self._came[sentence] -= rows
         self._passes[sentence] -= 1
         if noted:
@@ -347,8 +343,9 @@ class Rows:
         self._calls.append((sentence, end))
 
     def _hashes(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return an int64 hash of each row over all ``parts``, never 0, on the first part's
-        device.
+        """Return an int64 hash of each row over all ``parts``, on the device of the first part.
+
+        A hash is never 0.
         """
         rows = [thinned(part) for part in parts]
         longest = max(row.numel() for row in rows)
@@ -360,8 +357,9 @@ class Rows:
         return total | 1
 
     def of(self, first: int, last: int) -> np.ndarray:
-        """Return the sorted hashes of the rows in the update cycles from ``first`` to before
-        ``last``.
+        """Return the sorted hashes of rows in the update cycles from ``first`` to ``last``.
+
+        The cycle ``last`` is not included.
         """
         spans = list(self._spans(first, last))
         if not spans or self._kept is None:

@@ -1,9 +1,10 @@
-"""Divide a training into update cycles, which names in the code call sentences. Without torch.
+"""Divide a training into update cycles. This module does not import torch.
 
-An update cycle is all that a training does from one update of its weights to the next. Forward and
-backward passes come first, then one or several optimizers step; the cycle ends when the next pass
-begins. Steps inside a backward pass, and several steps without a pass between them, belong to one
-cycle. A step of the training is one or more cycles: their smallest repeating period.
+An update cycle (``sentence`` or ``word`` in names) is all that a training does from one update of
+its weights to the next. Forward and backward passes come first, and then one or several optimizers
+step. The cycle ends when the next pass begins. Steps inside a backward pass, and several steps
+without a pass between them, belong to one cycle. A step of the training consists of one or more
+cycles. It is the shortest sequence of cycles that repeats.
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ class StepSequence:
     def __init__(self) -> None:
         self.words: list[Word] = []
         self.begun = False
-        self.backwards = self._depth = 0  # of the current cycle
+        # the number of backward passes in the current cycle, and of those that are running now
+        self.backwards = self._depth = 0
         self._stepped: set[int] = set()
-        self.twice = 0  # steps of an optimizer without a backward pass since its last step
-        self.alone = False  # whether an optimizer has stepped before any pass
+        self.twice = 0  # number of steps of an optimizer that had already stepped in the cycle
+        self.alone = False  # whether an optimizer has stepped before the first pass
 
     def passing(self) -> bool:
         """Handle the start of a pass, and return whether a new update cycle begins with it."""
@@ -61,8 +63,8 @@ class StepSequence:
     def enter_backward(self, *, again: bool = False) -> None:
         """Handle the start of a backward pass.
 
-        ``again``: an optimizer calls its closure once more. These passes are not counted, because
-        their number varies.
+        ``again`` is True if an optimizer has called its closure once more. Such passes are not
+        counted, because their number varies.
         """
         self.backwards += self._depth == 0 and not again
         self._depth += 1
@@ -78,10 +80,11 @@ class StepSequence:
     def period(self, known: int) -> int | None:
         """Return the number of update cycles in one step of the training.
 
-        The period is that of the optimizers that step. Numbers of backward passes are ignored: the
-        last update of an epoch may have fewer, and the first update fewer than later ones.
+        The period is found from the optimizers that step in each cycle. Numbers of backward passes
+        are ignored, because the first update, or the last update of an epoch, may have fewer.
 
-        None if there is no period yet, or if one of the ``known`` optimizers has not stepped.
+        The result is None if there is no period yet, or if one of the ``known`` optimizers has not
+        stepped.
         """
         stepping = [word.optimizers for word in self.words]
         return period(stepping) if len(frozenset().union(*stepping)) == known else None

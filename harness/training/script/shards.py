@@ -1,4 +1,4 @@
-"""Find out whether a script's model is replicated on the ranks or divided among them."""
+"""Find out whether a script's model is replicated on all ranks or divided among them."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,16 @@ from harness.training.script import inside
 
 
 def divided(roots: Sequence[nn.Module]) -> bool:
-    """Return whether this rank holds a shard of any parameter, judging by torch's own types."""
+    """Return whether this rank holds a shard of any parameter, according to types of torch."""
     placed = any(hasattr(p, "placements") for root in roots for p in inside.parameters(root))
     return placed or bool(_flattened(roots))
 
 
 def shares_data(roots: Sequence[nn.Module]) -> bool:
-    """Return whether each rank has its own samples, judging by the wrapper of the first root.
+    """Return whether each rank has different samples, according to wrappers of the first root.
 
-    The wrapper is DDP or FSDP over all ranks. Ranks of a tensor-parallel group share samples.
+    This is so if a wrapper exchanges gradients among all ranks (DDP, FSDP). The ranks of a
+    tensor-parallel group, in contrast, have the same samples.
     """
     if not roots or not dist.is_initialized():
         return False
@@ -28,8 +29,9 @@ def shares_data(roots: Sequence[nn.Module]) -> bool:
 
 
 def _wrappers(root: nn.Module) -> Iterator[nn.Module]:
-    """Yield the root and the modules that it wraps: torch.compile or Fabric wrap DDP, which wraps
-    the model.
+    """Yield the root and the modules that it wraps, one inside the other.
+
+    For example, torch.compile or Fabric wraps DDP, which wraps the model.
     """
     module: object = root
     while isinstance(module, nn.Module):
@@ -40,10 +42,9 @@ def _wrappers(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _over_all_ranks(wrapper: nn.Module) -> bool:
-    """Return whether a wrapper exchanges gradients among all ranks, so that these can have
-    different samples.
+    """Return whether a wrapper exchanges gradients among all ranks.
 
-    DeepSpeed's engine stores the number of these ranks as ``dp_world_size``.
+    DeepSpeed's engine stores the number of the ranks that exchange gradients as ``dp_world_size``.
     """
     world_size = dist.get_world_size()
     fsdp = _fsdp()
@@ -67,7 +68,8 @@ def _over_all_ranks(wrapper: nn.Module) -> bool:
 def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
     """Return the bytes of the complete parameters.
 
-    This rank holds a shard of each flattened parameter, and all shards have the same size.
+    Of a parameter that FSDP1 has flattened, this rank holds only a shard. All shards have the same
+    size, so the size of a shard is multiplied by the number of ranks.
     """
     flattened = _flattened(roots)
     ours = {id(p) for module in flattened for p in inside.parameters(module)}
@@ -76,9 +78,7 @@ def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> 
 
 
 def _flattened(roots: Sequence[nn.Module]) -> list[Any]:
-    """Return the FSDP1 modules that shard parameters; their shards look like ordinary
-    parameters.
-    """
+    """Return the FSDP1 modules that shard parameters. The shards are ordinary parameters."""
     fsdp = _fsdp()
     if fsdp is None:
         return []
@@ -92,5 +92,5 @@ def _flattened(roots: Sequence[nn.Module]) -> list[Any]:
 
 
 def _fsdp() -> ModuleType | None:
-    """Return torch's FSDP module; None if the script has not imported it."""
+    """Return torch's FSDP module, or None if the script has not imported it."""
     return sys.modules.get("torch.distributed.fsdp")

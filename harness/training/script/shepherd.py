@@ -1,7 +1,7 @@
 """Start ranks in new processes: a new interpreter for each rank, or the user's launcher.
 
-The forked rank process stays as a supervisor. It serves the store where all ranks meet, forwards
-the agent's signals, and ends when its rank ends.
+The process that the agent forked for the rank becomes a supervisor. It serves the store where all
+ranks meet, forwards the agent's signals, and ends when its rank ends.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from harness.training.rank.setup import RankPlace
 from harness.training.script import badges, process, startup, workplace
 from harness.training.script.startup.sitecustomize import BADGES, HOME
 
-#: Seconds between two checks whether the rank has written its record.
+#: Seconds between two checks for the record of the rank.
 POLL_S = 0.05
-#: Seconds to wait for the record after the launcher has ended; a rank may write it later.
+#: Seconds to wait for the record after the launcher has ended, because a rank may outlive it.
 LATE_S = 2.0
 
 
 def lead(
     command: ScriptCommand, spec: LaunchSpec, place: RankPlace, beats: Beats, store: dist.TCPStore
 ) -> None:
-    """Start this rank, or all ranks of the node if this is local rank 0 and there is a launcher.
+    """Start this rank in a new process. With a launcher, local rank 0 starts all ranks of the node.
 
     The function returns when the rank has written its record and its process has ended.
 
@@ -94,7 +94,7 @@ def _start(
 def _wait(
     started: subprocess.Popen[bytes] | None, out: Path, rank: int, key: str, store: dist.TCPStore
 ) -> None:
-    """Wait until the rank has written its record; exit with status 1 if it has written an error."""
+    """Wait for the record of the rank. If the rank writes an error instead, exit with status 1."""
     ended_at: float | None = None
     code: int | None = None
     while not (out / f"rank{rank}.json").is_file():
@@ -125,7 +125,7 @@ def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
     )
     quoted = f" (it said: {last_words[: process.QUOTED]})" if last_words else ""
     return LaunchError(
-        f"its process ended with status {code} and left no record{quoted}"
+        f"the process of the rank ended with status {code} and wrote no record{quoted}"
         if started
         else f"the launcher ended with status {code} and started no process as rank {rank}"
         + quoted,
@@ -137,7 +137,7 @@ def _left_nothing(out: Path, rank: int, code: int) -> LaunchError:
 
 
 def _pass_on(pid_file: Path) -> "signal._HANDLER":
-    """Return a handler that forwards a signal for stack traces to the rank's process."""
+    """Return a signal handler that forwards the request for a stack trace to the rank's process."""
 
     def handler(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,9 @@
-"""Compute random sums of parameters, which show how far apart two ranks' parameters are.
+"""Compute random sums of parameters, which show how much the parameters of two ranks differ.
 
-The two sets of parameters need not be in one process. Random-sign sums of the differences between
-two tensors have a mean square equal to the squared norm of the differences (Alon, Matias, Szegedy,
-"The space complexity of approximating the frequency moments", 1999).
+The two sets of parameters can be in different processes, because the difference of their sums is
+the sum of their differences. A sum of differences with random signs has a mean square that equals
+the squared norm of the differences (Alon, Matias, Szegedy, "The space complexity of approximating
+the frequency moments", 1999).
 """
 
 import functools
@@ -14,12 +15,15 @@ from torch import Tensor
 from harness.training.observe import tensor_values
 
 SUMS = 8
-#: Largest number of elements of a parameter that are summed, at even distances.
+#: Largest number of elements of a parameter that a sum includes. They are evenly spaced.
 ELEMENTS = 1 << 14
 
 
 def sketch(parameters: Iterable[Tensor]) -> tuple[float, ...]:
-    """Return ``SUMS`` sums of elements; comparable if parameters have equal number and shapes."""
+    """Return ``SUMS`` sums of elements.
+
+    Two results can be compared if the parameters are equal in number and shapes.
+    """
     signs, of_parts = _signs()
     sums = torch.zeros(SUMS, dtype=torch.float64)
     parts = (
@@ -36,9 +40,9 @@ def sketch(parameters: Iterable[Tensor]) -> tuple[float, ...]:
 
 @functools.cache
 def _signs() -> tuple[Tensor, Tensor]:
-    """Return random signs of elements (SUMS, ELEMENTS) and of whole tensors (n, SUMS).
+    """Return random signs for elements, shape (SUMS, ELEMENTS), and for tensors, shape (n, SUMS).
 
-    They are equal in every process, and leave the training's random generator untouched.
+    They are equal in every process. Drawing them does not change the training's random generator.
     """
     draw = torch.Generator().manual_seed(0)
     of_elements = torch.randint(0, 2, (SUMS, ELEMENTS), generator=draw)

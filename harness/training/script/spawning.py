@@ -1,4 +1,4 @@
-"""Refuse to let a rank start further ranks, which means that its script is a launcher itself."""
+"""Refuse to let a rank start further ranks. If it does, its script is itself a launcher."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ JOINS = "init_process_group"
 def refuse_spawning(script: str) -> None:
     """Make this rank raise LaunchError if it starts ranks.
 
-    It starts ranks by ``mp.spawn``, or by processes and interpreters that join a group while it has
-    not joined one itself.
+    A rank starts ranks if it calls ``mp.spawn``. It also does so if it starts processes or
+    interpreters that join a process group while it has not joined a group itself.
     """
     spawning = importlib.import_module("torch.multiprocessing.spawn")
     start: Callable[[BaseProcess], None] = BaseProcess.start
@@ -63,28 +63,28 @@ def _own_launcher(script: str) -> LaunchError:
             "each rank starts ranks of its own: the script is its own launcher, and its files do"
             " not show this",
             where=script,
-            expected="the interpreter before the script, as for any other launcher",
+            expected="a command that names an interpreter before the script, as for any launcher",
             fix=f"{RUN} env python {script}",
         )
     return LaunchError(
         "each rank starts ranks of its own: the script is its own launcher, and no word of its"
         " command is {ranks}",
         where=script,
-        expected="{ranks} in place of the script's number of ranks, or a shell script that passes"
-        " this number to the script",
+        expected="{ranks} instead of a fixed number of ranks in the command, or a shell script that"
+        " passes the number of ranks to the script",
         fix=f"{RUN} bash launch.sh {{ranks}}",
     )
 
 
 def _called_by(process: BaseProcess) -> list[object]:
-    """Return the functions that a process calls first: its target, and the target's arguments."""
+    """Return what a process may call first: its target, and the arguments of the target."""
     return [getattr(process, "_target", None), *getattr(process, "_args", ())]
 
 
 def joins_group(function: object) -> bool:
-    """Return whether a function, or one that it calls by name, names ``init_process_group``."""
+    """Return whether a function, or one that it calls, names ``init_process_group``."""
     reached = [function]
-    for candidate in reached:  # the list grows during the loop
+    for candidate in reached:  # the loop appends to this list
         if not isinstance(candidate, FunctionType):
             continue
         names = candidate.__code__.co_names

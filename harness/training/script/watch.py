@@ -1,9 +1,11 @@
-"""Watch one rank of a user's training: its steps, its window, and the evidence that it leaves.
+"""Watch one rank of a user's training: its steps, its window, and the evidence that it writes.
 
-update cycles -> period known and warm-up over -> kept window -> all ranks meet
-              -> one more step, whose work is counted -> record -> the end
+1. In the warm-up, update cycles are recorded until the period of a step is known.
+2. The kept window is timed. At its end all ranks meet.
+3. The FLOPs of one more step are counted.
+4. The rank writes its record, and its process ends.
 
-An update cycle (``sentence``) is defined in ``sentences.py``.
+An update cycle (``sentence`` in names) is defined in ``sentences.py``.
 """
 
 import math
@@ -24,17 +26,15 @@ from harness.training.script.observed import Digests, Observed
 from harness.training.script.profile import Profile
 from harness.training.script.region import region
 
-#: Update cycles after which an optimizer that was made but never stepped is ignored.
+#: Number of update cycles after which an optimizer is ignored if it was made but never stepped.
 PATIENCE = 64
-#: In the kept window memory is read, and samples are hashed, in one of this many steps. Samples of
-#: the other steps are only counted.
+#: In the kept window, memory is read and samples are hashed in only one of this many steps. Samples
+#: of the other steps are only counted.
 LOOKED = 32
 
 
 class Watch(Observed):
-    """The observer of one timed training, which the hooks call; it calls ``over`` after the
-    window.
-    """
+    """The observer of one timed training. The hooks call it, and it calls ``over`` at the end."""
 
     def __init__(self, task: Script, rank: Rank, over: Callable[["Watch"], None]) -> None:
         self.task = task
@@ -54,11 +54,13 @@ class Watch(Observed):
         self.marks_s: list[float] = []
         self.walls_ns: list[int] = []
         self.rss_bytes: list[int] = []
-        self.reads: list[int] = []  # reads of single values, up to each mark of the warm-up
-        self.evaluations: list[int] = []  # passes that train nothing, up to each mark
+        # For each call of ``mark`` in the warm-up, the number of reads of single values so far.
+        self.reads: list[int] = []
+        # For each call of ``mark``, the number of passes so far that train nothing.
+        self.evaluations: list[int] = []
         self.events: list[torch.Event] = []
         self.began = Digests()  # digests of parameters before the first step
-        # the same for stepped tensors of no root, if optimizers step only these
+        # the same for the stepped tensors, if all of them belong to no root
         self.began_alone = Digests()
         self.sharded = False
 
@@ -69,7 +71,7 @@ class Watch(Observed):
         super().restart()
 
     def mark(self) -> None:
-        """Record the time at the start of an update cycle, which ends the one before."""
+        """Record the time at the start of an update cycle, which is the end of the previous one."""
         done = len(self.sentences.words)
         if not done:
             self._look_at_start()
@@ -95,7 +97,7 @@ class Watch(Observed):
         if num_kept == window:
             self.end()
             self.measured = True
-            if self.profile is not None or compiled():  # counting would compile the model once more
+            if self.profile is not None or compiled():  # counting would compile the model again
                 self.finish()
                 return
             self.work = Counted(self.hooks.trains, self.hooks.updates)
@@ -105,8 +107,8 @@ class Watch(Observed):
 
     def enter_backward(self, losses: object, *, again: bool) -> None:
         if not self.sentences.words and not self.sentences.backwards and not self.sharded:
-            # Repeat the digests here: a forward pass may have tried layers before DDP copied rank
-            # 0's weights.
+            # Compute the digests again here. The first ones may come from a trial forward pass
+            # before DDP copied the weights of rank 0.
             self._look_at_start()
         super().enter_backward(losses, again=again)
 
@@ -115,7 +117,7 @@ class Watch(Observed):
         self.began_alone = self.bits_alone()
 
     def finish(self, *, whole: bool = False) -> None:
-        """End the watch; the step after the window is used only if it is complete."""
+        """End the watch. FLOPs of the step after the window are used only if it is complete."""
         if self.work is not None:
             self.work.end()
         if not whole:
@@ -123,16 +125,16 @@ class Watch(Observed):
         self._over(self)
 
     def looks(self) -> bool:
-        """Return whether samples of this cycle are hashed.
+        """Return whether samples of this update cycle are hashed.
 
-        They are hashed in every warm-up step, in one of 32 steps of the kept window, and in its
-        last.
+        They are hashed in every warm-up step, in one of ``LOOKED`` steps of the kept window, and in
+        the last step of that window.
         """
         step = (len(self.sentences.words) - self.first) // self.period if self.first else 0
         return step % LOOKED == 0 or step == self.task.steps - self.task.cut - 1
 
     def _settle(self, done: int) -> None:
-        """Begin the kept window once the period is known and the warm-up is over."""
+        """Begin the kept window if the period is known and the warm-up has ended."""
         known = len(self.hooks.optimizers) if done < PATIENCE else self._num_stepping()
         period = self.sentences.period(known)
         if period is None or done < self.task.cut * period or done % period or region.awaited:
@@ -152,27 +154,29 @@ class Watch(Observed):
         return len({key for word in self.sentences.words for key in word.optimizers})
 
     def end(self) -> None:
-        """End the kept window now; when this returns, all ranks have reached this point."""
+        """End the kept window, and wait until all ranks have reached this point."""
         self.rank.accelerator.synchronize()
         self.marks_s[-1] = perf_counter()
         self.walls_ns[-1] = time_ns()
         self.meter.stop()
-        # from here on this rank waits for others
+        # this rank now waits for the other ranks
         self.rank.beat(Phase.FINISH, len(self.sentences.words))
         self.rank.meet()
         self.rank.beat(Phase.STEADY, len(self.sentences.words))
         self.grown = self.meter.grown()
 
     def edges(self) -> range:
-        """Return the numbers of the update cycles that begin each step, and of the one after the
-        last.
+        """Return the number of the first update cycle of each step.
+
+        The last number is that of the cycle after the last step.
         """
         begin = self.first - self.task.cut * self.period
         return range(begin, begin + self.task.steps * self.period + 1, self.period)
 
     def loss_of_steps(self) -> np.ndarray:
-        """Return the sum of the losses that the backward passes of each step began with; NaN =
-        none.
+        """Return, for each step, the sum of the losses with which its backward passes began.
+
+        The sum is NaN if there is no loss.
         """
         edges = self.edges()
         sums: np.ndarray = self.losses(edges[0], edges[-1]).reshape(-1, self.period).sum(axis=1)

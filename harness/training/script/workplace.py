@@ -1,9 +1,9 @@
-"""Define the folder that a script runs in and the folders that it may write to.
+"""Define the folder in which a script runs, and the folders to which it may write.
 
-A launch works in a copy of the script's folder, so it does not find files that other launches left.
-With ``--clean`` it works in the folder itself, and the paths that it writes are removed before each
-launch. Each launch has its own folder for temporary files. ``startup/write_guard.py`` stops every
-other write.
+A launch works in a copy of the script's folder, so it does not find files of other launches. With
+``--clean`` it works in the folder itself, and the paths that it writes are removed before each
+launch. Each launch has a separate folder for temporary files. ``startup/write_guard.py`` prevents
+all other writes.
 """
 
 import getpass
@@ -20,7 +20,7 @@ from harness.training.script.startup.write_guard import WRITABLE
 
 
 def of(spec: LaunchSpec, node: int) -> Path:
-    """Return the folder that the ranks of a node run in."""
+    """Return the folder in which the ranks of a node run."""
     task = spec.task
     if isinstance(task, Script) and task.clean:
         return Path(task.folder)
@@ -31,7 +31,8 @@ def of(spec: LaunchSpec, node: int) -> Path:
 def on_path(paths: Iterable[str], home: Path, folder: Path) -> list[str]:
     """Return the module search path with the user's copied folders replaced by their copies.
 
-    With ``PYTHONPATH=.``, for example, nothing is then written next to the user's sources.
+    With ``PYTHONPATH=.``, for example, modules are then imported from the copy, and nothing is
+    written next to the user's sources.
     """
     return [_in_copy(path, home, folder) for path in paths]
 
@@ -47,22 +48,21 @@ def _in_copy(path: str, home: Path, folder: Path) -> str:
 def temporary(out: Path, node: int) -> Path:
     """Return the folder for the temporary files of a launch's ranks on a node.
 
-    Its path is short, because a socket's path has at most 107 characters.
+    Its path is short, because the path of a socket in it may have at most 107 characters.
     """
     digest = hashlib.sha256(str(out).encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"scaleproof-{digest}-{node}"
 
 
 def temporaries(out: Path) -> list[Path]:
-    """Return the folders for temporary files that a launch has left on this machine."""
+    """Return the folders for temporary files of a launch that exist on this machine."""
     return [*temporary(out, 0).parent.glob(temporary(out, 0).name.removesuffix("0") + "*")]
 
 
 def variables(spec: LaunchSpec, node: int) -> Mapping[str, str]:
-    """Return the environment variables for temporary files and for the folders that may be written
-    to.
+    """Return the environment variables that name the temporary folder and the writable folders.
 
-    The cache of TorchInductor keeps its default location, so each launch finds compiled code there.
+    The cache of TorchInductor keeps its default location, so that launches share compiled code.
     """
     task = spec.task
     of_launch = temporary(Path(spec.out), node)
@@ -86,6 +86,6 @@ def prepare(spec: LaunchSpec, node: int) -> None:
     assert isinstance(task, Break | Script)
     if isinstance(task, Script) and task.clean:
         doctor.remove_paths(folder, task.clean)
-    # a resumed training finds the checkpoints of the broken one
+    # A resumed training works in the same folder, where it finds the interrupted one's checkpoints.
     elif not (isinstance(task, Break) and folder.is_dir()):
         copies.copy(Path(task.folder), folder, folder.parent, task.data)

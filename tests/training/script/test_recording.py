@@ -134,7 +134,7 @@ def test_every_rank_is_in_the_record(tmp_path: Path) -> None:
 def test_a_rank_that_was_not_observed_is_named(tmp_path: Path) -> None:
     record = told_by(tmp_path, "--fails", "1", ranks=2)
     cause = load(Path(record["runs"][0])).launches[0].cause
-    assert cause is not None and cause.rank == 1 and "left nothing within" in cause.message
+    assert cause is not None and cause.rank == 1 and "stored no results within" in cause.message
 
 
 @pytest.mark.full

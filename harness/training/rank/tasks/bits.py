@@ -1,8 +1,9 @@
 """Task ``bits``: compute the same micro-batches on several ranks, and hash the results.
 
-    step: three micro-batches on the plain model, each also computed by two other ranks
-          -> hashes of the output and of each gradient; all ranks gather the gradients of the first
-    end:  the parameters are written to a file, read back, and hashed
+In each step a rank computes three micro-batches with the plain model. Two other ranks compute each
+of them, too. The rank hashes the output and each gradient. All ranks then gather the gradients of
+each other's first micro-batch. At the end each rank writes its parameters to a file, reads them
+back, and hashes both.
 
 The analysis decides later which rank is correct (``analysis/samples/bits.py``). No rank receives
 the hashes of another rank.
@@ -103,7 +104,7 @@ def _hash(x: Tensor) -> int:
 
 
 def _gathered(flat: Tensor, ranks: int) -> list[Tensor]:
-    """Return the gradients of every rank as they arrive here. A collective of all ranks."""
+    """Return the gradients of every rank as they arrive here, in a collective of all ranks."""
     if ranks == 1:
         return [flat.clone()]
     gathered = [torch.empty_like(flat) for _ in range(ranks)]
@@ -112,7 +113,7 @@ def _gathered(flat: Tensor, ranks: int) -> list[Tensor]:
 
 
 def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
-    """Return the hashes of the parameters before they are written to a file, and when read back."""
+    """Write the parameters to a file, read them back, and return the hashes of both."""
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
     torch.save(flat, file)
     again = torch.load(file, weights_only=True)
@@ -122,7 +123,7 @@ def _stored(model: nn.Module, file: Path, planted: "_Planted") -> list[int]:
 
 
 class _Planted:
-    """The bit flip that is injected into this rank, if any. It is a fault with a known answer."""
+    """The bit flip that is injected into this rank, if any, to test that it is detected."""
 
     def __init__(self, flip: InjectedBitFlip | None) -> None:
         self._flip = flip
@@ -145,7 +146,7 @@ class _Planted:
 
     @contextlib.contextmanager
     def activation(self, model: nn.Module, step: int, copy: int) -> Iterator[None]:
-        """Return a context in which the output of the middle block has the flipped bit, if due."""
+        """Return a context in which the middle block's output has the flipped bit, if it is due."""
         if not self._due(Place.ACTIVATION, step, copy):
             yield
             return
@@ -164,7 +165,7 @@ class _Planted:
     def _due(self, place: Place, step: int, copy: int) -> bool:
         """Return whether the flip is due at this place, step and copy.
 
-        It affects only one copy of a step, so that computing the step again detects it.
+        It affects only one of the copies of a micro-batch, so that the other copies show it.
         """
         flip = self._flip
         if flip is None or flip.place is not place:

@@ -1,11 +1,11 @@
 """Task ``gate``: check that a case trains correctly, before any speed is measured.
 
-A loss curve is not a sufficient test. Without any all-reduce it stays within 4e-4 of the correct
-one over ten steps, and AdamW hides a wrong gradient scale. The twin of the case (its smallest size)
-is therefore compared with the single-device reference: the initial parameters, the gradient of the
-first step, and the parameters after several steps of SGD and of AdamW. In addition replicas must
-have equal bits, an epoch must draw each sample once, and the issued bytes must match the closed
-form.
+A loss curve is not a sufficient test. Without any all-reduce the curve stays within 4e-4 of the
+correct one over ten steps, and AdamW hides a wrong gradient scale. The twin of the case (its
+smallest size) is therefore compared with the single-device reference. The comparison covers the
+initial parameters, the gradient of the first step, and the parameters after several steps of SGD
+and of AdamW. In addition, replicas must have identical bits, an epoch must draw each sample once,
+and the issued bytes must match the closed form.
 """
 
 import functools
@@ -58,39 +58,44 @@ from harness.training.tuning import kernels
 #: The largest norm to which a twin's gradients are clipped. The gradient of every twin is longer,
 #: so clipping takes effect in every step.
 CLIPPED = 0.1
-#: Number of steps on one batch after which the progress of a compressed training is compared with
-#: that of a dense one.
+#: Number of steps on one batch after which a compressed training is compared with a dense one.
 PROGRESS_STEPS = 8
-#: Fraction of the dense progress that a compressed training must make.
+#: In these steps the loss of a compressed training must decrease by at least this fraction of the
+#: decrease in a dense training.
 PROGRESS = 0.05
 #: Largest relative error of the gradients of a lossless compressor in fp32.
 LOSSLESS = 1e-4
-#: The same in 16 bits and less. The dense gradient itself is then rounded in another way, and small
-#: differences of the weights change the rounding of a step. The limit is that of a first gradient.
+#: The same limit for 16 bits and less. The dense gradient itself is then rounded differently, and
+#: small differences of the weights change the rounding of a step. The value is the limit of a first
+#: gradient in 16 bits (``limits``).
 LOSSLESS_ROUNDED = 3e-2
 
 #: Largest relative error of a gradient's scale. Rounding to bf16 on 8 ranks gives 2e-3 in mlp-nano.
 SCALE = 5e-3
-#: Number of shards up to which ``SCALE`` applies; with more it grows with the root of their number.
+#: Number of shards up to which ``SCALE`` applies. With more shards, the limit grows with the square
+#: root of their number.
 SCALE_SHARDS = 8
-#: The limit of the same if layers round differently from the reference and the gradient is short.
+#: Largest value to which replicates can raise the limit ``SCALE``. Replicates are used if layers
+#: round differently from the reference.
 SCALE_WIDEST = 2e-2
 
-#: Number of replicates (reference training runs with other rounding errors) with which an update is
-#: compared if its error is beyond the limit.
+#: Number of replicates (reference training runs with other rounding errors). An update is compared
+#: with them if its error exceeds the limit.
 REPLICATES = 3
 #: Factor by which the error of an update may exceed the largest error of a replicate.
 APART = 10.0
 #: Largest relative error of an update that replicates can justify. A router that sends one token to
 #: another expert moves weights farther than any rounding. With experts in bf16 on 3 ranks, correct
-#: updates have an error of 0.04, and the least wrong one has 0.17.
+#: updates have an error of 0.04. The smallest error of an incorrect update is 0.17.
 WIDEST = 0.12
-#: Factor in place of ``APART`` for a first gradient, in which the roundings of several steps do not
-#: add up, and for ranks that train apart. For the latter, references whose sums begin with other
-#: ranks have 0.9 to 1.1 of the error of correct training runs (0.2 at most for experts in bf16).
+#: Factor that replaces ``APART`` in two cases. In a first gradient, the rounding errors of several
+#: steps do not add up. If ranks train separately, references whose sums begin with other ranks have
+#: 0.9 to 1.1 times the error of correct training runs (an error of at most 0.2, for experts in
+#: bf16).
 NEAR = 2.0
-#: Limit in place of ``WIDEST`` if ranks send the signs of the changes of their parameters. A sign
-#: that flips is then as large as what is sent. The limit is the error of an incorrect training run.
+#: Limit that replaces ``WIDEST`` if ranks send the signs of the changes of their parameters. The
+#: error of a flipped sign is as large as the sent values. The limit is the error of an incorrect
+#: training run.
 FLIPPED_WIDEST = 0.5
 
 MakeContext = Callable[[CaseSpec], RankContext]
@@ -143,9 +148,9 @@ def run(task: Gate, rank: Rank) -> RankRecord:
 def limits(
     case: CaseSpec, mesh: Mesh, oracle: str, expected: Expected
 ) -> tuple[float, float, float]:
-    """Return the largest relative errors of the first gradient, of SGD's and of AdamW's update.
+    """Return the limits of three relative errors: first gradient, update of SGD, update of AdamW.
 
-    They are all 0 on CPUs if the mesh adds gradients in the order of the reference, and nothing is
+    All three are 0 on CPUs if the mesh adds gradients in the order of the reference, and nothing is
     cast or reordered. A pipeline adds its micro-batches in the reference's order at any size. On
     CUDA, kernels may add in another order.
     """
@@ -153,17 +158,17 @@ def limits(
     casts = expected.casts
     if on_cpu and mesh.exact and not (casts or expected.reorders):
         return 0.0, 0.0, 0.0
-    # The limit of AdamW is wide, because it divides by a root that can be near zero. SGD's is not.
+    # AdamW needs a wide limit, because it divides by a root that can be near zero. SGD does not.
     apart = oracle == "simulated"  # averages of parameters have larger rounding errors
     if case.precision is Precision.FP32 and (apart or not casts):
         return 1e-5, 2e-3 if apart else 2e-5, 2e-3 if apart else 1e-3
-    # Autocast on CPUs rounds the same batches in the same way, as long as the weights are equal.
+    # Autocast on CPUs rounds the same batches in the same way if the weights are equal.
     if case.precision is Precision.AUTOCAST and on_cpu and not (casts or apart):
         return 1e-5, 2e-5, 6e-2
     if case.precision is Precision.FP8:  # three mantissa bits: one rounding is 6 % of an element
         return 3e-2, 6e-2, 0.25
     # In 8 bits the signs of tiny values flip: errors of up to 0.11 were measured on 4 ranks. An
-    # incorrect training run has 0.5.
+    # incorrect training run has an error of 0.5.
     return 3e-2, 3e-2, 0.25
 
 
@@ -181,8 +186,8 @@ def run_gate(
     if case.clip:  # clip to a norm so small that it takes effect in every step
         case = replace(case, clip=min(case.clip, CLIPPED))
     for optimizer in dict.fromkeys((Optimizer.SGD, Optimizer.ADAMW, case.optimizer)):
-        # The case's ``stepping`` applies to its own optimizer only, because torch has no fused SGD
-        # for DTensors.
+        # The ``stepping`` of the case applies only to the optimizer of the case, because torch has
+        # no fused SGD for DTensors.
         as_timed = optimizer is case.optimizer
         stepping = case.stepping if as_timed else Stepping.USUAL
         twin = replace(case, optimizer=optimizer, stepping=stepping)
@@ -191,7 +196,7 @@ def run_gate(
         if optimizer is Optimizer.SGD:
             checks += gate_checks.byte_checks(loaded, twin, context(twin), traffic)
             first = traffic.issued
-        elif optimizer is Optimizer.MUON:  # its own collectives are part of the closed form
+        elif optimizer is Optimizer.MUON:  # the closed form includes Muon's collectives
             again = gate_checks.byte_checks(loaded, twin, context(twin), traffic)
             checks += [replace(check, name=f"{optimizer}.{check.name}") for check in again]
     if loaded.supports.oracle == "simulated":
@@ -210,10 +215,10 @@ def run_gate(
 def _in_fp32(
     loaded: Loaded, case: CaseSpec, context: MakeContext, beat: Callable[[], None]
 ) -> Iterator[Check]:
-    """Repeat the checks of ranks that train apart in fp32, where rounding errors are negligible.
+    """Repeat the checks in fp32, where rounding errors are negligible, if ranks train separately.
 
     In 16 bits the averages of parameters are rounded, and signs flip. A missing error feedback has
-    the same effect there, and could not be detected.
+    the same effect, so the checks in 16 bits could not detect it.
     """
     if case.precision is Precision.FP32:
         return
@@ -229,8 +234,8 @@ def forward_only(
 ) -> tuple[list[Check], Mapping[str, CollectiveCount], Trainer]:
     """Check a case that has forward passes only.
 
-    Its losses must equal the reference's, its weights must not change, and the bytes that are sent
-    must match the closed form, which has no gradients. Return the same as ``run_gate``.
+    Its losses must equal those of the reference, its weights must not change, and the sent bytes
+    must match the closed form, which has no gradients. Return the same values as ``run_gate``.
     """
     ctx = context(case)
     trainer, reference, sampler, origin = _start(loaded, case, ctx)
@@ -269,7 +274,7 @@ def _train(
 ) -> tuple[list[Check], Seen, Trainer]:
     """Train the twin and its reference for ``STEPS`` steps, and compare them.
 
-    With ``watch`` one more step shows whether the case's settings took effect. Return the checks,
+    With ``watch``, one more step checks whether the case's settings took effect. Return the checks,
     the traffic of one period, and the trainer.
     """
     supports = loaded.supports
@@ -284,8 +289,8 @@ def _train(
     update_limit = sgd_limit if name == "sgd" else adamw_limit
     compressed = supports.oracle == "compressed" and ctx.compressor is not None
     if compressed and ctx.compressor is not None:
-        # Both gradients are clipped to the same norm. A relative error e turns a gradient by an
-        # angle of at most asin(e), which leaves a distance of at most sqrt(2) e after clipping.
+        # Both gradients are clipped to the same norm. A relative error e rotates a gradient by an
+        # angle of at most asin(e). After clipping the distance is therefore at most sqrt(2) e.
         cut = math.sqrt(2) if case.clip else 1.0
         gradient_limit = max(gradient_limit, ctx.compressor.error_bound * cut)
     start_error = relative_error(trainer.parameters(), origin)
@@ -295,7 +300,7 @@ def _train(
     trained: list[list[Batch]] = []
     seen: list[Sequence[object]] = []
     period = gate_checks.period(loaded, case, ctx)
-    # The first step of the last whole period that has no short batch.
+    # This step begins the last whole period without a short batch.
     first = STEPS - period - bool(sampler.of(STEPS - 1))
     counter = gate_checks.ByteCounter(ctx, range(first, first + period))
     finite = True
@@ -361,8 +366,8 @@ def _parameters(
     apart = isinstance(reference, Simulated)
     rounds = limit or (sharded and case.precision is Precision.BF16)
     signs = apart and expected.casts
-    # If a rule uses whatever messages have arrived, another order of sums says nothing about what
-    # another rank would have received.
+    # Some exchanges use only the messages that have arrived. A reference with another order of sums
+    # does not show what another rank would have received, so it justifies no error here.
     timely = hasattr(getattr(trainer, "rule", None), "seen")
     sums_round = not timely and (signs or case.precision is not Precision.FP32)
     if (sums_round if apart else rounds) and any(ctx.gather(error > limit)):
@@ -387,10 +392,10 @@ def _farthest(
     ulps: int,
     ctx: RankContext,
 ) -> float:
-    """Return the largest relative error of the parameters of these references, over all ranks.
+    """Return the largest relative error of these references' parameters on any rank.
 
-    ``wanted`` are the parameters of the usual reference. All of them began at ``origin``.
-    Differences of up to ``ulps`` units in the last place count as zero.
+    ``wanted`` are the parameters of the usual reference, ``origin`` the initial parameters of all
+    references. Differences of up to ``ulps`` units in the last place are treated as zero.
     """
     farthest = 0.0
     for other in others:
@@ -409,7 +414,7 @@ def _rounded_otherwise(
 ) -> Iterator[Oracle]:
     """Yield replicates that were trained on these batches.
 
-    With ``layers`` the outputs of layers have other rounding errors, too, and not only gradients.
+    Their gradients have other rounding errors. With ``layers``, so do the outputs of their layers.
     """
     for replicate in _replicates(loaded, case, ctx, layers=layers):
         for batches in trained:
@@ -420,7 +425,7 @@ def _rounded_otherwise(
 def _begun_elsewhere(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, trained: Sequence[list[Batch]]
 ) -> Iterator[Oracle]:
-    """Yield trained simulations whose sums begin with another rank, as in parts of a ring."""
+    """Yield trained simulations whose sums begin with another rank, as in a ring all-reduce."""
     for begin in range(1, min(ctx.batching.shards, REPLICATES + 1)):
         with ctx.device:
             model = build_model(loaded, case, case.seed)
@@ -435,7 +440,7 @@ def _replicates(
 ) -> Iterator[Oracle]:
     """Yield references with other rounding errors in their gradients.
 
-    With ``layers`` the outputs of their layers have other rounding errors, too.
+    With ``layers``, the outputs of their layers have other rounding errors, too.
     """
     for number in range(REPLICATES):
         rounding = OtherRounding(ctx.device, seed=number * ctx.world_size + ctx.rank, coarse=False)
@@ -447,7 +452,7 @@ def _replicates(
 
 
 def _staleness(name: str, trainer: Trainer, expected: Expected) -> Iterator[Check]:
-    """Check how many steps the slowest rank was behind, if ranks do not wait for each other."""
+    """Check by how many steps the slowest rank was late, if ranks do not wait for each other."""
     if (behind := trainer.ran().staleness) is not None:
         limit = math.inf if expected.staleness is None else float(expected.staleness)
         yield _limit(f"{name}.staleness", float(behind), limit, "steps behind")
@@ -463,9 +468,9 @@ def _gradient(
 ) -> Iterator[Check]:
     """Check the relative error and the scale of the gradient of the first step.
 
-    If layers round differently from the reference and a limit is exceeded, replicates (references
+    If a limit is exceeded and layers round differently from the reference, replicates (references
     with other rounding errors) determine how large the error may be. A gradient that happens to be
-    short may consist of rounding errors.
+    short may consist mostly of rounding errors.
     """
     trainer, reference, _, _ = twin
     ctx = reference.ctx
@@ -473,7 +478,8 @@ def _gradient(
     factor = scale(trainer.gradients(), wanted)
     words = _scaled(factor, ctx.world_size)
     error = relative_error(trainer.gradients(), wanted)
-    most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5  # as random errors add up
+    # Random errors grow with the square root of the number of shards.
+    most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5
     layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
     rounds = layers and limit and case.precision is not Precision.FP32
     replicated = rounds and ctx.compressor is None and not isinstance(reference, Simulated)
@@ -527,7 +533,7 @@ def _whole(
 ) -> Check:
     """Check that all ranks together have exactly the tensors of the reference, by their names.
 
-    A tensor that is missing in the comparison could not be found wrong.
+    A tensor that is left out of the comparison could be wrong without being noticed.
     """
     present = {n for names in ctx.gather([n for n, _ in seen]) for n in names}
     missing = sorted(set(wanted) - present)
@@ -539,7 +545,7 @@ def _whole(
 def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
     """Check that a compressor returns the dense gradient if its knobs make it discard nothing.
 
-    ``case`` has these knobs. The gradients of every step are compared.
+    ``case`` must have these knobs. The gradients of every step are compared.
     """
     trainer, reference, sampler, _ = _start(loaded, case, ctx)
     error = 0.0
@@ -567,12 +573,12 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
 
 
 def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
-    """Check that the loss of one batch decreases, compared with dense training.
+    """Check that the loss of one batch decreases enough, compared with dense training.
 
-    A compressor that discards everything would agree with a reference that does the same. So would
-    a strategy that is compared with its own simulation only. The twin is trained in fp32 and
-    without clipping here: weights in bf16 absorb the small updates of one batch, and clipped
-    updates all have the same length.
+    Other checks cannot show this: a compressor that discards everything agrees with a reference
+    that does the same, and a strategy agrees with its own simulation. The twin is trained in fp32
+    and without clipping here. Weights in bf16 would absorb the small updates of one batch, and
+    clipped updates would all have the same length.
     """
     wide = Precision.FP32 if case.precision is Precision.BF16 else case.precision
     twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD, precision=wide, clip=0.0))
@@ -603,7 +609,7 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
 def _shards(
     loaded: Loaded, case: CaseSpec, ctx: RankContext, sampler: Sampler, step: int
 ) -> Mapping[int, Batch]:
-    """Return the batches of a step by shard: all of them, or this rank's if there are many."""
+    """Map each shard that this rank's reference computes to its batch of a step (``in_turn``)."""
     whole = range(ctx.batching.shards)
     return {
         shard: make_batch(loaded, case, sampler.ids(step, shard), ctx.device, sampler.of(step))
@@ -614,7 +620,8 @@ def _shards(
 def _dense(reference: Oracle, batches: list[Batch], ctx: RankContext) -> float:
     """Do one step of the reference, and return its mean loss.
 
-    Each rank computes all shards if it has all batches, else its own shard in a collective step.
+    If each rank has the batches of all shards, it computes all of them. Otherwise it computes its
+    own shard, and the step is a collective of all ranks.
     """
     if len(batches) == ctx.batching.shards:
         return reference.step(batches)
@@ -622,7 +629,7 @@ def _dense(reference: Oracle, batches: list[Batch], ctx: RankContext) -> float:
 
 
 def _scaled(factor: float, world_size: int) -> str:
-    """Return a sentence about the factor between gradient and reference, or "" if it is near 1."""
+    """Return a message about the scale of the gradient, or "" if the scale is near 1."""
     if not math.isfinite(factor) or abs(factor - 1) < SCALE:
         return ""
     message = f"gradients are {factor:.3g} times the reference"
@@ -652,12 +659,12 @@ def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
     if not dtype:
         return []
     wants = {Precision.BF16: "bfloat16", Precision.AUTOCAST: "bfloat16", Precision.FP16: "float16"}
-    want = wants.get(case.precision, "float32")  # float8 applies inside of matrix products only
+    want = wants.get(case.precision, "float32")  # float8 is used only inside of matrix products
     return [Check(name="compute_dtype", ok=dtype == want, detail=f"{dtype}, requested: {want}")]
 
 
 def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
-    """Check that ranks with the same part of the model hold the same parameters, to the bit."""
+    """Check that the parameters on ranks with the same part of the model are equal bit by bit."""
     parameters = list(trainer.parameters())
     names = hashlib.sha256("\n".join(key for key, _ in parameters).encode()).hexdigest()
     bits = digest(tensor.detach() for _, tensor in parameters)
@@ -670,9 +677,9 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
 def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:
     """Run one step of the case at full size, and check it.
 
-    The loss must be finite, the replicas equal, and the model may not read the size of the world.
-    Return the checks and the norm of the whole gradient. The norm is None if ranks train apart, or
-    if there is no backward pass.
+    The loss must be finite, replicas must be equal, and the model may not read the size of the
+    world. Return the checks and the norm of the whole gradient. The norm is None if ranks train
+    separately or if there is no backward pass.
     """
     supports = loaded.supports
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
@@ -684,7 +691,7 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     finite = loss is None or math.isfinite(float(loss))
     checks = [who.check(), Check(name="full_size.finite_loss", ok=finite)]
     if supports.oracle == "simulated" or case.phase is Passes.FORWARD:
-        return checks, None  # ranks that train apart differ after a step
+        return checks, None  # there is no common gradient
     if supports.replicas:
         checks.append(replicas(trainer, ctx, "full_size.replicas"))
     norm = grad_norm(trainer.gradients())

@@ -1,8 +1,8 @@
 """Task ``play``: train with checkpoints until the end or the next fault, to measure goodput.
 
 The training resumes from the latest complete checkpoint. After every few steps it writes a
-checkpoint into a new folder, and then names that folder as the latest one. Rank 0 writes a mark
-with the time of each event.
+checkpoint into a new folder, and then records that this folder is the latest one. Rank 0 writes a
+mark with the time of each event.
 """
 
 import shutil
@@ -27,7 +27,7 @@ BATCHES = 24
 LATEST = "latest"
 
 
-#: This task begins like the task ``train``.
+#: This task needs the same preparation as the task ``train``.
 prepare = train.prepare
 
 
@@ -71,7 +71,7 @@ def run(task: Play, rank: Rank) -> RankRecord:
 
 
 def _name(folder: Path, done: int) -> None:
-    """Name the checkpoint from which a training resumes, and remove the previous one."""
+    """Record the checkpoint from which a training resumes, and remove the previous one."""
     before = (folder / LATEST).read_text(encoding="utf-8") if (folder / LATEST).is_file() else ""
     write_text(folder / LATEST, str(done))
     if before:

@@ -1,12 +1,12 @@
 """Task ``refer``: train the plain model as a reference, to obtain the correct losses.
 
-Each rank computes its own shard. Gradients are exchanged and added in rank order, so neither a
-strategy nor a collective that adds has an influence. If the case has a compressor, gradients pass
-through it in one bucket per step, because nothing else defines what a lossy compressor should
-train. If the model is too large for a device, one rank computes all shards in turn, with one block
-of the model on the device at a time.
+Each rank computes its own shard. Gradients are exchanged and added in rank order, so the result
+depends neither on a strategy nor on the order in which a collective adds. If the case has a
+compressor, gradients pass through it in one bucket per step, because nothing else defines the
+correct result of a lossy compressor. If the model is too large for a device, one rank computes all
+shards in turn, with one block of the model on the device at a time.
 
-Replicates are the same training with other rounding errors. They show how far the losses of correct
+Replicates repeat the training with other rounding errors. They show how far the losses of correct
 launches may differ.
 """
 
@@ -36,18 +36,20 @@ from harness.training.rank.rounding import OtherRounding, Rounding
 from harness.training.rank.setup import Rank
 from harness.training.transports import Hook, Late
 
-#: Largest number of calls after which a compressor's hook is checked once more. It is the number of
-#: steps of the timed window, if that is smaller.
+#: A compressor's hook is checked once more after this number of calls, or after as many calls as
+#: the training has steps if that is less.
 OLD = 200
-#: Number of equal parts of a training for which mean squares of gradients are recorded.
+#: A training is divided into this number of equal parts, for which mean squares of gradients are
+#: recorded.
 PARTS = 16
-#: Least relative change of a loss by training. A loss that hardly depends on the weights would not
-#: show that an update was left out. The limit is two roundings in fp32. Losses of correct training
-#: runs change by 4e-4 and more in eight steps, and by less while the learning rate warms up.
+#: Training must change the loss of a batch by at least this relative amount. A loss that hardly
+#: depends on the weights would not show that an update was left out. The limit is two rounding
+#: errors in fp32. Losses of correct training runs change by 4e-4 and more in eight steps, and by
+#: less while the learning rate warms up.
 SHOWN = 2.4e-7
-#: Number of steps from which on this change is required.
+#: This change is required only of a training with at least this number of steps.
 SHOWN_AFTER = 4
-#: Returns the feed of a shard, which returns the shard's batch of each step.
+#: A function that returns the feed of a shard. The feed returns the shard's batch of a step.
 Batches: TypeAlias = Callable[[int], Feed]
 
 
@@ -56,8 +58,8 @@ class Training:
     """One training of the plain model, with its rounding.
 
     ``shares`` estimates the ranks' shares in a compressor's output, if there is a compressor.
-    ``squares`` receives for every step the square of the norm of this shard's gradient and that of
-    the mean of all shards.
+    ``squares`` receives two squared norms for every step: of the gradient of this shard, and of the
+    mean gradient of all shards.
     """
 
     loaded: Loaded
@@ -121,8 +123,8 @@ def run(task: Refer, rank: Rank) -> RankRecord:
     coded = ctx.compressor is not None and case.phase is not Passes.FORWARD
     shares = CodecShares(ctx) if coded and not alone else None
     who = inquiries(loaded)
-    # A model may read the size of the world in a late step, which the correctness check does not
-    # reach.
+    # A model may read the size of the world only in a late step, after the few steps of the
+    # correctness check.
     with who.noted():
         usual = losses(Rounding(), shares)
     replicates = [
@@ -182,9 +184,9 @@ def _square(gradients: Sequence[Tensor]) -> float:
 
 
 def _by_parts(squares: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return the means of both columns over ``PARTS`` equal parts of a training.
+    """Return the means of both squared norms in each of ``PARTS`` equal parts of a training.
 
-    The record thus shows how much they vary. The result is empty for fewer steps than parts.
+    The parts show how much the means vary. The result is empty for fewer steps than parts.
     """
     if len(squares) < PARTS:
         return ()
@@ -225,7 +227,7 @@ def _side_by_side(training: Training) -> Iterator[float]:
 
 
 def _in_turn(training: Training) -> Iterator[float]:
-    """Train with all shards on this rank, and yield the mean loss over the shards of every step."""
+    """Train with all shards on this rank, and yield the mean loss of all shards in every step."""
     ctx = training.ctx
     loaded = training.loaded
     simulated = loaded.supports.oracle == "simulated"
@@ -279,11 +281,11 @@ class Bucket:
     trained: list[nn.Parameter]
 
     def index(self) -> int:
-        """Return the number of the bucket; there is only one."""
+        """Return 0, the index of the only bucket."""
         return 0
 
     def is_last(self) -> bool:
-        """Return True: a step has a single bucket."""
+        """Return True, because a step has a single bucket."""
         return True
 
     def buffer(self) -> Tensor:

@@ -2,9 +2,10 @@
 
 The script is started in one of three ways:
 
-    forked     variables and a private folder are set up -> hooks -> the script in this process
-    fresh      the same in a new interpreter, which finds its hooks by a badge (``shepherd.py``)
-    launcher   the user's launcher starts the ranks, each of which finds its badge
+    forked     This process sets up the environment and a private folder, installs hooks, and runs
+               the script.
+    fresh      A new interpreter does the same (``shepherd.py``). A badge file tells it its rank.
+    launcher   The user's launcher starts the ranks. Each of them finds its badge file.
 
 The hooks observe the steps until the window is over. They then write the evidence, and the process
 ends.
@@ -57,7 +58,7 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     watch = begin(rank, command, "forked", leave)
     try:
         process.run(command, folder, Path(spec.task.folder))
-    except Exception:  # an error of the script, which is raised again
+    except Exception:  # an error in the script
         finish_measured(watch)
         raise
     except SystemExit as left:

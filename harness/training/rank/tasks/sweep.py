@@ -22,7 +22,7 @@ from harness.training.rank.setup import Rank
 
 #: Seconds that the timed iterations of one operation at one size should take together.
 BUDGET_S = 0.1
-#: Least and largest number of these iterations.
+#: Smallest and largest number of these iterations.
 FEWEST_ITERATIONS = 3
 MOST_ITERATIONS = 30
 #: Number of runs between two events on a device. A single run would include the time that the host
@@ -46,7 +46,7 @@ class Operation:
 def all_reduce(rank: int, n: int, count: int, device: torch.device) -> Operation:
     """Make an all-reduce of ``count`` float32 elements on ``n`` ranks.
 
-    Each rank contributes rank + 1. Repeated runs add zeros, which do not grow.
+    Each rank contributes rank + 1. Timed runs add zeros, because other sums would grow.
     """
     data = torch.full((count,), float(rank + 1), device=device)
     return Operation(
@@ -57,7 +57,7 @@ def all_reduce(rank: int, n: int, count: int, device: torch.device) -> Operation
 
 
 def all_gather(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """Make an all-gather with ``count`` elements in its result, whose part i holds i + 1."""
+    """Make an all-gather with a result of ``count`` elements, in which part i must hold i + 1."""
     part = torch.full((max(1, count // n),), float(rank + 1), device=device)
     whole = torch.zeros(part.numel() * n, device=device)
     return Operation(
@@ -66,7 +66,7 @@ def all_gather(rank: int, n: int, count: int, device: torch.device) -> Operation
 
 
 def reduce_scatter(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """Make a reduce-scatter of ``count`` elements; each rank receives a part of the sum."""
+    """Make a reduce-scatter of ``count`` elements. Each rank receives one part of the sum."""
     whole = torch.full((max(1, count // n) * n,), float(rank + 1), device=device)
     part = torch.zeros(whole.numel() // n, device=device)
     return Operation(
@@ -76,7 +76,7 @@ def reduce_scatter(rank: int, n: int, count: int, device: torch.device) -> Opera
 
 
 def all_to_all(rank: int, n: int, count: int, device: torch.device) -> Operation:
-    """Make an all-to-all of ``count`` elements, whose received part i comes from rank i."""
+    """Make an all-to-all of ``count`` elements, in which part i is received from rank i."""
     given = torch.full((max(1, count // n) * n,), float(rank + 1), device=device)
     received = torch.zeros_like(given)
     return Operation(
@@ -132,7 +132,7 @@ def prepare(spec: LaunchSpec, nccl_log: Path) -> None:
 
 
 def run(task: Sweep, rank: Rank) -> tuple[Row, ...]:
-    """Measure all rows of the sweep, and return them. They are equal on all ranks."""
+    """Measure all rows of the sweep, and return them. All ranks return the same rows."""
     rows = sweep(
         rank.spec.case,
         rank.place.rank,
@@ -154,10 +154,10 @@ def sweep(
 ) -> list[Row]:
     """Check and time the collectives, and return a row for each operation and payload size.
 
-    Rows are equal on all ranks: a time is that of the slowest rank, and a result is right if it is
-    right on all ranks. ``only`` selects one operation, at the largest payload; "" selects all
-    operations at all payloads. ``log`` is the path of NCCL's log. It is read at the end, because
-    NCCL makes connections when they are needed.
+    Rows are equal on all ranks: times are measured on the slowest rank, and a result is right if it
+    is right on all ranks. ``only`` selects one operation with the largest payload. "" selects all
+    operations with all payloads. ``log`` is the path of NCCL's log. It is read at the end, because
+    NCCL opens a connection only when it needs it.
     """
     n = case.world_size
     rows = list[Row]()
@@ -195,7 +195,8 @@ def sweep(
 def _timed(run: Callable[[], object], times: int, accelerator: Accelerator) -> list[float]:
     """Return the seconds of each of ``times`` runs on the slowest rank.
 
-    On a device each value is the mean of ``IN_A_ROW`` runs. This is a collective of all ranks.
+    On an accelerator each value is the mean of ``IN_A_ROW`` runs. This is a collective of all
+    ranks.
     """
     seconds = []
     for _ in range(times):

@@ -1,7 +1,7 @@
 """Task ``timed``: train, and time every step, with a profiler if steps are to be traced.
 
-The task may add further steps after the timed window, which are profiled. They continue the same
-training, and have a separate record.
+The task may add profiled steps after the timed window. They continue the same training, and have a
+separate record.
 """
 
 import json
@@ -45,8 +45,8 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 class _Training:
     """A training and its observers.
 
-    ``period_s`` is the period of the steps in s if compute is simulated on a schedule.
-    ``counted`` are the observers of expert routing, by layer.
+    ``period_s`` is the period of the steps in s if compute is simulated on a schedule, else None.
+    ``counted`` maps layers with experts to the observers of their routing.
     """
 
     loaded: Loaded
@@ -61,7 +61,7 @@ class _Training:
 
 
 def run(task: Timed, rank: Rank) -> RankRecord:
-    """Measure the window, then profile the steps after it if the task has any."""
+    """Measure the timed window, and then profile the steps after it, if the task has any."""
     training = _built(task, rank)
     record = _window(task, rank, training, 0)
     if task.behind is not None:
@@ -160,7 +160,7 @@ def _window(task: Timed, rank: Rank, training: _Training, behind: int) -> RankRe
 
 
 def _seen(training: _Training) -> dict[str, Any]:
-    """Return the fields of the record that do not follow from the samples of the window."""
+    """Return the fields of the record that cannot be computed from the samples of the window."""
     loaded, ctx = training.loaded, training.ctx
     seen: dict[str, Any] = dict(planted_s=training.period_s, part=ctx.part)
     agree = loaded.supports.replicas and not loaded.supports.beside and ctx.case.communicate

@@ -35,10 +35,10 @@ SIZES = "sizes.json"
 
 @dataclass
 class Took:
-    """The durations of saving and loading in s.
+    """The durations of loading and saving checkpoints (``load_s``, ``save_s``), in s.
 
-    ``stall_s`` is the time for which saving stopped the training. ``first_step_at`` is the wall
-    clock time at the end of the first step, in s since the epoch. ``written`` is set once an
+    ``stall_s`` is the time in s for which saving stopped the training. ``first_step_at`` is the
+    wall clock time at the end of the first step, in s since the epoch. ``written`` is set when an
     asynchronous checkpoint is complete.
     """
 
@@ -52,7 +52,7 @@ class Took:
 def prepare(spec: LaunchSpec, _: Path) -> None:
     """Import the case's files, and make kernels deterministic.
 
-    A resumed training is compared with an uninterrupted one to the bit.
+    A resumed training must equal an uninterrupted one bit by bit.
     """
     collectives.enable(collectives.LAST)
     Accelerator(torch.device(spec.case.device)).repeatable()
@@ -62,8 +62,8 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 def run(task: Train, rank: Rank) -> RankRestart:
     """Train all steps, or those after the checkpoint, and return the record of this rank.
 
-    A checkpoint is saved after step ``task.save_after``. If the task has a fault, it strikes its
-    rank before step ``task.fault_step``.
+    A checkpoint is saved after ``task.save_after`` steps. If the task has a fault, it is injected
+    into rank ``task.rank`` before step ``task.fault_step``.
     """
     named = load(rank.spec.files)
     case = rank.spec.case
@@ -86,8 +86,8 @@ def run(task: Train, rank: Rank) -> RankRestart:
         loaded = looked_at()
     pending: Any = None
     saved = ""
-    # An asynchronous save runs during the next steps, so it needs a process group that is separate
-    # from that of their collectives.
+    # An asynchronous save runs during the next steps, whose collectives use the default process
+    # group. The save therefore needs another group.
     aside = dist.new_group(backend="gloo") if task.asynchronous else None
     for step in range(first, task.steps):
         rank.beat(Phase.STEADY, step)
@@ -198,7 +198,7 @@ def load_state(trainer: LocalTrainer, folder: Path) -> tuple[int, float]:
 
 
 def _damage(folder: Path, error: CheckpointException) -> str:
-    """Return a message with the damaged file of a checkpoint and the error of the library."""
+    """Return a message that names the damaged file of a checkpoint and the library's error."""
     errors = [wrapped[0] for wrapped in error.failures.values()]
     reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else str(error)
     sizes = (
@@ -225,7 +225,7 @@ def note_sizes(folder: Path) -> None:
 
 
 def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
-    """Return the digest of all saved tensors, unsharded and in order.
+    """Return one digest of all tensors that a checkpoint contains, unsharded and in order.
 
     It is equal on every rank, and does not depend on the size of the world. ``beat`` is called for
     each tensor.
@@ -246,7 +246,7 @@ def digest(trainer: LocalTrainer, beat: Callable[[], None]) -> str:
 
 
 def strike(fault: Fault, rank: Rank) -> None:
-    """Inject a fault into this rank, its agent or its node, and write down the time of it."""
+    """Write down the current time, and inject a fault into this rank, its agent or its node."""
     write_text(rank.file("struck"), str(time.time()))
     if fault is Fault.KILL:
         os.kill(os.getpid(), signal.SIGKILL)

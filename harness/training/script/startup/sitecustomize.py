@@ -1,6 +1,6 @@
-"""Start watching a new interpreter if it is a rank; Python runs this file at startup.
+"""Start to watch a new interpreter if it is a rank. Python runs this file at startup.
 
-This file imports nothing from ``harness`` or torch before the script imports torch. Launchers,
+This file imports neither ``harness`` nor torch before the script imports torch. Launchers,
 DataLoader workers and processes that a rank starts are not ranks, so they are not watched. None of
 them may write outside the launch's folders.
 """
@@ -16,18 +16,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-#: Environment variables: the launch's folder, which holds the badge file of every rank, and the
-#: folder that contains the package ``harness``.
+#: Names of environment variables. The first holds the launch's folder with the badge files of all
+#: ranks, the second the folder that contains the package ``harness``.
 BADGES = "SCALEPROOF_BADGES"
 HOME = "SCALEPROOF_HOME"
-#: The module name under which ``harness`` later imports the guard that is installed here.
+#: The module name of the write guard. The guard is installed here under the name under which
+#: ``harness`` imports it later.
 GUARD = "harness.training.script.startup.write_guard"
 
 
 class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An import hook that finds torch as usual and calls ``harness`` after torch was imported.
+    """An import hook that finds torch as usual, and calls ``harness`` after torch was imported.
 
-    Libraries may search for torch before anyone imports it, so the hook stays until the import.
+    The hook stays until the import, because libraries may search for torch without importing it.
     """
 
     def __init__(self, badge: Path, *, known: bool = True) -> None:
@@ -61,7 +62,7 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.watch()
 
     def watch(self) -> None:
-        """Start watching this process, now that torch was imported."""
+        """Start to watch this process. Torch must have been imported."""
         if (home := os.environ.get(HOME, "")) not in sys.path:
             sys.path.append(home)  # at the end, so that it hides none of the script's modules
         from harness.training.script import fresh
@@ -74,7 +75,7 @@ class _Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _theirs() -> None:
-    """Run the user's ``sitecustomize`` that this file hides, if there is one."""
+    """Run the user's ``sitecustomize``, which this file hides, if there is one."""
     here = str(Path(__file__).parent)
     sys.path[:] = [p for p in sys.path if p != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
@@ -83,7 +84,7 @@ def _theirs() -> None:
 
 
 def _is_it(command: Mapping[str, Any]) -> bool:
-    """Return whether this process runs the script itself, not its launcher."""
+    """Return whether this process runs the script itself and not its launcher."""
     words = [word for word in sys.orig_argv[1:] if word == "-m" or not word.startswith("-")]
     runs = words[1:2] if command["module"] and words[:1] == ["-m"] else words[:1]
     target = command["target"]
@@ -129,13 +130,14 @@ def _begin() -> None:
     badge = Path(folder) / f"badge{rank}.json"
     if worker or not badge.is_file():
         return
-    os.environ.pop(BADGES)  # processes that this rank starts are not ranks
+    os.environ.pop(BADGES)  # processes that this rank starts must not become ranks
     _await(_Torch(badge))
 
 
 def _await(torch: _Torch) -> None:
-    """Watch this process as soon as torch is imported, or now if a file of site-packages imported
-    it.
+    """Watch this process when torch is imported, or now if it is imported already.
+
+    A file of site-packages may import torch at startup.
     """
     if "torch" in sys.modules:
         torch.watch()

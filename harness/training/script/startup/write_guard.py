@@ -14,20 +14,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-#: Environment variable with the folders that a launch may write to, separated as in ``PATH``.
+#: Environment variable that lists the folders to which a launch may write, separated as in
+#: ``PATH``.
 WRITABLE = "SCALEPROOF_WRITABLE"
-#: File systems of the kernel: devices, shared memory and the process's settings. They are always
-#: writable, because they hold no files of the user.
+#: File systems of the kernel, which hold devices, shared memory and settings of processes. They are
+#: always writable, because they hold no files of the user.
 _KERNEL = ("/dev", "/proc", "/sys")
-#: Names of cache folders and files, which stay writable: ``~/.cache``, ``__pycache__``,
-#: ``labels.cache``.
+#: Names of cache folders and files, such as ``~/.cache``, ``__pycache__`` and ``labels.cache``.
+#: They remain writable.
 _CACHE = re.compile(r"caches?_*$", re.IGNORECASE)
 #: Environment variables that name a cache, in addition to those with CACHE in their name.
 _CACHE_HOMES = {"HF_HOME", "TORCH_HOME"}
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Audit events that change the target of a path. The numbers are positions among the event's
-#: arguments: of the path, and of the descriptor of the folder that a relative path begins at (None
-#: if the event has no descriptor).
+#: Audit events that change the target of a path. The first number is the position of the path among
+#: the event's arguments. The second is the position of the descriptor of the folder in which a
+#: relative path begins, or None if the event has no descriptor.
 _FOLLOWED = {"os.chmod": (0, 2), "os.chown": (0, 3), "os.truncate": (0, None), "os.utime": (0, 3)}
 #: Audit events that change the directory entry itself, which may be a link.
 _ENTRY = {
@@ -42,10 +43,10 @@ _EVENTS = {"open", "os.rename", *_FOLLOWED, *_ENTRY}
 
 
 class OutsideWriteError(PermissionError):
-    """A refused write outside the launch's folders; no file was changed.
+    """The error for a refused write outside the launch's folders. No file was changed.
 
-    The class derives from ``PermissionError``, so a library that can do without a file in the home
-    directory continues as it would with a read-only home directory.
+    The class derives from ``PermissionError``, so that a library treats the home directory as
+    read-only and continues if it can.
     """
 
 
@@ -61,7 +62,7 @@ class WriteGuard:
         self._roots = [Path(root).resolve() for root in (*roots, *caches, *_KERNEL)]
 
     def install(self) -> None:
-        """Install the audit hook for the rest of this process; Python cannot remove a hook."""
+        """Install the audit hook. It remains until this process ends."""
         sys.addaudithook(self._audit)
 
     def refuse(self, path: Any, folder: Any = None, *, follow: bool = True) -> None:
@@ -70,7 +71,8 @@ class WriteGuard:
         Args:
             path: a path in any form that the standard library accepts. A file descriptor is always
                 allowed.
-            folder: the descriptor of the folder that a relative path begins at, or None or -1.
+            folder: the descriptor of the folder in which a relative path begins. None and -1 stand
+                for the current folder.
             follow: whether the change affects the target of a link instead of the link itself.
         """
         if isinstance(path, int) or path is None:
@@ -119,7 +121,7 @@ guard: WriteGuard | None = None
 def install(roots: Iterable[str]) -> None:
     """Install the guard in this process unless it is installed already.
 
-    A forked rank and a new interpreter both call this function.
+    Forked ranks and new interpreters call this function.
     """
     global guard
     if guard is None:

@@ -23,7 +23,7 @@ class Knob(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LeverResult:
     """The change of one knob that reaches an efficiency.
 
     ``times`` is the factor by which the knob must be increased, or None if no setting is enough.
@@ -36,7 +36,7 @@ class Held:
     best: float
 
 
-def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[Held]:
+def hold(known: Posterior, base: Shape, target: Shape, efficiency: float) -> list[LeverResult]:
     """Return for each knob the setting that reaches ``efficiency`` at the target.
 
     Only this knob is changed, and only at the target, not at the base. Efficiency counts useful

@@ -1,6 +1,6 @@
 """Compare measured results with published ones on the same fabric.
 
-published.toml -> PublishedFigure -> a result of the run -> Place -> one sentence
+published.toml -> PublishedFigure -> a result of the run -> PublishedPlace -> one sentence
 """
 
 import re
@@ -127,7 +127,7 @@ def _spread(values: list[float]) -> dict[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PublishedPlace:
     """A measured value with the published figure with which it is compared."""
 
     case: str
@@ -141,7 +141,7 @@ class Place:
         return f"{self.figure.place(self.value)} {self.figure.n} published {self.figure.what}"
 
 
-def standings(run: RunRecord) -> list[Place]:
+def standings(run: RunRecord) -> list[PublishedPlace]:
     """Return each result with a published figure to compare it with.
 
     Only results of runs on GPUs have one.

@@ -14,15 +14,18 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 from harness.record.launch import loads
 
-#: Bytes a step above which growing memory is reported. Less growth is an allocator that settles.
+#: Growth of memory above which it is reported, in bytes per step. An allocator that has not yet
+#: reached its final size grows by less.
 LEAK_BYTES = 65_536
-#: Fewest steps of a window over which growth is reported, for the same reason.
+#: Fewest steps in the timed part of a launch for which growth is reported, for the same reason.
 LEAK_STEPS = 20
-#: Load of an expert, as a multiple of its even share, from which on the other experts wait for it.
+#: Load of an expert from which on it is reported, because the other experts wait for it. It is a
+#: multiple of the load with an even distribution.
 OVERLOADED = 2.0
-#: Efficiency above which, if the whole interval lies there, the result needs an explanation.
+#: If the whole interval of an efficiency lies above this value, the result is reported as more than
+#: linear.
 SUPERLINEAR = 1.05
-#: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps).
+#: Ratio of a full frame's payload to its bytes on the wire (MTU 1500, TCP with time stamps).
 PAYLOAD_SHARE = 0.956
 #: Largest relative deviation of a shaped link from its rate.
 SHAPED_OFF = 0.06
@@ -77,7 +80,7 @@ def sentences(run: RunRecord, *, load: bool = True) -> list[str]:
     return [caveat.sentence for caveat in findings(run, load=load)]
 
 
-#: Share by which a subject's clocks must lie below its baseline's to be reported as a loss.
+#: Lower clocks of a subject are reported if they lie below its baseline's by at least this share.
 SLOWER_CLOCKS = 0.005
 
 
@@ -121,7 +124,7 @@ def _unfit(run: RunRecord, *, load: bool) -> Iterator[str]:
 
 
 def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
-    """Yield the case of each arm of all plans with its timed launches."""
+    """Yield the case of each arm in all plans, together with the arm's timed launches."""
     for plan in run.plans:
         for arm in plan.arms:
             launches = timed(run, plan, None)
@@ -163,7 +166,10 @@ def _memory(run: RunRecord) -> Iterator[str]:
 
 
 def _losses(run: RunRecord) -> Iterator[str]:
-    """Yield the arms whose losses differ between launches: each arm on CPUs, a count on GPUs."""
+    """Yield sentences on arms whose losses differ between launches.
+
+    Each such arm on CPUs gets a sentence. Arms on GPUs are only counted in one sentence.
+    """
     unlike = [
         case for case, launches in _measured(run) if len({launch.losses for launch in launches}) > 1
     ]
@@ -196,9 +202,9 @@ def _unchained(run: RunRecord) -> Iterator[str]:
 
 
 def shaped(run: RunRecord) -> list[str]:
-    """Return what the links of each emulated network carried, with a warning if it is too little.
+    """Return a sentence for each emulated network on the rate that its links carried.
 
-    A link that carries too much for its stated rate is reported as well.
+    The sentence warns if the rate lies too far below or above the stated rate.
     """
     sentences = []
     for sweep in swept(run.fabric):
@@ -228,7 +234,10 @@ def alike(run: RunRecord) -> dict[tuple[str, str], bool]:
 
 
 def reproducible(run: RunRecord) -> str:
-    """Return in how many arms losses are reproducible, and in how many they were compared."""
+    """Return a sentence that counts the arms with reproducible losses and those with compared ones.
+
+    Losses are compared with a reference training of the harness.
+    """
     arms = alike(run)
     same = sum(arms.values())
     message = f"equal bit for bit in all launches of {same} of {len(arms)} arms"

@@ -154,7 +154,7 @@ def _of_script(evidence: ContrastData) -> Iterator[str]:
     if any(w is not None and not w.even for w in watched):
         yield "steps exchange different numbers of bytes, so only one observer counts the steps"
     if any(w is not None and len(w.roots) != 1 for w in watched):
-        yield "the script declares its number of samples, and the harness did not count them"
+        yield "the user declared the number of its samples, and the harness did not count them"
 
 
 def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:

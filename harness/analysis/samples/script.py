@@ -798,7 +798,7 @@ SHARE = 0.75
 
 
 def period(words: Sequence[Hashable]) -> int | None:
-    """Return the length of the shortest sequence that is repeated at the end of ``words``, or None."""
+    """Return the length of the shortest sequence that repeats at the end of ``words``, or None."""
     for length in range(1, len(words) // REPEATS + 1):
         begun = len(words)  # index at which the repetitions begin
         while begun > length and words[begun - 1] == words[begun - 1 - length]:

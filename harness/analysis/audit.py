@@ -206,8 +206,8 @@ def _turns(run: RunRecord) -> Iterator[str]:
         ended = not run.complete or any(not launch.usable for launch in of_block)
         if happened != wanted[: len(happened)] or (len(happened) < len(wanted) and not ended):
             yield (
-                f"{where} has {len(happened)} of {len(wanted)} launches, or they are not in its"
-                " order"
+                f"{where} has {len(happened)} of {len(wanted)} launches, or its launches are not in"
+                " the drawn order"
             )
     if run.blocks:
         known = {(b.plan, b.attempt, b.number) for b in run.blocks}

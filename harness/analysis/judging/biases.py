@@ -516,7 +516,7 @@ def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterat
     ratio.
     """
     more = metrics.metric(evidence.contrast.metric).more_is_better
-    quota = not evidence.slowed_on_purpose  # the quota of an injected straggler is what is measured
+    quota = not evidence.slowed_on_purpose  # a straggler's quota is to be measured
     beside = any(around(arm.timed) for arm in (subject, below) if arm)
     for arm, whose, slowed in ((subject, "the subject", 1), (below, "the baseline", -1)):
         share = lost_to_load(arm.timed, evidence.run, beside=beside, quota=quota) if arm else None

@@ -72,7 +72,7 @@ def _not_smallest(evidence: ContrastData) -> Caveat | None:
     smallest = smallest_fit(evidence.run, evidence.plan)
     if evidence.contrast.baseline[0] == smallest:
         return None
-    return blocker(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
+    return blocker(Status.SKIP, Reason.UNSUPPORTED, f"the smallest case that fits is {smallest}")
 
 
 def _edited(evidence: ContrastData) -> Caveat | None:
@@ -230,9 +230,7 @@ def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) ->
         return None
     if trained.cause is not None and trained.cause.kind == "memory":
         return None  # the report states how many launches were not compared for this reason
-    return (
-        f"{launch.launch}: {launch.compared} of {steps} losses were compared with the harness's own"
-    )
+    return f"{launch.launch}: {launch.compared} of {steps} losses were compared with the reference"
 
 
 def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
@@ -308,7 +306,7 @@ def _stopped_at(
 
 
 def smallest_fit(run: RunRecord, plan: Plan) -> str:
-    """Return the name of the subject arm with the fewest ranks that fits; empty if none fits."""
+    """Return the name of the smallest subject arm that fits, or an empty string if none fits."""
     fitting = [
         arm
         for arm in plan.arms

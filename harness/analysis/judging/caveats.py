@@ -117,7 +117,7 @@ def _perturbed(evidence: ContrastData) -> str:
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (
-        f"profiled steps take {median(factors):.2f}x as long as unprofiled ones (limit"
+        f"profiled steps take {median(factors):.2f}x as long as unprofiled steps (limit"
         f" {PERTURBED}): use longer steps (a larger model or batch), or judge communication_cost"
     )
 
@@ -198,4 +198,4 @@ def _of_floor(evidence: ContrastData, described: Described) -> Iterator[str]:
         yield "its target was met before anything was trained"
     losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
     if losses and min(losses) < floor - BELOW_NATS:
-        yield f"its model states a loss floor of {floor:.3g}, but it trained to {min(losses):.3g}"
+        yield f"its model states a loss floor of {floor:.3g}, but a final loss is {min(losses):.3g}"

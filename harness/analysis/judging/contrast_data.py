@@ -1,7 +1,8 @@
 """The data of a contrast: its pairs of launches and the values that the judge reads from them.
 
 A contrast is the ratio of a metric between two arms, or the value of one arm. An arm is a case in
-its role in a comparison. A pair is a launch of the subject and one of each arm of the baseline.
+its role in a comparison. A pair consists of one launch of the subject and one launch of each arm of
+the baseline.
 """
 
 import math

@@ -12,7 +12,7 @@ from harness.host import fabric
 from harness.host.environment import changes_speed
 from harness.record import RunRecord
 
-#: Fields that older references name for settings that no longer exist.
+#: Fields of older references whose settings no longer exist.
 _RETIRED = ("tune_loop_thread",)
 
 

@@ -27,12 +27,12 @@ OVERLOADED = 2.0
 SUPERLINEAR = 1.05
 #: Ratio of a full frame's payload to its bytes on the wire (MTU 1500, TCP with time stamps).
 PAYLOAD_SHARE = 0.956
-#: Largest relative deviation of a shaped link from its rate.
+#: Largest accepted relative deviation of an emulated link's rate from its stated rate.
 SHAPED_OFF = 0.06
 
 
 def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Yield a sentence on the layer with the most overloaded expert, and what to change."""
+    """Yield a sentence on the layer with the most overloaded expert, with advice."""
     loaded = [(x, loads(x.ranks)) for x in launches]
     worst = [
         (max(load) * len(load) / sum(load), name, x)
@@ -85,9 +85,9 @@ SLOWER_CLOCKS = 0.005
 
 
 def _clocks(run: RunRecord) -> Iterator[str]:
-    """Yield how much efficiency was lost to lower clocks.
+    """Yield a sentence on each subject whose clocks were lower than its baseline's.
 
-    Clocks drop, for example, in a chassis whose power or cooling does not suffice for all devices.
+    For example, the power or the cooling of a chassis may not suffice for all devices.
     """
     for plan in run.plans:
         for contrast in plan.contrasts:
@@ -99,8 +99,8 @@ def _clocks(run: RunRecord) -> Iterator[str]:
             if subject and base and 1 - subject / base > SLOWER_CLOCKS:
                 case = plan.arm(contrast.subject).case.brief
                 yield (
-                    f"{case}: its GPUs ran at {subject:.0f} MHz, its baseline's at {base:.0f}:"
-                    f" {1 - subject / base:.1%} of speed lost by lower clocks"
+                    f"{case}: its GPUs ran at {subject:.0f} MHz, and its baseline's GPUs at"
+                    f" {base:.0f} MHz; lower clocks reduced the speed by {1 - subject / base:.1%}"
                 )
 
 
@@ -139,18 +139,22 @@ def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
 
 
 def _superlinear(run: RunRecord) -> Iterator[str]:
-    """Yield efficiencies above linear scaling; caches or a slow baseline may explain them."""
+    """Yield a sentence on each efficiency above linear scaling.
+
+    Caches or a slow baseline may explain it.
+    """
     for verdict in run.verdicts:
         surely = verdict.low is not None and verdict.low > SUPERLINEAR
         if verdict.metric == "efficiency" and verdict.against in ("plain", "wrapped") and surely:
             yield (
-                f"{verdict.case}: more than linear, {verdict.low:.3g} at least: a sample takes"
-                f" longer in {verdict.against}; check that it is the same training"
+                f"{verdict.case}: scaling is more than linear (at least {verdict.low:.3g}), because"
+                f" a sample takes longer in the {verdict.against} baseline; check that both run the"
+                " same training"
             )
 
 
 def _memory(run: RunRecord) -> Iterator[str]:
-    """Yield the cases whose memory grows in every launch, and their overloaded experts."""
+    """Yield sentences on cases whose memory grows in every launch, and on overloaded experts."""
     for case, launches in _measured(run):
         slopes = [
             launch.growth
@@ -178,11 +182,11 @@ def _losses(run: RunRecord) -> Iterator[str]:
         if case not in on_gpus:
             yield f"{case.id}: not reproducible: losses differ between launches"
     if on_gpus:
-        yield f"losses of {len(on_gpus)} arms differ between launches, as GPU atomics can cause"
+        yield f"losses of {len(on_gpus)} arms differ between launches; GPU atomics can cause this"
 
 
 def _gpus(run: RunRecord) -> Iterator[str]:
-    """Yield the GPUs that were throttled or lost, and in how many launches."""
+    """Yield a sentence on each GPU that was throttled or lost."""
     counts: Counter[str] = Counter()
     for launch in run.launches:
         for gpu in launch.gpus:
@@ -196,8 +200,8 @@ def _gpus(run: RunRecord) -> Iterator[str]:
 def _unchained(run: RunRecord) -> Iterator[str]:
     if run.complete and run.launches and not run.head:
         yield (
-            f"unchained (schema {run.schema}): the record cannot show whether launches were left"
-            " out"
+            f"the record has no hash chain (schema {run.schema}), so it cannot show whether"
+            " launches were left out"
         )
 
 
@@ -234,7 +238,7 @@ def alike(run: RunRecord) -> dict[tuple[str, str], bool]:
 
 
 def reproducible(run: RunRecord) -> str:
-    """Return a sentence that counts the arms with reproducible losses and those with compared ones.
+    """Return a sentence on how many arms had reproducible losses, and how many were compared.
 
     Losses are compared with a reference training of the harness.
     """

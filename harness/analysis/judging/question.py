@@ -23,7 +23,7 @@ class Severity(StrEnum):
     CLAIMS = "claims"
     #: A PASS or FAIL applies to one placement of the ranks only, and its detail says so.
     LIMITS = "limits"
-    #: The verdict is unaffected; readers of the value should know.
+    #: The verdict is not affected; the sentence is for readers of the value.
     NOTES = "notes"
 
 

@@ -235,7 +235,7 @@ def _biased(
 
 
 def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:
-    """Compare a FAIL with a fresh set of launches: it stays a FAIL or becomes INCONCLUSIVE."""
+    """Return FAIL if a fresh set of launches confirms it, else INCONCLUSIVE."""
     status = Status.INCONCLUSIVE
     reason = Reason.UNCONFIRMED
     if question.again:
@@ -252,7 +252,7 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
         why = "no fresh set of launches has confirmed the FAIL"
     else:
         reason = Reason.INTERRUPTED
-        why = "the run stopped before a fresh set of launches"
+        why = "the run stopped before a fresh set of launches could confirm the FAIL"
     return Conclusion(status, reason, f"{first.detail}; {why}")
 
 
@@ -270,7 +270,7 @@ def is_stand_in(run: RunRecord, verdict: Verdict) -> bool:
 
 
 def _compared(run: RunRecord, verdict: Verdict) -> list[CaseSpec]:
-    """Return the cases that a verdict rests on: the judged one and those of its baselines."""
+    """Return the cases on which a verdict is based: the judged case and its baselines."""
     cases = [*run.cases_by_hash.get(verdict.case_hash, ())]
     plan = run.plan_of.get(verdict.plan)
     if plan is not None:
@@ -417,7 +417,7 @@ def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Caveat:
     """Return the caveat for a contrast that has no pairs although no launch failed."""
     if metrics.metric(contrast.metric).of_loss:
         steps = plan.protocol.steps
-        reason = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
+        reason = f"no loss came within {plan.to_loss} nats of the loss floor in {steps} steps"
         return blocker(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, reason)
     if (untold := _untold(run, plan, contrast)) is not None:
         return blocker(Status.INCONCLUSIVE, Reason.NOT_MEASURED, untold)

@@ -43,7 +43,7 @@ MESSAGE_SLACK = 16_384
 MOST_IDLE = 0.5
 #: Inputs for which a rank waits neither for a disk nor for another thread.
 UNREAD = (Data.RESIDENT, "loaded")
-#: A step that takes this many times the median is a stall.
+#: A step that takes more than this many times the median is a stall.
 STALL = 3.0
 #: Allowed number of bytes that a rank writes elsewhere than to sockets, as a share of the closed
 #: form. So few bytes do not come from an exchange of gradients.
@@ -343,8 +343,8 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
     if idle_s(rank) > MOST_IDLE * rank.window_s:
         share = rank.cpu_s / rank.window_s
         yield (
-            f"waits: the only rank computed for {share:.0%} of its window, and waited for no core:"
-            " a model that waits is simulated, and has to declare it (STAND_IN)"
+            f"waits: the only rank computed for {share:.0%} of its window, and did not wait for a"
+            " core: a model that waits instead of computing has to declare it (STAND_IN)"
         )
 
 

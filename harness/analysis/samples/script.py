@@ -190,7 +190,7 @@ def _undrawn(watched: ScriptObservations, came: float) -> str:
     rows = "1 row reaches" if came == 1 else f"{came:g} rows reach"
     return (
         f"{rows} the model in a step for which its loader hands out {drawn:g} samples"
-        " (time first, packed, or a graph?)"
+        " (is time the first dimension, are samples packed, or are they graphs?)"
     )
 
 
@@ -556,7 +556,7 @@ def _ended_apart(watched: Sequence[ScriptObservations]) -> str:
     question = "are gradients all-reduced before every optimizer step?"
     if not _large(watched[0]):
         question += (
-            " A step all-reduces none: does a call bypass DistributedDataParallel"
+            " A step all-reduces no gradients: does a call bypass DistributedDataParallel"
             " (model.module(x)), or run within no_sync()?"
         )
     return f"{ended}: {question}"

@@ -81,7 +81,7 @@ def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
             yield Remedy(name=f"{name}={now * factor:g}", change={name: now * factor})
     hooked = catalogue.get("strategies", case.strategy).head.get("HOOKED")
     if not hooked or any(key.startswith(f"{case.strategy}.") for key in case.knobs):
-        return  # the strategy that compresses does not have this knob
+        return  # the strategy with compressors does not have these knobs
     for other in catalogue.entries["strategies"].values():
         if not other.head["SUPPORTS"].get("compressor"):
             continue
@@ -121,14 +121,15 @@ _OF_SCRIPTS = {
     Term.DATA: "more workers in the DataLoader, and to log and evaluate less often",
     Term.MOVE: "pinned memory and non_blocking copies",
 }
-#: Terms that more work per rank may reduce, and terms that data on the device may reduce.
+#: ``_MORE`` are terms that more work per rank may reduce. ``_RESIDENT`` are terms that may be
+#: reduced by data that stay on the device.
 _MORE = (Term.TRANSFER, Term.UNDIVIDED, Term.LAUNCH, Term.IDLE, Term.OTHER)
 _RESIDENT = (Term.MOVE, Term.DATA)
 _WHAT = {
     Term.COMPUTE: "the same compute takes longer with more ranks: shared cores, memory or clocks",
-    Term.MOVE: "copies to and from the device, with no kernel running meanwhile",
+    Term.MOVE: "data are copied to or from the device while no kernel runs",
     Term.TRANSFER: "bytes are transferred while no compute runs",
-    Term.UNDIVIDED: "communication while no compute runs",
+    Term.UNDIVIDED: "ranks communicate while no compute runs",
     Term.BUBBLE: "stages without a micro-batch to work on",
     Term.DATA: "steps wait for their batch",
     Term.LAUNCH: "issuing operations takes longer than executing them",
@@ -271,7 +272,7 @@ def _waited_for(budget: Budget) -> str:
     if blame is None:
         return "ranks come to a collective at different times"
     if blame.in_turn:
-        return "ranks wait for each other in turn: which one has more to do changes with the step"
+        return "ranks wait for each other in turn: the slowest rank changes between steps"
     all_of_it = blame.share > 0.995
     share = "all waiting" if all_of_it else f"{blame.share:.0%} of the waiting"
     who = f"{share} is for rank {blame.rank}"

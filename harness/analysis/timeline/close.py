@@ -198,7 +198,7 @@ def close(
     steps = min(len(lanes.edges) for lanes in common)
     if any(len(lanes.edges) != steps for lanes in common):
         unsure.append(
-            "the ranks recorded different numbers of steps: only the steps that all have count"
+            "the ranks recorded different numbers of steps: only steps that all recorded are used"
         )
     by_rank: dict[int, list[_Seen]] = {lanes.rank: [] for lanes in common}
     for meeting in matched.meetings:

@@ -333,7 +333,8 @@ def _device_steps(
     if count == 1:
         edges = np.array([host_edges[0], max(ends[0], host_edges[1])], dtype=np.int64)
         return edges, (
-            "a single step, from its begin on the host to the end of its work on the device",
+            "the trace has a single step; it is measured from its begin on the host to the end of"
+            " its work on the device",
         )
     reached = np.maximum.accumulate(ends)
     edges = np.unique(reached[reached != _NONE])

@@ -69,7 +69,7 @@ def _lost(launch: LaunchRecord, run: RunRecord, *, beside: bool, quota: bool) ->
         waited += _waited(launch, load)
     if load > LEAST_LOAD or beside:
         waited += _pressed(launch, run)
-    # Simulated compute has a schedule, so its delay was measured and bounds the loss.
+    # The delay of simulated compute behind its schedule was measured; the loss cannot exceed it.
     if launch.late is not None:
         waited = min(waited, launch.late)
     return min(MOST_LOST, waited)

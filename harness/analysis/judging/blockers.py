@@ -334,7 +334,7 @@ def gate_failure(gate: LaunchRecord) -> str | None:
 
 
 def _failed(launch: LaunchRecord) -> str | None:
-    """Return the first check of a launch that failed, as a sentence, or None."""
+    """Return a sentence on the first failed check of a launch, or None if all passed."""
     failed = [(rank.rank, check) for rank in launch.ranks for check in rank.checks if not check.ok]
     if not failed:
         return None

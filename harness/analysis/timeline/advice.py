@@ -68,7 +68,7 @@ def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
 
 
 def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
-    """Yield other bucket sizes, then compressors that send fewer bytes.
+    """Yield smaller and larger gradient buckets, then compressors that send fewer bytes.
 
     Compressors that are controls, which are incorrect on purpose, are omitted.
     """

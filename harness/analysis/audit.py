@@ -1,7 +1,7 @@
-"""The audit: checks that a record contains one whole run, unchanged, and nothing else.
+"""The audit checks that a record contains exactly one complete and unmodified run.
 
-``verify`` recomputes everything that follows from samples. The audit checks the rest: that no
-launch was left out, added, moved or copied, and that thresholds were fixed before the first launch.
+``verify`` recomputes everything that follows from samples. The audit checks the rest: no launch was
+removed, added, moved or copied, and thresholds were fixed before the first launch.
 """
 
 import datetime
@@ -17,16 +17,16 @@ from harness.record import LaunchRecord, LaunchStatus, Purpose, RunRecord, chain
 from harness.record.chain import Kind, Link
 from harness.record.launch import BEHIND, FLAKES, STALLS, num_again
 
-#: Seconds by which the clock of a machine may step between two readings.
+#: Seconds by which the clock of a machine may be corrected between two readings.
 CLOCK_S = 0.05
-#: Fewest launches in a row with equal mean steps that show a copy of another run.
+#: If at least this many launches of a case have the mean steps of another run, they are a copy.
 FEWEST_ALIKE = 4
 #: Largest difference of the logarithms of two mean steps that count as equal.
 ALIKE = 1e-4
 
 
 def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
-    """Return everything in a record that an unmodified record cannot contain."""
+    """Return a sentence for everything in a record that cannot occur in an unmodified record."""
     return [
         *_launches(run, folder, cut_off(links)),
         *_copies(run.launches),
@@ -43,7 +43,7 @@ def cut_off(links: Sequence[Link]) -> frozenset[str]:
     """Return the names of launches that have no entry in the record although they were started.
 
     They are sweeps that failed, and launches that ran when the program was killed. The process that
-    resumed the run entered the latter into the chain.
+    resumes a run enters the names of killed launches into the chain.
     """
     sittings = chain.bodies(links, Kind.SITTING)
     broken = (str(body["launch"]) for body in chain.bodies(links, Kind.BROKEN))
@@ -51,7 +51,7 @@ def cut_off(links: Sequence[Link]) -> frozenset[str]:
 
 
 def strays(run: RunRecord) -> list[str]:
-    """Return a sentence for each launch of a plan, arm or case that the record does not contain.
+    """Return a sentence for each launch whose plan, arm or case is not in the record.
 
     Nothing can be recomputed from such a launch.
     """
@@ -67,8 +67,8 @@ def strays(run: RunRecord) -> list[str]:
 def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str]:
     """Yield missing launch numbers, and folders of launches that the record does not contain.
 
-    Each failed launch allows for one more, because it may have been repeated for diagnosis.
-    Launches that were ``cut`` off with their program are known.
+    For each failed launch, one further launch is allowed, because a failed launch may have been
+    repeated for diagnosis. The launches in ``cut`` are allowed, too (``cut_off``).
     """
     looks = sum(launch.status is LaunchStatus.FAILED for launch in run.launches)
     launches_folder = folder / "launches"
@@ -91,10 +91,10 @@ def _launches(run: RunRecord, folder: Path, cut: frozenset[str]) -> Iterator[str
 
 
 def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Yield the first rank whose samples equal those of another rank.
+    """Yield the first rank whose samples are equal to the samples of another rank.
 
-    Samples contain the times of every step, so no two ranks have equal ones. References and hashes
-    contain no times and may be equal.
+    Samples contain the times of every step, so two ranks never have equal samples. The samples of
+    references and of comparisons of bits contain no times and may be equal.
     """
     timed = [x for x in launches if x.purpose not in (Purpose.REFERENCE, Purpose.BITS)]
     count = Counter(r.samples_sha256 for x in timed for r in x.ranks if r.samples_sha256)
@@ -106,8 +106,9 @@ def _copies(launches: Sequence[LaunchRecord]) -> Iterator[str]:
 
 
 def twice(run: RunRecord, other: RunRecord) -> str:
-    """Return a sentence if two runs share samples, which two measurements never do, or an empty
-    one.
+    """Return a sentence if the same samples occur in two runs, or an empty string.
+
+    Two measurements never result in the same samples.
     """
     known = {rank.samples_sha256: x.launch for x in other.launches for rank in x.ranks}
     for launch in (x for x in run.launches if x.asked is Purpose.TIMED):
@@ -119,11 +120,11 @@ def twice(run: RunRecord, other: RunRecord) -> str:
 
 
 def _stepped_alike(run: RunRecord, other: RunRecord) -> str:
-    """Return a sentence if the launches of a case have the mean steps of another run, one by one.
+    """Return a sentence if the launches of a case have the same mean steps as another run.
 
-    They are a copy whose times were changed a little: even on the quietest machine the mean step
-    varies by some 1 % from launch to launch. Launches of simulated compute are not compared,
-    because their schedule makes them equal.
+    Such launches are copies whose times were changed slightly. In two measurements, the mean steps
+    differ more: they vary by some 1 % from launch to launch even on the quietest machine. Launches
+    of simulated compute are not compared, because their schedule makes the mean steps equal.
     """
     of_other = _mean_steps(other)
     for case, mine in _mean_steps(run).items():
@@ -135,7 +136,7 @@ def _stepped_alike(run: RunRecord, other: RunRecord) -> str:
 
 
 def _mean_steps(run: RunRecord) -> dict[str, list[float]]:
-    """Return the mean step of each timed launch, in s and in their order, by the case's hash."""
+    """Return the mean steps of the timed launches of each case in s, by the hash of the case."""
     paced = {
         arm.case.hash
         for plan in run.plans
@@ -152,8 +153,8 @@ def _mean_steps(run: RunRecord) -> dict[str, list[float]]:
 def _times(run: RunRecord) -> Iterator[str]:
     """Yield launches that overlap, that are shorter than their steps, or that ran on other hosts.
 
-    References are not checked for their order, because one with replicates is entered before the
-    launch that needed it although that launch ran first.
+    The order of references is not checked. A reference with replicates is recorded before the
+    launch that needed the replicates, although that launch ran first.
     """
     began = datetime.datetime.fromisoformat(run.started_at)
     previous_end = began - datetime.timedelta(seconds=1)
@@ -180,13 +181,13 @@ def _times(run: RunRecord) -> Iterator[str]:
             return
     hosts = {machine.host for machine in (run.machine, *run.nodes)}
     if strange := {rank.host for launch in run.launches for rank in launch.ranks} - hosts:
-        yield f"ranks ran on {', '.join(sorted(strange))}, which is no machine of this run"
+        yield f"ranks ran on {', '.join(sorted(strange))}, which is not a machine of this run"
 
 
 def _turns(run: RunRecord) -> Iterator[str]:
-    """Yield blocks that lack launches, or whose order is not the one that their seed draws.
+    """Yield blocks that lack launches, or whose order is not the order that their seed draws.
 
-    A block passes over its arms forward and then backward.
+    A block launches its arms in this order, and then in the reverse order.
     """
     for block in run.blocks:
         plan = run.plan_of.get(block.plan)
@@ -205,8 +206,8 @@ def _turns(run: RunRecord) -> Iterator[str]:
         ended = not run.complete or any(not launch.usable for launch in of_block)
         if happened != wanted[: len(happened)] or (len(happened) < len(wanted) and not ended):
             yield (
-                f"{where} has {len(happened)} of {len(wanted)} launches, or they are not in its"
-                " order"
+                f"{where} has {len(happened)} of {len(wanted)} launches, or its launches are not in"
+                " the drawn order"
             )
     if run.blocks:
         known = {(b.plan, b.attempt, b.number) for b in run.blocks}
@@ -218,9 +219,9 @@ def _turns(run: RunRecord) -> Iterator[str]:
 
 
 def _stalled(run: RunRecord) -> Iterator[str]:
-    """Yield launches that were repeated as stalled although the host had not stood still.
+    """Yield launches that were repeated as stalled although the host had not stopped.
 
-    Only launches with a schedule (simulated compute) may be repeated for this reason, and only
+    Only launches with a schedule (simulated compute) may be repeated for this reason, and at most
     ``STALLS`` times in a plan.
     """
     slots: dict[str, list[LaunchRecord]] = {}
@@ -242,10 +243,10 @@ def _stalled(run: RunRecord) -> Iterator[str]:
 
 
 def _flaked(run: RunRecord) -> Iterator[str]:
-    """Yield relaunches that did not follow a transient failure, and plans with too many of them.
+    """Yield relaunches without a transient failure before them, and plans with too many relaunches.
 
-    At most ``FLAKES`` are allowed in a plan. Relaunches after a lost node do not count, because the
-    loss says nothing about the plan.
+    At most ``FLAKES`` relaunches are allowed in a plan. Relaunches after a lost node do not count,
+    because the loss of a node does not depend on the plan.
     """
     for plan, of_plan in sorted(run.by_plan.items()):
         slots: dict[str, list[LaunchRecord]] = {}
@@ -260,10 +261,7 @@ def _flaked(run: RunRecord) -> Iterator[str]:
 
 
 def _seats(run: RunRecord) -> Iterator[str]:
-    """Yield the first launch that did not run on the nodes and devices that its seed draws.
-
-    The draw gives concurrent launches separate devices.
-    """
+    """Yield the first launch that did not run on the nodes and devices that its seed draws."""
     plans = {p.hash: p for p in run.plans}
     slots: dict[str, list[LaunchRecord]] = {}
     apart = (Purpose.REFERENCE, Purpose.ROUND)
@@ -308,7 +306,7 @@ def _stated(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Yield if the chain does not end where the record ends."""
+    """Yield a sentence if the end of the chain does not match the end of the record."""
     if run.head not in {link.hash for link in links}:
         yield "the chain does not contain the link that the record ends with"
     elif run.complete and run.head != links[-1].hash:
@@ -325,14 +323,14 @@ def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Yield fields of the record that differ from the entry sealed before the first launch."""
+    """Yield fields of the record that differ from the chain's entry before the first launch."""
     sealed = links[0].body
     names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if not says(sealed.get(name), getattr(run, name)):
             yield f"{name} is not what was sealed before the first launch"
     if any(link.kind is Kind.SITTING for link in links):
-        return  # a resumed run has admission and environment in each of its sittings
+        return  # in a resumed run, each process recorded its admission and environment
     if not says(sealed.get("admission"), run.admission):
         yield "admission is not what was found before the first launch"
     if not says(sealed.get("environment"), run.environment):
@@ -340,7 +338,7 @@ def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 
 def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Yield plans and descriptions of cases that differ from those announced in the chain."""
+    """Yield plans and descriptions of cases that differ from the ones announced in the chain."""
     plans = {plan.hash: plan for plan in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
         if not says(body["plan"], plans.get(body["hash"])):
@@ -374,7 +372,7 @@ def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 def _alike(
     kind: Kind, record: Sequence[object], links: list[Json], *, whole: bool
 ) -> Iterator[str]:
-    """Yield how the entries of one kind differ between the record and the chain.
+    """Yield a sentence if entries of one kind differ between the record and the chain.
 
     The record of an interrupted run may lack the last entries.
     """

@@ -1,4 +1,4 @@
-"""Compare two runs over the cases that both ran, with an interval for each ratio.
+"""Compare two runs, A and B, on the cases that both ran, with an interval for each ratio.
 
 values of launches by case -> Welch's t on logarithms -> Compared -> Comparison
 """
@@ -22,15 +22,19 @@ from harness.host.environment import is_digest
 from harness.record import Purpose, RunRecord, Term
 from harness.record.budget import EXPOSED
 
-#: Relative difference beyond which a whole interval must lie to count as a change. Two runs are not
-#: interleaved, so their intervals do not contain the drift of the machine between them.
+#: A difference counts as a change only if its whole interval lies beyond this relative difference.
+#: The launches of two runs are not interleaved, so the intervals do not include the drift of the
+#: machine between the runs.
 DRIFT = 0.03
-#: Two-sided error probability of the intervals, which are looked at once.
+#: Two-sided error probability of the intervals. They are evaluated only once.
 ALPHA = 0.05
 
 
 class Reading(StrEnum):
-    """The reading of an interval of B / A; "no change" means that all of it lies within DRIFT."""
+    """The interpretation of an interval of the ratio B / A.
+
+    "no change" means that the whole interval lies within ``DRIFT`` of 1.
+    """
 
     FASTER = "B better"
     SLOWER = "B worse"
@@ -44,7 +48,7 @@ class Reading(StrEnum):
 def gate(readings: Collection[Reading]) -> Exit:
     """Return the exit status for ``--fail-on worse``.
 
-    It is INCONCLUSIVE if B lacks a case of A, because that case may be worse.
+    If B lacks a case of A, it is INCONCLUSIVE, because that case may be worse.
     """
     if Reading.SLOWER in readings:
         return Exit.FAILED
@@ -53,10 +57,11 @@ def gate(readings: Collection[Reading]) -> Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One case in both runs. ``ratio`` is B / A, with a 95 % interval from two launches each on.
+    """One case in both runs.
 
-    ``taken`` holds the largest shares of A's and B's time that other processes can have taken. The
-    interval is widened to contain the ratio without them.
+    ``ratio`` is B / A. It has a 95 % interval if each run has at least two launches of the case.
+    ``taken`` holds the largest share of time that other processes can have taken, for A and for B.
+    The interval is widened to contain the ratio without these processes.
     """
 
     case: CaseSpec
@@ -84,10 +89,13 @@ class Shift:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The rows of all cases, their geometric mean over shared cases, and differences of the runs.
+    """The comparison of two runs.
 
-    ``forced`` lists the fields of the fingerprint that should have been equal. ``others`` are the
-    same cases on the other metrics, and ``shifts`` the changes of the parts of their steps.
+    ``rows`` compares each case, and ``mean`` is the geometric mean of the ratios of the cases that
+    both runs have. ``differs`` lists differences between the settings of the runs. ``forced`` lists
+    the differences that normally prevent a comparison. ``not_compared`` lists omitted cases.
+    ``others`` compares the cases on the other metrics. ``shifts`` lists how the times of terms,
+    such as compute and waiting, changed.
     """
 
     metric: str
@@ -124,9 +132,10 @@ def compare(a: RunRecord, b: RunRecord, metric: str, *, force: bool = False) -> 
 
 
 def _shifts(a: RunRecord, b: RunRecord) -> Iterator[Shift]:
-    """Yield how the steps of cases changed that both runs profiled.
+    """Yield, for each case that both runs profiled, how its mean step changed.
 
-    If one run could not divide its exposed time into terms, it is not divided for either.
+    If one run could not divide its exposed communication into terms, neither run's communication is
+    divided.
     """
     for case in _cases(a):
         before = budgets(a, case)
@@ -154,9 +163,9 @@ def _cases(run: RunRecord) -> list[CaseSpec]:
 
 
 def key_of(case: CaseSpec, hardware: bool) -> str:
-    """Return the key under which a case of two runs is the same.
+    """Return a key that is equal for cases of two runs if they can be compared.
 
-    Across hardware, device and backend do not count.
+    If different ``hardware`` is compared, the key does not depend on the device and the backend.
     """
     if not hardware:
         return case.hash
@@ -167,7 +176,7 @@ def key_of(case: CaseSpec, hardware: bool) -> str:
 def side_by_side(a: RunRecord, b: RunRecord, metric: str, *, hardware: bool) -> Comparison:
     """Compare every case of either run on one metric.
 
-    Across ``hardware``, simulated devices are left out.
+    If different ``hardware`` is compared, cases on simulated devices are omitted.
     """
     if metric not in COMPARABLE:
         raise SpecError(
@@ -211,7 +220,7 @@ def _compared(
     y: Sequence[float],
     efficiencies: tuple[float | None, float | None],
 ) -> Compared:
-    """Return the comparison of a case by its launches' values; one run may have none."""
+    """Return the comparison of a case from the values of its launches; one run may have none."""
     ratio = low = high = None
     reading = Reading.ONLY_A if not y else Reading.ONLY_B
     if x and y:
@@ -254,7 +263,7 @@ def _taken(run: RunRecord, case: CaseSpec) -> float | None:
 def _widened(row: Compared, taken_a: float, taken_b: float) -> Compared:
     """Return the row with its interval widened by the possible effect of other processes.
 
-    They can only have slowed either run down.
+    Other processes can have slowed down either run, but cannot have made one faster.
     """
     more = METRICS[row.metric].more_is_better
     if row.low is None or row.high is None or not METRICS[row.metric].of_time:
@@ -268,13 +277,17 @@ def _widened(row: Compared, taken_a: float, taken_b: float) -> Compared:
 
 
 def _shifts_of(row: Compared) -> tuple[float, float]:
-    """Return how far the time taken by other processes moves each end of the log interval."""
+    """Return how far other processes can have moved each end of the interval.
+
+    The interval is that of the logarithm of the ratio. The amounts depend on the shares of time
+    that other processes can have taken.
+    """
     of_a, of_b = (-math.log1p(-taken) for taken in row.taken)
     return (-of_a, of_b) if METRICS[row.metric].more_is_better else (-of_b, of_a)
 
 
 def load_of(a: RunRecord, b: RunRecord) -> Iterator[str]:
-    """Yield a sentence if the load of other processes is unknown, or if it can exceed DRIFT."""
+    """Yield a sentence if the background load is unknown, or if its effect can exceed DRIFT."""
     shares = [
         max((_taken(run, case) or 0.0 for case in _cases(run)), default=0.0) for run in (a, b)
     ]
@@ -289,11 +302,12 @@ def load_of(a: RunRecord, b: RunRecord) -> Iterator[str]:
 
 
 def mean_ratio(rows: Iterable[Compared]) -> tuple[float | None, float | None, float | None]:
-    """Return the geometric mean of the ratios of shared cases and its 95 % interval.
+    """Return the geometric mean of the ratios and its 95 % interval.
 
-    Cases are independent, so the squares of their intervals' radii add up. The effect of other
-    processes may be the same in all cases, so its mean is added. There is no interval if one of the
-    cases has none.
+    Cases that only one run has are ignored. The errors of cases are independent, so the squares of
+    the half-widths of their intervals are added. The effect of other processes may be the same in
+    all cases, so its mean is added to the result. If one of the cases has no interval, the mean has
+    no interval.
     """
     both = [row for row in rows if row.ratio is not None]
     if not both:
@@ -314,14 +328,14 @@ def mean_ratio(rows: Iterable[Compared]) -> tuple[float | None, float | None, fl
 
 
 def reading_of(low: float, high: float, more_is_better: bool) -> Reading:
-    """Return the reading of an interval of B / A."""
+    """Return the interpretation of an interval of the ratio B / A."""
     if low > 1 + DRIFT or high < 1 - DRIFT:
         return Reading.FASTER if (low > 1) is more_is_better else Reading.SLOWER
     return Reading.SAME if low >= 1 - DRIFT and high <= 1 + DRIFT else Reading.UNDECIDED
 
 
 def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
-    """Return the fields of machine, software, environment and settings that differ."""
+    """Return the differences in the machine, the software, the environment and the settings."""
     skip = {"host", "kernel", "hardware_class", "key", "title"}
 
     def facts(run: RunRecord) -> list[Mapping[str, Json]]:
@@ -339,12 +353,12 @@ def differing(a: RunRecord, b: RunRecord) -> tuple[str, ...]:
 
 
 def _unlike_digests(a: str | None, b: str | None) -> bool:
-    """Return whether both runs have a digest of an environment variable and these differ."""
+    """Return whether both runs have a digest of an environment variable and the digests differ."""
     return a is not None and b is not None and a != b and is_digest(a) and is_digest(b)
 
 
 def _values(run: RunRecord, metric: str, hardware: bool) -> dict[str, tuple[CaseSpec, list[float]]]:
-    """Return by key each case and its launches' positive values, over all plans that ran it."""
+    """Return, for each key, the case and the positive values of its launches in all plans."""
     by_case: dict[str, tuple[CaseSpec, list[float]]] = {}
     for plan in run.plans:
         for arm in plan.arms:
@@ -368,7 +382,7 @@ def _efficiency(run: RunRecord, hardware: bool) -> dict[str, float]:
 
 
 def _welch(x: Sequence[float], y: Sequence[float]) -> tuple[float, float | None]:
-    """Return the difference of log means, B - A, and the radius of its 95 % interval.
+    """Return the difference of log means, B - A, and the half-width of its 95 % interval.
 
     The launches of two runs are not paired, so this is Welch's t interval with Satterthwaite's
     degrees of freedom.

@@ -1,9 +1,10 @@
-"""The forecast of a run: the launches that are still to come, and how long they take.
+"""The forecast of a run: the launches that are still to come, and the time they will take.
 
-    plans and descriptions of their cases -> launches that they need, less those made -> seconds
+    plans and descriptions of cases -> needed launches minus finished launches -> seconds
 
-``plan``, the line after collection, and the live line with its ETA read this one list. The time of
-a launch comes from launches of the same kind if there are any, else from closed forms.
+All outputs with a predicted duration use this forecast: ``plan``, the line after collection, and
+the progress line with its ETA. The time of a launch is estimated from launches of the same kind if
+there are any, else from closed forms.
 """
 
 from collections import Counter
@@ -26,34 +27,34 @@ from harness.record.fabric import OPERATIONS
 
 #: Usual FLOP/s of a CPU core in training, for cases that were not measured.
 CORE_FLOPS = 3e10
-#: Usual share of a GPU's peak FLOP/s that training reaches.
+#: Share of a GPU's peak FLOP/s that training usually reaches.
 PEAK_SHARE = 0.4
-#: Usual share of the roofline of a GPU that training reaches.
+#: Share of the speed by a GPU's roofline that training usually reaches.
 ROOFLINE_SHARE = 0.55
-#: Usual share of a link's rate that collectives reach.
+#: Share of a link's rate that collectives usually reach.
 LINK_SHARE = 0.7
-#: Seconds to start and end a world whose ranks are forked with torch imported. On an H200 a rank
-#: creates a context and loads kernels in 1.5 to 2.7 s.
+#: Seconds to start and end a world whose ranks are forks of a process that has imported torch. On
+#: an H200 a rank creates a context and loads kernels in 1.5 to 2.7 s.
 START_S = {Device.CPU: 0.15, Device.CUDA: 2.5}
-#: Seconds in which NCCL opens its channels, without loading kernels. The value was measured on 8
-#: B200 (https://github.com/NVIDIA/nccl/issues/1646) and is a guess for other machines.
+#: Seconds that NCCL takes to open its channels, without loading kernels. The value was measured on
+#: 8 B200 (https://github.com/NVIDIA/nccl/issues/1646) and is a guess for other machines.
 NCCL_S = 2.6
-#: Seconds in which a world finds its compiled blocks in Inductor's cache, on an H200.
+#: Seconds that a world takes to load its compiled blocks from Inductor's cache, on an H200.
 COMPILED_S = 4.2
 #: Further seconds to compile one graph that is not in this cache, on an H200.
 COMPILING_S = 10.5
-#: Seconds for each rank of a gate to train its small twin.
+#: Seconds that a correctness check (gate) takes for each rank, to train a small twin of the case.
 GATE_S = 0.3
 #: Seconds to write and read a profile.
 PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
-#: Seconds in which a sweep times its collectives: a tenth of a second for each operation and
-#: payload, at least three iterations of the largest payload, and the setup.
+#: Seconds that a sweep of the fabric takes to time its collectives. It takes a tenth of a second
+#: for each operation and payload, at least three iterations of the largest payload, and the setup.
 SWEEP_S = 9.0
-#: Least seconds of a step, which its Python code takes.
+#: Shortest time of a step in seconds, which is the time of its Python code.
 LEAST_STEP_S = 2e-3
-#: Average number of blocks that a judged plan needs after the first ones; a noisy host needs more.
-#: On an H200 four pairs gave an interval of 0.4 %, and bounds for GPUs lie at least 5 % below the
-#: values of healthy machines.
+#: Average number of blocks that a judged plan needs after its first blocks. On a noisy host it
+#: needs more. On an H200 the interval after four pairs was 0.4 %, and bounds for GPUs lie at least
+#: 5 % below the values of healthy machines.
 FURTHER = {Device.CPU: 0.5, Device.CUDA: 0.1}
 
 Slots = Callable[[Plan, Sequence[Arm]], Sequence[Sequence[Arm]]]
@@ -63,7 +64,7 @@ Launches = tuple[Purpose, Sequence[Arm], int]
 
 @dataclass(frozen=True)
 class PendingLaunches:
-    """Worlds that will run concurrently, and how long they take, in s."""
+    """Worlds that will run concurrently; ``seconds`` is the predicted time of the launch."""
 
     plan: Plan
     purpose: Purpose
@@ -72,9 +73,10 @@ class PendingLaunches:
 
 
 class LaunchCosts:
-    """The time that launches of these plans take, in s, as measured or else by closed forms.
+    """Predicts the times of launches of these plans, in s.
 
-    ``link_bytes`` is the rate of a rank's slowest link in B/s, or 0 if it is unknown.
+    Times come from measured launches if there are any, else from closed forms. ``link_bytes`` is
+    the rate of a rank's slowest link in B/s, or 0 if it is unknown.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class LaunchCosts:
         self._start_s = fmean(starts) if starts else None
         cases = {arm.case.hash: arm.case for plan in plans for arm in plan.arms}
         off = [fmean(s) / self._guess_s(cases[c]) for c, s in self._steps.items() if c in cases]
-        self._off = fmean(off) if off else 1.0  # measured over estimated steps so far
+        self._off = fmean(off) if off else 1.0  # mean ratio of measured to estimated step times
 
     def of(self, case: CaseSpec, purpose: Purpose, window: Window) -> float:
         """Return the seconds of one launch of a case for this purpose."""
@@ -108,7 +110,7 @@ class LaunchCosts:
             return fmean(known)
         start = _start_s(case) if self._start_s is None else self._start_s
         if purpose is Purpose.PROFILE and not case.script:
-            start = 0.0  # it follows the window of a timed launch in the same processes
+            start = 0.0  # profiled steps follow the steps of a timed launch in the same processes
         if purpose is Purpose.GATE:
             return start + GATE_S * case.world_size
         step = self.step_s(case)
@@ -122,17 +124,23 @@ class LaunchCosts:
         return start + steps * step + more
 
     def lasting(self, plan: Plan, arm: Arm) -> Window:
-        """Return the window of a timed launch by the least time it lasts, before a pilot ran."""
+        """Return the numbers of steps of a timed launch while its pilot has not run.
+
+        The protocol states the shortest duration of a launch.
+        """
         return plan.protocol.lasting(plan.window, self.step_s(arm.case))
 
     def streams(self, case: CaseSpec) -> bool:
-        """Return whether the reference training of a case is too large for a device."""
+        """Return whether the reference training of a case is too large for one device."""
         described = self._described[case.hash]
         wanted = described.reference is not None
         return wanted and too_large_for_one(described, case, self._machine)
 
     def reference_world(self, case: CaseSpec) -> CaseSpec:
-        """Return the world on which the reference of a case trains, or the case if it has none."""
+        """Return the world in which the reference of a case is trained.
+
+        Return the case itself if it has no reference.
+        """
         described = self._described[case.hash]
         if described.reference is None:
             return case
@@ -179,11 +187,12 @@ class LaunchCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The plans of a run and the launches made so far, from which the coming launches follow.
+    """The plans of a run and its finished launches, from which the coming launches follow.
 
-    ``arms`` maps a plan's hash to the arms that it is measured with, and ``windows`` maps it to the
-    windows that its pilots chose, by arm. ``link_bytes`` is the rate of a rank's slowest link in
-    B/s, or 0 if it is unknown. ``sweeps`` is the number of sweeps of the fabric that are to come.
+    ``arms`` maps a plan's hash to the arms that the run measures. ``windows`` maps a plan's hash to
+    the numbers of steps that follow from pilots, by arm. ``link_bytes`` is the rate of a rank's
+    slowest link in B/s, or 0 if it is unknown. ``sweeps`` is the number of sweeps of the fabric
+    that are still to come.
     """
 
     plans: Sequence[Plan]
@@ -206,7 +215,7 @@ class Forecast:
 
     @cached_property
     def _first_of_curves(self) -> Plan | None:
-        """Return the plan whose baseline is probed on all devices, or None."""
+        """Return the first plan with a curve, whose baseline is probed on all devices, or None."""
         curves = (plan for plan in self.plans if any(c.curve for c in plan.contrasts))
         return next(curves, None)
 
@@ -220,7 +229,10 @@ class Forecast:
         }
 
     def coming(self) -> Iterator[PendingLaunches]:
-        """Yield every launch to come; plans share gates, pilots, references and profiles."""
+        """Yield every launch that is still to come.
+
+        A gate, pilot, reference or profile is launched once if several plans need it.
+        """
         yield from self._sweeps()
         have = _have(self.plans, self.launches, self.described)
         compiled = _compiled(self.plans, self.launches)
@@ -231,7 +243,10 @@ class Forecast:
                     yield from self._launches(plan, purpose, missing, compiled, last)
 
     def _sweeps(self) -> Iterator[PendingLaunches]:
-        """Yield the sweeps: the first times every collective, the others only the judged one."""
+        """Yield the sweeps of the fabric.
+
+        The first sweep times every collective. Further sweeps time only the one that is judged.
+        """
         several = [
             (plan, arm) for plan in self.plans for arm in plan.arms if arm.case.world_size > 1
         ]
@@ -261,9 +276,9 @@ class Forecast:
         yield from ((Purpose.PROFILE, slot, 1) for slot in shown)
 
     def _references(self, plan: Plan, arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
-        """Yield the arms whose references train concurrently.
+        """Yield groups of arms whose references train concurrently.
 
-        References take fewer devices than their arms, so more of them fit.
+        A reference takes fewer devices than its arm, so more of them fit concurrently.
         """
         streamed = [arm for arm in arms if self.costs.streams(arm.case)]
         named = {arm.name: arm for arm in arms if arm not in streamed}
@@ -272,11 +287,11 @@ class Forecast:
         yield from ([arm] for arm in streamed)
 
     def _pilots(self, plan: Plan, packed: Sequence[Sequence[Arm]]) -> Iterator[Launches]:
-        """Yield the pilots, and before concurrent pilots the probes of baselines.
+        """Yield the pilots. If pilots run concurrently, yield probes of the baselines first.
 
-        Probes show the slowdown by concurrent launches: each baseline runs alone and concurrently,
-        or in plans with a curve one baseline runs once on all devices. Without concurrent pilots
-        the first pilot runs twice instead, which shows the launch-to-launch variation.
+        Probes show the slowdown by concurrent launches. Each baseline runs alone and concurrently.
+        In plans with a curve, one baseline runs once on all devices instead. If no pilots run
+        concurrently, the first pilot runs twice, which shows the launch-to-launch variation.
         """
         baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
         beside = [arm for slot in packed if len(slot) > 1 for arm in slot]
@@ -296,9 +311,10 @@ class Forecast:
         times: int,
         have: Counter[object],
     ) -> list[tuple[Arm, int]]:
-        """Return the arms of a slot that lack launches, and how many each lacks.
+        """Return the arms of a slot that lack launches, and the number that each of them lacks.
 
-        ``have`` counts them as launched afterwards.
+        A slot contains arms that run concurrently. Afterwards ``have`` counts the missing launches
+        as finished.
         """
         missing = []
         for arm in slot:
@@ -318,7 +334,8 @@ class Forecast:
     ) -> Iterator[PendingLaunches]:
         """Yield the launches of arms that run concurrently.
 
-        After the ``last`` ones, the further blocks follow that a judged plan needs on average.
+        ``last`` says that these are the last launches of a plan. The further blocks that a judged
+        plan needs on average are then added.
         """
         arms = tuple(arm for arm, _ in missing)
         took_s = max(
@@ -334,7 +351,10 @@ class Forecast:
             yield replace(launch, seconds=2 * FURTHER[arms[0].case.device] * took_s)
 
     def _window(self, plan: Plan, purpose: Purpose, arm: Arm) -> Window:
-        """Return the window of a launch; that of timed launches comes from pilots if they ran."""
+        """Return the numbers of steps of a launch.
+
+        For timed launches, they follow from the pilots if these have run.
+        """
         if purpose is Purpose.PROFILE:
             return plan.profile(self.outline)
         if purpose not in (Purpose.TIMED, Purpose.REFERENCE):
@@ -351,7 +371,7 @@ class Forecast:
 
 
 def _start_s(case: CaseSpec) -> float:
-    """Return the seconds to start and end a world, for a run without launches."""
+    """Return the estimated time to start and end a world in s, if no launch was measured."""
     opens = NCCL_S if case.device is Device.CUDA and case.world_size > 1 else 0.0
     loads = COMPILED_S if case.compiled is Compiled.INDUCTOR else 0.0
     return START_S[case.device] + opens + loads
@@ -365,16 +385,17 @@ def _compiled(plans: Sequence[Plan], launches: Sequence[LaunchRecord]) -> set[ob
 
 
 def _compiling_s(case: CaseSpec, purpose: Purpose, compiled: Collection[object]) -> float:
-    """Return the seconds in which a world compiles graphs that no earlier launch compiled."""
+    """Return the time in s that a world takes to compile graphs that are not yet compiled."""
     return COMPILING_S * len(_graphs(case, purpose) - set(compiled))
 
 
 def _graphs(case: CaseSpec, purpose: Purpose) -> set[object]:
-    """Return the graphs that Inductor compiles once for all launches of this run.
+    """Return keys of the graphs that Inductor compiles for a launch.
 
-    Blocks are compiled before a strategy wraps them, so all strategies share their graphs in
-    Inductor's cache. Gates also compile the deterministic kernels of a small twin, whose size is
-    the same for all cases. A reference trains the plain model, which is compiled by then.
+    Each graph is compiled only once in a run, and then loaded from Inductor's cache. Blocks are
+    compiled before a strategy wraps them, so their graphs do not depend on the strategy. Gates also
+    compile the deterministic kernels of a small twin, which has the same size in all cases. A
+    reference trains the plain model, which was compiled before.
     """
     if case.compiled is not Compiled.INDUCTOR or purpose is Purpose.REFERENCE:
         return set()
@@ -387,13 +408,13 @@ def _graphs(case: CaseSpec, purpose: Purpose) -> set[object]:
 def _have(
     plans: Sequence[Plan], launches: Sequence[LaunchRecord], described: Mapping[str, Described]
 ) -> Counter[object]:
-    """Return the number of launches made, by key."""
+    """Return the number of finished launches by key."""
     by_hash = {plan.hash: plan for plan in plans}
     slots = set[tuple[str, str]]()
     have: Counter[object] = Counter()
     for launch in launches:
         if launch.slot and (launch.slot, launch.case) in slots:
-            continue  # one baseline that ran on several devices at the same time
+            continue  # copies of one baseline that ran concurrently count as one launch
         slots.add((launch.slot, launch.case))
         have[_key(by_hash.get(launch.plan), launch.case, launch.purpose, described)] += 1
     return have
@@ -402,7 +423,10 @@ def _have(
 def _key(
     plan: Plan | None, case: str, purpose: Purpose, described: Mapping[str, Described]
 ) -> object:
-    """Return the key of a launch; launches of one key replace each other. None needs no launch."""
+    """Return the key of a launch, or None if no launch is needed.
+
+    Launches with the same key can replace each other.
+    """
     if plan is None:
         return purpose
     if purpose in (Purpose.PILOT, Purpose.PROBE):

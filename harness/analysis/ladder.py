@@ -16,9 +16,11 @@ from harness.record.outcome import SEVERITY
 class ArmRow:
     """The summary of the timed launches of one arm; a field is None if it was not measured.
 
-    Times are in s: ``step_s`` is the mean step, ``p95_s`` the largest 95th percentile of a launch,
-    ``worst_s`` the longest step. ``sent_bytes`` is per step of the busiest rank. ``flops`` is per
-    second and rank. ``energy_j`` is per sample. ``growth`` is the growth of memory in B per step.
+    Times are in s. ``step_s`` is the mean step, ``p95_s`` the largest 95th percentile of a launch,
+    and ``worst_s`` the longest step. ``throughput`` is in samples/s. ``sent_bytes`` is the number
+    of bytes that the busiest rank sends in a step. ``peak_bytes`` is the peak memory. ``flops`` is
+    the FLOP/s of a rank. ``energy_j`` is the energy for a sample in J. ``growth`` is the growth of
+    memory in B per step.
     """
 
     arm: Arm
@@ -42,7 +44,7 @@ class ArmRow:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The rate in tokens/s, or None if a sample is a single token."""
+        """The throughput in tokens/s, or None if a sample has a single token."""
         facts = self.described.facts if self.described else None
         if facts is None or facts.tokens_per_sample == 1 or self.throughput is None:
             return None
@@ -50,7 +52,7 @@ class ArmRow:
 
     @property
     def alike(self) -> int:
-        """The largest number of launches whose losses are identical to the bit."""
+        """The largest number of launches with bit-identical losses."""
         counts = Counter(launch.losses for launch in self.launches)
         return max(counts.values(), default=0)
 
@@ -64,7 +66,7 @@ class ArmRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderRow:
-    """The result at one world size: its scaling point, its arm, and its verdict.
+    """The result at one world size: the summary of its arm, its scaling point, and its verdict.
 
     ``result`` is the worst result on speedup or efficiency with the same baseline, or None.
     ``wrapped`` is the efficiency relative to the same strategy on one rank.
@@ -146,5 +148,5 @@ def _ladder_rows(run: RunRecord, plan: Plan) -> list[LadderRow]:
 
 
 def in_table(result: Result, against: str) -> bool:
-    """Return whether the scaling table shows the figure of this result."""
+    """Return whether the scaling table with this kind of baseline shows the value of a result."""
     return metrics.metric(result.metric).tabled and result.against == against

@@ -1,4 +1,4 @@
-"""Compare the facts of nodes and find the nodes that differ from most others."""
+"""Compare the hardware and software of nodes, and find the nodes that differ from most others."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Self
 from harness.base.documents import Json, from_doc
 from harness.host.admission import Finding
 
-#: Facts in which identical nodes may differ: their names.
+#: Facts in which even identical nodes differ: their names.
 OWN = frozenset({"hardware: host"})
 #: Value of a fact that a node did not report.
 ABSENT = "none"
@@ -16,7 +16,7 @@ ABSENT = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """The facts and findings of one node."""
+    """The facts of one node by name, and the findings of its checks."""
 
     host: str
     facts: Mapping[str, str]
@@ -24,14 +24,18 @@ class Examined:
 
     @classmethod
     def of(cls, host: str, answer: Json) -> Self:
-        """Build it from an agent's answer (``doctor.examination``)."""
+        """Return the object for an agent's answer (``doctor.examination``)."""
         findings = from_doc(tuple[Finding, ...], answer["findings"])
         return cls(host=host, facts=answer["facts"], findings=findings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """A fact in which nodes differ: the most frequent value, and (host, value) of the others."""
+    """A fact in which nodes differ.
+
+    ``usual`` is the most frequent value. ``others`` are pairs (host, value) of the nodes with a
+    different value.
+    """
 
     fact: str
     usual: str
@@ -39,9 +43,9 @@ class Drift:
 
 
 def drift(nodes: Sequence[Examined]) -> Iterator[Drift]:
-    """Yield the facts in which nodes differ from the most frequent value.
+    """Yield the facts in which nodes differ.
 
-    If several values are equally frequent, the first one counts as usual.
+    If several values are most frequent, the first one counts as usual.
     """
     for fact in dict.fromkeys(name for node in nodes for name in node.facts):
         if fact in OWN:

@@ -1,9 +1,9 @@
 """Packing: choose which worlds run concurrently, and on which separate nodes or devices.
 
-    worlds -> slots (worlds that run concurrently) -> placements (their nodes and devices, drawn)
+    worlds -> slots (worlds that run concurrently) -> placements (their nodes and devices)
 
-With packing, a scaling sweep of 64 nodes needs two slots instead of seven. The slowdown of worlds
-by concurrent ones is measured (``analysis/judging/biases.py``).
+Placements are drawn at random. With packing, a scaling sweep of 64 nodes needs two slots instead of
+seven. The slowdown of worlds by concurrent worlds is measured (``analysis/judging/biases.py``).
 """
 
 import random
@@ -30,7 +30,7 @@ def slots(worlds: Sequence[CaseSpec], room: Sequence[int]) -> list[list[int]]:
     """Return the slots, each a list of indices of worlds that run concurrently.
 
     Worlds are assigned by first fit, the largest first. ``room`` is the number of devices of each
-    node. A world that fits nowhere gets a slot alone.
+    node. A world that does not fit into an existing slot gets a separate slot.
     """
     filled: list[list[int]] = []
     for number in sorted(range(len(worlds)), key=lambda i: _largest_first(worlds[i])):
@@ -48,8 +48,8 @@ def seats(
 ) -> list[Placement] | None:
     """Return the placement of each world, or None if they do not fit concurrently.
 
-    ``draw`` chooses among nodes with the same number of devices, and among aligned devices of a
-    node.
+    ``draw`` chooses among nodes with the same number of devices. On a node, it chooses the first
+    device of each world so that the blocks of devices stay aligned.
     """
     order = list(range(len(room)))
     if draw is not None:
@@ -77,7 +77,7 @@ def seats(
 
 def copies(world: CaseSpec, room: Sequence[int]) -> int:
     """Return how many copies of a world fit concurrently, at least 1."""
-    # This is the order that ``seats`` uses without a draw.
+    # ``seats`` uses the same order without a draw.
     order = sorted(range(len(room)), key=lambda node: -room[node])
     taken = [0] * len(room)
     many = 0
@@ -89,14 +89,14 @@ def copies(world: CaseSpec, room: Sequence[int]) -> int:
 def _seat(
     world: CaseSpec, order: Sequence[int], room: Sequence[int], taken: list[int]
 ) -> Placement | None:
-    """Return a placement on the first nodes with enough free devices, and mark these as taken."""
+    """Return a placement on the first nodes with enough free devices; mark the devices as taken."""
     hosts: list[int] = []
     seated: set[int] = set()
     left = iter(order)
     before = 0
     for ranks in world.nodes:
         needed = ranks * world.devices_per_rank
-        # Nodes that were passed over can only fit a smaller part.
+        # Skipped nodes are too small for this part, but may fit a smaller part.
         if needed < before:
             left = iter(order)
         before = needed
@@ -120,7 +120,7 @@ def _blocks(world: CaseSpec, seat: Placement) -> list[tuple[int, int, int]]:
 
 
 def _aligned(device: int, size: int) -> bool:
-    """Return whether blocks of this size and start can be swapped as a whole within a node."""
+    """Return whether a block of devices with this start and size can be swapped within a node."""
     return _power_of_2(size) and device % size == 0
 
 

@@ -1,4 +1,4 @@
-"""Find out for each threshold of a run whether it judged anything, and if not, why."""
+"""Find out whether each threshold of a run judged a result, and why not."""
 
 from harness.analysis.judging import contrast_data
 from harness.analysis.judging.series import series
@@ -8,7 +8,7 @@ from harness.record import RunRecord
 
 
 def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
-    """Return each threshold of a run with its reach and the reason if it judged nothing."""
+    """Return each threshold of a run with its reach, and with the reason if it judged nothing."""
     cases = [arm.case for plan in run.plans for arm in plan.arms]
     others = series(run)
     judged = [

@@ -9,15 +9,16 @@ from harness.analysis.judging.fingerprint import between, fingerprint
 from harness.base.errors import SpecError
 from harness.record import RunRecord, chain, store
 
-#: Engine of launches that a training recorded by itself with ``measure_steps``, one per run.
+#: Engine of launches that a training recorded by itself with ``measure_steps``. Each start of the
+#: training is one run.
 LIBRARY = "library"
 
 
 def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
     """Read a run from its folder or its record.json, with verdicts.
 
-    ``links`` are those of ``store.load``. The verdicts of a run that was killed are computed here,
-    because a run writes them when it ends. Raise RecordError for an invalid record.
+    ``links`` has the same meaning as in ``store.load``. A run writes its verdicts when it ends, so
+    the verdicts of a killed run are computed here. Raise RecordError for an invalid record.
     """
     run = store.load(folder, links)
     if run.complete or run.verdicts:
@@ -26,9 +27,9 @@ def load(folder: Path, links: Sequence[chain.Link] | None = None) -> RunRecord:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the run in a folder, or the runs below it.
+    """Return the folder itself if it is a run, else the folders of the runs below it.
 
-    A training that records itself leaves a run below the folder for every start.
+    A training that records itself creates a run below its folder at every start.
     """
     is_run = not folder.is_dir() or any(
         (folder / name).is_file() for name in ("record.json", chain.FILE)
@@ -40,8 +41,8 @@ def runs_in(folder: Path) -> list[Path]:
 def pooled(runs: Sequence[RunRecord]) -> RunRecord:
     """Merge several starts of a training that recorded itself into one run with all launches.
 
-    Raise SpecError for other runs, whose launches are arranged in blocks, and for starts on
-    different machines or software.
+    Raise SpecError for other kinds of runs, whose launches are arranged in blocks. Also raise
+    SpecError for starts on different machines or software.
     """
     first = runs[0]
     if len(runs) == 1:

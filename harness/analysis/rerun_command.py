@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.cases import CaseSpec, Device, Mode, Settings
 
-#: Fields of a case that the command states by other options, or that follow from the machine.
+#: Fields of a case that need no ``--set``. Other options state them, or they follow from the
+#: machine.
 _STATED = {
     "strategy", "model", "size", "mode", "world_size", "nodes", "device", "compressor", "stand_in",
     "first_device", "communicate",
@@ -19,8 +20,8 @@ _LADDER = frozenset({"--first-rung", "--steps", "--warm-up"})
 def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None = None) -> str:
     """Return the command ``scaleproof run FAMILY --cpus N --set ...`` for a case.
 
-    It keeps mode, options, engine and nodes. ``change`` holds settings that replace those of the
-    case.
+    The command has the scaling mode, options, engine and nodes of the case. ``change`` holds
+    settings that replace settings of the case.
     """
     unit = "--gpus" if case.device is Device.CUDA else "--cpus"
     what = "--script" if case.script else case.family
@@ -46,9 +47,9 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
 
 
 def changed(argv: Sequence[str], **options: str) -> str:
-    """Return the user's command with other values of these options (``first_rung="2"``).
+    """Return the user's command with new values for these options (``first_rung="2"``).
 
-    The command of a script, which follows ``--``, stays as it is.
+    The command of a script, which follows ``--``, is not changed.
     """
     ours = list(itertools.takewhile(lambda word: word != "--", argv))
     script = argv[len(ours) :]
@@ -62,7 +63,7 @@ def changed(argv: Sequence[str], **options: str) -> str:
 
 
 def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
-    """Return the options for a user's script, and its command as the user typed it."""
+    """Return the options for a user's script, followed by the script's command."""
     words = [] if case.mode is Mode.WEAK else ["--mode", case.mode]
     if case.samples_per_step:
         words += ["--samples-per-step", str(case.samples_per_step)]
@@ -76,7 +77,10 @@ def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
 
 
 def _typed(argv: Sequence[str]) -> list[str]:
-    """Return the options of a script's sweep as typed, because its cases do not contain them."""
+    """Return options of a script's sweep as the user typed them.
+
+    The cases of the sweep do not contain these options.
+    """
     options = list(itertools.takewhile(lambda word: word != "--", argv))
     kept: list[str] = []
     for place, word in enumerate(options):

@@ -1,9 +1,9 @@
-"""Join each figure of a run with its verdict, once, for every output.
+"""Combine each value of a run with its verdict into a ``Result``, for all outputs.
 
     record -> results(run) -> tables, headline, page, JSON, CSV, frames, site, acceptance report
 
-A ``Result`` is one metric of one case against one baseline. Outputs do not join figures and
-verdicts themselves, and every output counts results by ``tally``.
+A ``Result`` is one metric of one case against one baseline. All outputs print results of this
+module, and count them by ``tally``.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from harness.cases import Form, metrics
 from harness.record import Reason, RunRecord, Status, Verdict
 from harness.record.outcome import SEVERITY
 
-#: What would decide an inconclusive verdict by its reason, if more pairs would not.
+#: For each reason of an inconclusive verdict, a remedy that can decide it if more pairs cannot.
 REMEDIES = {
     Reason.NOISY_HOST: "a quieter host",
     Reason.NOT_STEADY: "longer windows, or a quieter host",
@@ -33,11 +33,11 @@ REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ResultKey:
-    """The subject of a result. An output shows the fields that its rows differ in.
+    """The subject of a result. An output shows the fields in which its rows differ.
 
-    ``plan`` is a hash, and empty for results of sweeps and trials. ``case`` is an id, ``world``
-    the ranks (``2cpu``), and ``baseline`` the kind of baseline (``plain``, ``wrapped``,
-    ``nothing``).
+    ``plan`` is the hash of a plan, or empty for results of sweeps and trials. ``case`` is the id of
+    a case. ``world`` is the number and kind of ranks (``2cpu``). ``baseline`` is the kind of
+    baseline (``plain``, ``wrapped``, ``nothing``).
     """
 
     plan: str
@@ -60,13 +60,14 @@ class Limits:
 class Result:
     """One metric of one case against one baseline, with its verdict.
 
-    ``measured`` is the estimate from the pairs. ``judged`` is the interval that the judge compared
-    with the bound, after it accounted for biases such as background load. ``widened`` names the
-    bias. Both are None if nothing was measured. ``counts`` is the status that determines the exit
-    status. ``required`` results are those that a threshold judges and the tally counts.
-    ``stand_in``: the hardware was simulated or shared. ``remedy`` is what would decide an
-    inconclusive verdict, and ``more`` the number of further pairs that would. ``n`` is the number
-    of pairs. ``mde``, ``sd``, ``lag1``, ``p95``, ``worst`` and ``evidence`` are as in ``Verdict``.
+    ``measured`` is the estimate from the pairs of launches. ``judged`` is the interval that the
+    judge compared with the bound, after it accounted for biases such as background load. Both are
+    None if nothing was measured. ``widened`` is one word for the bias. ``counts`` is the status
+    that determines the exit status. ``required`` says that a threshold judges the result and that
+    the tally counts it. ``stand_in`` says that the hardware was simulated or shared. ``remedy``
+    describes a measure that would decide an inconclusive verdict. ``more`` is the number of further
+    pairs that would decide it. ``n`` is the number of pairs. ``mde``, ``sd``, ``lag1``, ``p95``,
+    ``worst`` and ``evidence`` are the fields of ``Verdict``.
     """
 
     key: ResultKey
@@ -131,7 +132,7 @@ class Result:
 
     @property
     def doubt(self) -> str:
-        """The caveat about background load or an unfit host, or an empty text."""
+        """The caveat about background load or an unfit host, or an empty string."""
         doubts = (caveat.sentence for caveat in self.caveats if caveat.code == "doubt")
         return next(doubts, "")
 
@@ -157,7 +158,7 @@ def ranked(run: RunRecord) -> list[Result]:
 
 
 def result_of(run: RunRecord, verdict: Verdict) -> Result:
-    """Join a verdict with its figure. The verdict may be on a rule that the run does not have."""
+    """Return the result for a verdict, which may be on a threshold that the run does not have."""
     cases = run.cases_by_hash.get(verdict.case_hash, ())
     stand_in = is_stand_in(run, verdict)
     form = metrics.metric(verdict.metric).form
@@ -195,7 +196,7 @@ _COPIED = sorted(
 
 
 def _caveats(verdict: Verdict, *, stand_in: bool) -> list[Caveat]:
-    """Return the caveats of a result, which a reader should know besides its status."""
+    """Return the caveats that a reader of the result should know in addition to its status."""
     caveats = []
     if verdict.doubt:
         caveats.append(_note("doubt", verdict.doubt))
@@ -214,7 +215,7 @@ def _note(code: str, sentence: str) -> Caveat:
 
 
 def _remedy(verdict: Verdict) -> str:
-    """Return what would decide an inconclusive verdict, or an empty text."""
+    """Return a measure that would decide an inconclusive verdict, or an empty string."""
     if verdict.counts is not Status.INCONCLUSIVE:
         return ""
     if verdict.more is not None:
@@ -230,9 +231,10 @@ def required(run: RunRecord) -> list[Result]:
 
 
 def defects(run: RunRecord) -> list[Result]:
-    """Return failures that no threshold judges but that fail the run, one result per case.
+    """Return the failures that no threshold judges, at most one for each case.
 
-    Examples are an incorrect training run, and a negative control that was not detected.
+    They fail the run, too. Examples are an incorrect training run, and a negative control that was
+    not detected. Cases with a failed threshold are omitted.
     """
     failing = (Status.ERROR, Status.FAIL)
     reported = {result.case for result in required(run) if result.counts in failing}
@@ -245,13 +247,19 @@ def defects(run: RunRecord) -> list[Result]:
 
 
 def worst(run: RunRecord) -> Result | None:
-    """Return the result for the headline. Of equally bad results, real hardware comes first."""
+    """Return the worst result, for the headline.
+
+    Among equally bad results, a result on real hardware is preferred.
+    """
     judged = [*required(run), *defects(run)]
     return min(judged, key=lambda r: (SEVERITY.index(r.counts), r.stand_in), default=None)
 
 
 def document(result: Result) -> dict[str, Json]:
-    """Return a result as one flat row, for JSON, CSV and data frames; units as in ``Verdict``."""
+    """Return a result as one flat row for JSON, CSV and data frames.
+
+    The units are those of ``Verdict``.
+    """
     measured = result.measured
     row = {
         "status": str(result.status),
@@ -277,10 +285,10 @@ def document(result: Result) -> dict[str, Json]:
 class Tally:
     """The counts of the results that thresholds judge.
 
-    ``hold`` is the number that passed. ``failed`` counts FAIL without a waiver. ``recorded`` counts
-    results with only a provisional bound, or with the bound of another setup. ``stand_ins`` counts
-    those on simulated hardware. ``controls`` are negative controls that were detected. ``beside``
-    are failures that no threshold judges.
+    ``hold`` is the number of passed results, and ``failed`` the number of failed results without a
+    waiver. ``recorded`` counts results with only a provisional bound, or with a bound from another
+    setup. ``stand_ins`` counts results on simulated hardware. ``controls`` counts negative controls
+    that were detected. ``beside`` counts failures that no threshold judges.
     """
 
     total: int
@@ -296,7 +304,7 @@ class Tally:
 
     @property
     def parts(self) -> Sequence[tuple[Status, int, str]]:
-        """Each outcome that occurred: the status of its results, their number, and a word."""
+        """Each outcome that occurred: the status of its results, their number, and a text."""
         every = (
             (Status.ERROR, self.errors, "in error"),
             (Status.FAIL, self.failed, "failed"),

@@ -1,8 +1,9 @@
-"""The least time of a step by the data sheet of a device (its roofline).
+"""The roofline of a device: the least possible time of a step according to its data sheet.
 
-Each product takes its FLOPs over the peak rate or its bytes over the memory's rate, whichever is
-longer. Everything else is bound by memory (Williams, Waterman and Patterson, "Roofline", CACM
-52(4), 2009). Kernels reach 0.45 to 0.7 of it in published trainings of large models (docs/gpus.md).
+The time of a matrix product is limited by the peak FLOP/s or by the bandwidth of the memory,
+whichever takes longer. All other operations are limited by the memory (Williams, Waterman and
+Patterson, "Roofline", CACM 52(4), 2009). Published trainings of large models reach 0.45 to 0.7 of
+the speed that the roofline allows (docs/gpus.md).
 """
 
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from harness.cases import CaseSpec
 from harness.host.devices import Sheet, named
 from harness.record import Described, Work
 
-#: MFU below which a case is too small to use a GPU well. Such a case shows mechanics, not speed.
+#: A case whose MFU is below this value is too small to use a GPU well. It shows whether training
+#: works, but not how fast it can be.
 MECHANICS = 0.10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """The least seconds of a step, by kind of work."""
+    """The least possible time of a step by kind of work, in s."""
 
     products_s: float
     attention_s: float
@@ -30,9 +32,10 @@ class Roofline:
 
 
 def mfu_of(described: Described, case: CaseSpec, gpu: str | None) -> float | None:
-    """Return the MFU of a case by the roofline of a device at its ideal efficiency, or None.
+    """Return the MFU (model FLOPs utilisation) that the roofline of a device allows, or None.
 
-    It can exceed 1 for causal attention, because MFU counts all attention scores (PaLM, 2022).
+    It includes the ideal efficiency of the case's schedule. It can exceed 1 for causal attention,
+    because MFU counts all attention scores (PaLM, 2022).
     """
     sheet = named(gpu)
     facts = described.facts
@@ -48,9 +51,11 @@ def mfu_of(described: Described, case: CaseSpec, gpu: str | None) -> float | Non
 
 
 def roofline(work: Work, sheet: Sheet, shards: int = 1) -> Roofline | None:
-    """Return the bound of a step whose optimizer is divided over ``shards``, or None if unknown.
+    """Return the least time of a step, or None if it is unknown.
 
-    A product in a dtype without a peak uses that of float32, because it runs on no tensor core.
+    The work of the optimizer is divided over ``shards`` ranks. If the data sheet has no peak for
+    the dtype of a product, the peak of float32 is used, because the product does not run on tensor
+    cores.
     """
     if sheet.memory_gb_s is None:
         return None

@@ -1,4 +1,4 @@
-"""Compare profiled world sizes with their baselines: the loss in each term of the time budget."""
+"""Compare profiled world sizes with their baselines, to find the time lost in each budget term."""
 
 import math
 from collections.abc import Sequence
@@ -17,9 +17,11 @@ from harness.record import Budget, Expected, LaunchRecord, Purpose, RunRecord
 class Rung:
     """One profiled world size of a scaling sweep and its baseline.
 
-    ``expected`` is None for a user's script. ``timed_ns`` and ``timed_ideal_ns`` are the step and
-    the ideal step of the timed launches, which are judged. ``apart``: the profiled step is longer
-    or shorter than all timed steps, so the profile explains another step than was judged.
+    ``against`` is the id of the baseline's case. ``expected`` is None for a user's script.
+    ``perturbation`` is the factor by which the profiler lengthened steps, and ``changed`` its lower
+    limit. ``timed_ns`` is the mean step of the timed launches, which are judged.
+    ``timed_ideal_ns`` is that step under linear scaling. ``apart`` says that the profiled step is
+    longer or shorter than all timed steps, so the profile does not explain the judged steps.
     """
 
     plan: Plan
@@ -83,8 +85,8 @@ def shown(plan: Plan) -> Contrast | None:
 def profiled(plan: Plan, num_plans: int) -> list[Arm]:
     """Return the arms of a plan that a run profiles.
 
-    If a run has several plans, these are the two arms of the contrast that is shown, and on GPUs
-    none of a plan without a scaling sweep.
+    If a run has several plans, only the two arms of the contrast that is shown are profiled. Plans
+    without such a contrast are then not profiled on GPUs.
     """
     arms = [arm for arm in plan.arms if arm.role not in (Role.ABLATION, Role.CONTROL)]
     contrast = shown(plan)
@@ -97,7 +99,7 @@ def profiled(plan: Plan, num_plans: int) -> list[Arm]:
 
 
 def steps_s(run: RunRecord, case: CaseSpec) -> list[float]:
-    """Return the mean step in s of each timed launch of a case."""
+    """Return the mean step of each timed launch of a case, in s."""
     launches = [
         launch for launch in run.by_case.get(case.hash, ()) if launch.purpose is Purpose.TIMED
     ]
@@ -109,7 +111,8 @@ def steps_s(run: RunRecord, case: CaseSpec) -> list[float]:
 def apart(launch: LaunchRecord, timed_s: Sequence[float]) -> bool:
     """Return whether a profiled step is outside of the range of the timed steps.
 
-    The range is extended by the largest slowdown that a profiler may cause.
+    The range is extended at both ends by the largest factor by which the profiler may lengthen
+    steps.
     """
     if not timed_s or launch.budget is None:
         return False
@@ -143,7 +146,10 @@ def _rungs(run: RunRecord) -> list[Rung]:
 
 
 def _rung(run: RunRecord, plan: Plan, contrast: Contrast) -> Rung | None:
-    """Return a contrast's subject with its baseline, or None if one of them was not profiled."""
+    """Return the comparison of a contrast's subject with its baseline.
+
+    Return None if one of them was not profiled.
+    """
     arm = plan.arm(contrast.subject)
     base = plan.arm(contrast.baseline[0])
     of_arm = nearest(run, arm.case)

@@ -1,11 +1,11 @@
-"""Derive a thread's activity from its stack: a part of training, and the line of user code."""
+"""Derive a thread's activity from its stack: the part of training, and the line of user code."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: Activities by the end of a frame's file name and by its function; "" matches any function. The
-#: innermost matching frame counts.
+#: Triples of an activity, the end of a frame's file name, and the frame's function ("" matches any
+#: function). The innermost matching frame determines the activity.
 _FRAMES: Sequence[tuple[str, str, str]] = (
     ("communication", "torch/distributed/distributed_c10d.py", ""),
     ("communication", "torch/distributed/_functional_collectives.py", ""),
@@ -30,7 +30,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """How often a rank was observed in each activity and at which lines of the user's code."""
+    """The observations of a rank: the number in each activity, and at each line of user code."""
 
     seen: Mapping[str, int]
     lines: Mapping[str, int]
@@ -41,7 +41,7 @@ class Activity:
 
 
 def activity(stack: Sequence[Frame]) -> str:
-    """Return the activity that a stack shows (innermost frame first)."""
+    """Return the activity of a stack, whose innermost frame comes first."""
     for frame in stack:
         for name, file, function in _FRAMES:
             if frame.file.endswith(file) and function in ("", frame.function):
@@ -50,7 +50,7 @@ def activity(stack: Sequence[Frame]) -> str:
 
 
 def own_line(stack: Sequence[Frame]) -> str:
-    """Return the innermost line that belongs to no installed package, or an empty string."""
+    """Return the innermost line that is not in an installed package, or an empty string."""
     for frame in stack:
         if "site-packages" not in frame.file and not frame.file.startswith("<"):
             if "/lib/python" not in frame.file:

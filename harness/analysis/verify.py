@@ -45,10 +45,10 @@ from harness.record.store import Samples, load_samples
 TOLERANCE = 1e-9
 #: Purposes of launches that have no samples of steps.
 _APART = (Purpose.GATE, Purpose.REFERENCE, Purpose.BITS)
-#: The number of launches from which it is faster to recompute them in several processes.
+#: With this many launches or more, it is faster to recompute them in several processes.
 MANY = 1_000
-#: Bytes per rank by which the sent bytes may exceed the closed form: the protocol of small
-#: messages.
+#: Bytes per rank by which the sent bytes may exceed the closed form, because of the protocol of
+#: small messages.
 SENT_SLACK = 20_000
 
 
@@ -57,11 +57,11 @@ class Verification:
     """The result of a verification: what was recomputed, and every difference that was found.
 
     Verdicts of an older schema were judged by older rules and are not recomputed. ``num_links`` is
-    the length of the chain that ends with ``head``. Without a chain, launches could have been left
-    out although all figures follow from the samples. ``signer`` is the key of the signature.
-    ``num_traceless`` is the number of profiled launches whose traces are missing; their budgets are
-    taken as recorded. The sentences of verdicts are compared only if ``worded``: this version of
-    the package wrote them.
+    the length of the hash chain, and ``head`` is its last hash. Without a chain, launches could
+    have been removed from the record although all figures follow from the samples. ``signer`` is
+    the key of the signature. ``num_traceless`` is the number of profiled launches whose traces are
+    missing, so their time budgets could not be recomputed. ``worded`` says that this version of the
+    package wrote the verdicts. Only then their sentences are compared.
     """
 
     num_launches: int
@@ -78,7 +78,8 @@ class Verification:
 def verify(run: RunRecord, folder: Path) -> Verification:
     """Recompute launches from samples and verdicts from launches, and list every difference.
 
-    A record from which nothing can be computed is a difference, whatever exception it raises.
+    If the record is so inconsistent that the computation raises an exception, this is reported as a
+    difference.
     """
     return _beside(run, folder, chain.read(folder))
 
@@ -98,7 +99,7 @@ def _beside(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Verifi
 
 
 def senseless(error: Exception) -> str:
-    """Return a sentence about a record whose figures raised an exception during verification."""
+    """Return a sentence about a record whose verification raised an exception."""
     return f"its figures contradict each other: {type(error).__name__}: {str(error)[:200]}"
 
 
@@ -114,7 +115,7 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
     if not differences:
         differences = _windows(run, folder)
     differences += audit(run, folder, links)
-    # If a record has a chain, the rules of its time were sealed with it.
+    # The chain of a record also contains its schema, which selects the rules of its verdicts.
     judged_today = run.schema >= JUDGED_SINCE or bool(links)
     again = verdicts.verdicts(run) if judged_today else ()
     if judged_today:
@@ -134,7 +135,7 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
 
 
 def _of_this_version(run: RunRecord) -> bool:
-    """Return whether the files of this package version made every launch."""
+    """Return whether every launch was made by the same files of this package as installed now."""
     made_by = {
         rank.sources.get("scaleproof")
         for launch in run.launches
@@ -145,10 +146,10 @@ def _of_this_version(run: RunRecord) -> bool:
 
 
 def passed_by_older_rules(run: RunRecord) -> Iterator[str]:
-    """Yield every PASS that today's rules do not give.
+    """Yield a sentence for every PASS that is no PASS by today's rules.
 
-    The schema of a record selects the rules of its verdicts, and a forger can write an older
-    schema. A PASS must therefore follow from today's rules, too.
+    The schema of a record selects the rules of its verdicts, and a forger could write an older
+    schema. A PASS must therefore also follow from today's rules.
     """
     today = {
         (verdict.plan, verdict.contrast, verdict.rule): verdict
@@ -172,9 +173,10 @@ def _counted(run: RunRecord) -> list[LaunchRecord]:
 
 
 def misfigured(run: RunRecord, folder: Path) -> str:
-    """Return the first figure of a run that its samples contradict, or an empty text.
+    """Return a sentence on the first figure of a run that its samples contradict.
 
-    The run may be unfinished. Launches whose samples are missing are skipped.
+    Return an empty string if there is none. The run may be unfinished. Launches whose samples are
+    missing are skipped.
     """
     there = [x for x in _counted(run) if (folder / "launches" / x.launch).is_dir()]
     try:
@@ -185,7 +187,7 @@ def misfigured(run: RunRecord, folder: Path) -> str:
 
 
 def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = None) -> str:
-    """Return why a record is not verified, or an empty text if it is.
+    """Return why a record is not verified, or an empty string if it is.
 
     A record is verified if it has a chain, its figures follow from its samples, and its verdicts
     follow from its figures. ``links`` are the links of the chain if they were read already.
@@ -204,7 +206,10 @@ def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = 
 
 
 def refuse_unsealed(run: RunRecord, folder: Path) -> None:
-    """Raise RecordError if a record is not verified, before lasting data are derived from it."""
+    """Raise RecordError if a record is not verified.
+
+    Callers use this before they derive data from the record that are stored.
+    """
     if why := unsealed(run, folder):
         raise RecordError(
             f"NOT VERIFIED: {why}",
@@ -215,7 +220,7 @@ def refuse_unsealed(run: RunRecord, folder: Path) -> None:
 
 
 def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list[_Launch]:
-    """Recompute every launch; many launches run on all cores, in processes forked from this one."""
+    """Recompute every launch; if there are many, use all cores with forked processes."""
     if len(launches) < MANY:
         curves = references.Curves(run, folder)
         return [_launch(run, folder, launch, curves) for launch in launches]
@@ -225,9 +230,9 @@ def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list
         return list(pool.map(_given, range(len(launches)), chunksize=64))
 
 
-#: Checks whose limit is a lower limit, in records that do not state it.
+#: Checks whose limit is a lower limit; older records do not state this.
 AT_LEAST = ("progress", "codec.bytes_suffice", "codec.descends")
-#: The data that forked processes inherit: record, folder, launches and curves.
+#: The data that forked processes inherit: record, folder, launches and loss curves.
 _GIVEN: list[Any] = []
 
 
@@ -239,7 +244,7 @@ def _given(number: int) -> _Launch:
 def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
     """Yield the correctness checks that passed although their recorded values miss their limits.
 
-    The values themselves are taken as recorded, because their source data are not stored.
+    The values themselves cannot be recomputed, because the data for this are not stored.
     """
     for rank in ranks:
         for check in rank.checks:
@@ -267,7 +272,10 @@ def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
 
 
 def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
-    """Yield a difference if the hashes of the ranks give other incorrect ranks than recorded."""
+    """Yield a sentence if the number of ranks with wrong bits differs from the recorded one.
+
+    The number is recomputed from the hashes of the ranks.
+    """
     if launch.status is not LaunchStatus.OK:
         return
     try:
@@ -339,10 +347,10 @@ def _differing(
     samples: Sequence[Samples],
     cut: int,
 ) -> Iterator[str]:
-    """Yield the figures of a launch that differ from those that its samples give."""
+    """Yield a sentence for each figure of a launch that differs from the recomputed figure."""
     for name, value in vars(again).items():
         recorded = getattr(launch, name)
-        if name == "wrong":  # Missing data in traces do not follow from the samples.
+        if name == "wrong":  # Messages on the trace do not follow from the samples.
             recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
             if len(recorded) == len(value):
                 continue  # The wording may change between versions.
@@ -356,10 +364,10 @@ def _differing(
 
 
 def _counted_then(samples: Sequence[Samples], cut: int, today: int, recorded: int) -> int:
-    """Return the number of samples in a script's window by the older rule, or today's number.
+    """Return the number of samples in a script's timed steps by an older rule or by today's rule.
 
-    The older rule also used warm-up steps to estimate the share of distinct rows. Its number is
-    returned if it is equal to the recorded one.
+    The older rule also used warm-up steps to estimate the share of distinct rows. If its result is
+    the recorded number, return this number, else ``today``.
     """
     then = sum(script.by_step(samples)[cut:])
     return then if then == recorded else today
@@ -390,7 +398,7 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
 
 
 def same(a: Json, b: Json) -> bool:
-    """Return whether two values are equal; floats may differ by TOLERANCE."""
+    """Return whether two values are equal; floats may have a relative difference of TOLERANCE."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-12) or (
             math.isnan(a) and math.isnan(b)
@@ -405,7 +413,7 @@ def same(a: Json, b: Json) -> bool:
 def _budget(
     launch: LaunchRecord, folder: Path, steps: int, talking: bool, schema: int
 ) -> list[str]:
-    """Return differences if the traces were changed, or give another budget than recorded."""
+    """Return a sentence if a trace was changed, or if the traces result in a different budget."""
     for rank in launch.ranks:
         if _digest(trace_path(folder, launch.launch, rank.rank)) != rank.trace_sha256:
             return [f"{launch.launch}: the trace of rank {rank.rank} was changed after the run"]
@@ -425,7 +433,7 @@ def _budget(
 
 
 def _digest(path: Path) -> str:
-    """Return the sha256 of a file, or an empty text if it cannot be read."""
+    """Return the SHA-256 of a file, or an empty string if it cannot be read."""
     try:
         with opened(path) as trace:
             return hashlib.sha256(trace.read()).hexdigest()
@@ -434,7 +442,7 @@ def _digest(path: Path) -> str:
 
 
 def _windows(run: RunRecord, folder: Path) -> list[str]:
-    """Return differences if steps or warm-up do not follow from the calibration launches."""
+    """Return differences if numbers of steps do not follow from the calibration launches."""
     differences = []
     known = dict[str, calibration.Pilot]()
     if run.complete and run.windows:
@@ -453,12 +461,12 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
             kept = run.window(plan, launch)
             if launch.steps is not None and launch.steps.count != kept.steps - kept.cut:
                 differences.append(
-                    f"{launch.launch}: {launch.steps.count} steps kept, expected {kept}"
+                    f"{launch.launch}: {launch.steps.count} steps are recorded, expected {kept}"
                 )
     return differences
 
 
 def rejudge(run: RunRecord, thresholds: Sequence[Threshold]) -> RunRecord:
-    """Return the record with verdicts on other thresholds, from the same measurements."""
+    """Return the record with verdicts on these thresholds, from the same measurements."""
     other = dataclasses.replace(run, thresholds=tuple(thresholds), schema=SCHEMA)
     return dataclasses.replace(other, verdicts=verdicts.verdicts(other))

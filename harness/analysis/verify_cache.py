@@ -1,8 +1,8 @@
 """A cache of verified runs, so that a report need not recompute thousands of launches.
 
 A key is the digest of everything that a verification reads: every file of the run and every file of
-this package. A run or a version that differs in one byte therefore has another key. Only successful
-verifications are stored. ``verify``, and commands that publish or archive a run, always recompute.
+this package. If a single byte of either changes, the key changes. Only successful verifications are
+stored. ``verify``, and commands that publish or archive a run, always recompute.
 """
 
 import functools
@@ -22,13 +22,14 @@ from harness.base import files
 from harness.base.programs import PACKAGE
 from harness.record import RunRecord, chain, store
 
-#: Files in a run's folder that are no part of the record: output of reports, and the lock.
+#: Files in a run's folder that are not part of the record: the output of reports, and the lock.
 BESIDE = frozenset({"report.html", "proposal.svg", "proposal.md", ".lock"})
-#: Packages that values are computed with; a key contains their versions instead of their files.
+#: Packages that compute the values. A key contains their versions instead of their files.
 COMPUTING = ("numpy", "scipy", "msgspec")
-#: Largest number of stored keys; beyond it the older half is deleted.
+#: Largest number of stored keys. If there are more, the oldest keys are deleted.
 MOST_KEYS = 20_000
-#: Seconds between the start of a program and ``_BEGAN_S`` by which a file may be newer.
+#: Largest time in seconds from the start of a program to ``_BEGAN_S``. A file that changed within
+#: it may differ from the loaded code.
 _STARTING_S = 10.0
 #: Time at which this module was imported, in seconds since the epoch.
 _BEGAN_S = time.time()
@@ -37,7 +38,7 @@ _PIECE = 1 << 20
 
 
 def vouched(path: Path) -> tuple[RunRecord, str]:
-    """Return a run and why it is not verified, or an empty string if it follows from its samples.
+    """Return a run, and the reason why it is not verified, which is empty if it is verified.
 
     ``path`` is the folder of the run or its record.json. Raise RecordError for an invalid record.
     """
@@ -54,11 +55,11 @@ def vouched(path: Path) -> tuple[RunRecord, str]:
 
 
 def key_of(path: Path) -> str | None:
-    """Return the key of a run's current files, or None if it has none.
+    """Return the key of a run's current files, or None if no key can be computed.
 
-    A record with another name, and a run that contains a link or special file, have no key. There
-    is no key either if this package changed after the program started, because the loaded code may
-    then differ from the files.
+    A record with another file name, and a run that contains a link or a special file, have no key.
+    If this package changed after the program started, there is no key either, because the loaded
+    code may differ from the files.
     """
     folder = path if path.is_dir() else path.parent
     code = _code()
@@ -74,9 +75,9 @@ def key_of(path: Path) -> str | None:
 
 
 def known(key: str | None) -> bool:
-    """Return whether a run of this key was verified.
+    """Return whether a run with this key was verified.
 
-    An entry that another user can have written does not count.
+    An entry of the cache is ignored if another user could have written it.
     """
     folder = _folder()
     if folder is None or key is None:
@@ -89,9 +90,9 @@ def known(key: str | None) -> bool:
 
 
 def keep(path: Path, key: str | None) -> None:
-    """Store that a run was verified; ``key`` is its key from before it was read.
+    """Store that a run was verified; ``key`` was computed before the run was read.
 
-    Store nothing if the run has changed since, or if the cache cannot be written.
+    Store nothing if the run has changed since then, or if the cache cannot be written.
     """
     kept = _folder()
     if kept is None or key is None or key_of(path) != key:
@@ -111,9 +112,9 @@ def _folder() -> Path | None:
 
 
 def _files(folder: Path | str, below: str) -> Iterator[tuple[str, str]]:
-    """Yield the name in the run and the path of every file, sorted; folders have an empty path.
+    """Yield (name within the run, path) of every file and folder, sorted.
 
-    Raise OSError for a link or special file.
+    The path of a folder is empty. Raise OSError for a link or a special file.
     """
     with os.scandir(folder) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
@@ -129,7 +130,7 @@ def _files(folder: Path | str, below: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_file(path: str) -> bytes:
-    """Return the digest of a file's bytes; that of no bytes for a folder."""
+    """Return the digest of a file's content; a folder, with an empty path, has no content."""
     content = hashlib.sha256()
     if path:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123  (a third of the time)

@@ -1,3 +1,1 @@
-"""Support a user's choices: the micro-batch that fits, the compressor that pays, the useful
-remedy.
-"""
+"""Support a user's choices of the batch size, of a compressor and of a remedy for lost time."""

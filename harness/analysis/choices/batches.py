@@ -1,4 +1,8 @@
-"""Choose a batch size by what fits in memory, the critical batch and the gradient-noise scale."""
+"""Choose a batch size by the memory it needs, the critical batch and the gradient-noise scale.
+
+The critical batch B_crit is the batch size at which a training needs twice as many samples to reach
+a loss as with a very small batch.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,16 @@ from harness.base.stats import t_quantile
 from harness.cases import Plan
 from harness.record import Purpose, RunRecord
 
-#: Smallest number of batch sizes for a line and its error.
+#: Smallest number of batch sizes from which the critical batch and its error are fitted.
 FEWEST_BATCHES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticalBatch:
-    """The fitted critical batch in samples, and its interval; infinite if samples do not grow with
-    it.
+    """The fitted critical batch in samples, with its interval.
 
-    ``least_samples`` are the samples to the loss in the limit of a small batch.
+    The critical batch is infinite if larger batches do not need more samples. ``least_samples`` is
+    the number of samples that a very small batch needs to reach the loss.
     """
 
     batch: float
@@ -32,7 +36,10 @@ class CriticalBatch:
 
 
 def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
-    """Return the samples to the plan's loss, by global batch, of every launch that reached it."""
+    """Return the number of samples that each launch needed to reach the plan's loss.
+
+    The numbers are grouped by global batch. Launches that did not reach the loss are omitted.
+    """
     by_batch: dict[int, list[float]] = {}
     for arm in plan.arms:
         described = run.described.get(arm.case.hash)
@@ -52,7 +59,8 @@ def samples_to_loss(run: RunRecord, plan: Plan) -> dict[int, list[float]]:
 def critical_batch(samples: Mapping[int, Sequence[float]]) -> CriticalBatch | None:
     """Fit the critical batch and its interval; return None for fewer than three batch sizes.
 
-    The interval spans the fits without one batch size, and those with one launch for a batch size.
+    The interval contains the results of further fits. Some omit one batch size, and others use only
+    a single launch for one batch size.
     """
     if len(samples) < FEWEST_BATCHES:
         return None
@@ -74,7 +82,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """
     batches = np.array([batch for batch, _ in points])
     needed = np.array([samples for _, samples in points])
-    # divided by ``needed``, so that errors are relative
+    # Both sides are divided by ``needed``, because relative errors are minimized.
     design = np.stack([1 / needed, batches / needed], 1)
     least, slope = np.linalg.lstsq(design, np.ones(len(points)), rcond=None)[0]
     if least <= 0:
@@ -82,16 +90,18 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return (float(least / slope), float(least)) if slope > 0 else (math.inf, float(least))
 
 
-#: The search ends if the smallest micro-batch that does not fit exceeds the largest that does by at
-#: most this share.
+#: The search ends if the smallest micro-batch that does not fit exceeds the largest one that fits
+#: by at most this share.
 CLOSE = 1 / 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One micro-batch in a fresh world: its peak memory, its speed, and why it does not fit.
+    """The result of training with one micro-batch in a fresh world.
 
-    ``peak_bytes`` is that of the rank with the largest peak; None if it ran out of memory.
+    ``micro`` is the micro-batch in samples. ``peak_bytes`` is the largest peak memory of any rank;
+    None if a rank ran out of memory. ``throughput`` is in samples/s. ``why`` is the reason if the
+    micro-batch does not fit (empty if it fits).
     """
 
     micro: int
@@ -106,10 +116,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Search:
-    """A search that doubles the micro-batch until it does not fit, then halves the remaining
-    interval.
+    """A search for the largest micro-batch that fits.
 
-    Micro-batches are multiples of ``unit``, and at most ``most``.
+    It doubles the micro-batch until one does not fit, and then halves the remaining interval.
+    Micro-batches are multiples of ``unit``, and at most ``most``. ``start`` is tried first.
     """
 
     start: int
@@ -117,7 +127,7 @@ class Search:
     most: int | None = None
 
     def next(self, tried: Sequence[Attempt]) -> int | None:
-        """Return the micro-batch to try next; None if the answer is known."""
+        """Return the micro-batch to try next, or None if the search has ended."""
         fits = max((attempt.micro for attempt in tried if attempt.fits), default=0)
         fails = min((attempt.micro for attempt in tried if not attempt.fits), default=None)
         if fails is None:
@@ -144,7 +154,7 @@ class Grown:
 
 
 def grown(tried: Sequence[Attempt]) -> Grown | None:
-    """Fit a line through the peaks of the micro-batches that fit; None for fewer than two."""
+    """Fit a line through the peaks of micro-batches that fit; return None for fewer than two."""
     peaks = {
         attempt.micro: attempt.peak_bytes for attempt in tried if attempt.peak_bytes is not None
     }
@@ -160,7 +170,10 @@ def grown(tried: Sequence[Attempt]) -> Grown | None:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """B_simple in samples and its 95 % interval; infinite if noise hides the gradient."""
+    """The gradient-noise scale B_simple in samples, with its 95 % interval.
+
+    Values are infinite if the noise is too large to measure the gradient.
+    """
 
     batch: float
     low: float
@@ -175,19 +188,19 @@ class NoiseScale:
 def noise_scale(
     squares: Sequence[Sequence[tuple[float, float]]], small: float, large: float
 ) -> NoiseScale | None:
-    """Return B_simple, the ratio of the gradient's noise to its square; None without squares.
+    """Return B_simple, the variance of the gradient of a sample divided by the squared gradient.
 
-    The interval is a jackknife over the parts of the training.
+    The interval is a jackknife over the parts of the training. Return None without squares.
 
     Args:
-        squares: for each rank and each part of a training: the mean square of the rank's gradient,
-            and of the mean gradient over ranks.
-        small: samples of a rank's gradient.
-        large: samples of the mean gradient.
+        squares: two numbers for each rank and each part of a training: the mean square of the
+            rank's gradient, and the mean square of the gradient averaged over ranks.
+        small: the number of samples of a rank's gradient.
+        large: the number of samples of the averaged gradient.
     """
     if not squares or len({len(parts) for parts in squares}) != 1 or not squares[0]:
         return None
-    # (parts, 2): averaged over ranks, which see different samples of one training
+    # shape (parts, 2), averaged over ranks, which train on different samples
     parts = np.array(squares).mean(0)
     count = len(parts)
     whole = _ratio(parts.mean(0), small, large)
@@ -201,8 +214,9 @@ def noise_scale(
 
 
 def _ratio(squares: np.ndarray, small: float, large: float) -> float:
-    """Return tr(Sigma) / |G|^2 from the mean squares at two batch sizes; infinite without a
-    gradient.
+    """Return tr(Sigma) / |G|^2 from the mean squares of gradients at two batch sizes.
+
+    It is infinite if the estimate of |G|^2 is not positive.
     """
     of_small, of_large = squares
     gradient = (large * of_large - small * of_small) / (large - small)
@@ -211,7 +225,7 @@ def _ratio(squares: np.ndarray, small: float, large: float) -> float:
 
 
 def by_batch(run: RunRecord, plan: Plan) -> dict[int, NoiseScale]:
-    """Return the noise scale from each arm's reference, by global batch, if there is one."""
+    """Return the noise scales by global batch, for all arms that have a reference training."""
     out: dict[int, NoiseScale] = {}
     for arm in plan.arms:
         described = run.described.get(arm.case.hash)

@@ -1,5 +1,7 @@
-"""Choose a compressor by the link rate below which it pays, and by its loss at the best learning
-rate.
+"""Choose a compressor of gradients by its speed and its loss.
+
+A compressor is faster than dense training only on links below some rate, its break-even. Its loss
+is compared at the best learning rate.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 
 #: The name of a plan's first case, which sends uncompressed gradients.
 DENSE = "dense"
-#: If 1 / break-even rate is below this share of 1 / link rate, it is the rounding error of a
-#: difference.
+#: If 1 / break-even rate is less than this share of 1 / link rate, it is only the rounding error of
+#: a difference. The break-even rate is then infinite.
 ROUNDING = 1e-9
 #: Error probability of an interval; its confidence is 1 - ``ALPHA``.
 ALPHA = 0.05
@@ -24,10 +26,11 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Pays:
-    """The break-even of a compressor: it is faster on links below ``rate``, in bit/s.
+    """The break-even of a compressor: it is faster on links slower than ``rate``, in bit/s.
 
-    At 0 it is never faster, at infinity always. ``low`` and ``high`` are the ends of the interval,
-    which follows from those of the step times.
+    If ``rate`` is 0, the compressor is never faster. If it is infinite, the compressor is always
+    faster. ``low`` and ``high`` are the ends of its interval, which follows from the interval of
+    the difference in step times.
     """
 
     rate: float
@@ -39,9 +42,11 @@ class Pays:
 class EncodingCost:
     """The measured cost of a compressor or of dense training, in s and bytes per step.
 
-    ``sent_bytes`` are those of the busiest rank. ``exchange_s`` is the exposed exchange: the step
-    time beyond that of ranks that do not communicate. It is None for compressors, and if no such
-    ranks were measured. ``pays`` maps the name of each alternative to the break-even against it.
+    ``sent_bytes`` is the number of bytes that the busiest rank sends in a step. ``encode_s`` and
+    ``decode_s`` are the times for compression and decompression. ``exchange_s`` is the part of the
+    step in which ranks only exchange gradients. It is the difference to the step time of ranks that
+    do not communicate. It is None for compressors, and if no such ranks were measured. ``pays``
+    maps the name of each alternative to the break-even rate against it.
     """
 
     name: str
@@ -56,8 +61,9 @@ class EncodingCost:
     exchange_s: float | None = None
 
     def at(self, rate: float, here: float) -> float:
-        """Return the seconds of a step over a link of this rate; ``here`` is the measured rate, in
-        bit/s.
+        """Return the predicted time of a step in s on links with this rate in bit/s.
+
+        ``here`` is the rate of the links on which the step was measured, in bit/s.
         """
         if self.exchange_s is not None and rate > here:
             return self.step_s - self.exchange_s * (1 - here / rate)
@@ -68,7 +74,7 @@ def link_bps(run: RunRecord, case: CaseSpec) -> float:
     """Return the bandwidth of the link over which a case was measured, in bit/s.
 
     For an emulated link this is its configured rate. Otherwise it is the rate of large all-reduces
-    of as many ranks, or infinity if these were not measured.
+    of the same world, or infinity if these were not measured.
     """
     rows = [
         row
@@ -126,12 +132,12 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
 
 
 def _is_choice(arm: Arm) -> bool:
-    """Return whether an arm is a compressor, which sends the same gradients in another form."""
+    """Return whether an arm exchanges gradients in another form than dense training."""
     return arm.case.communicate and arm.name != DENSE
 
 
 def _by_turn(run: RunRecord, plan: Plan, arm: str) -> dict[int, LaunchRecord]:
-    """Return the usable timed launches of an arm, by the turn in which they form pairs."""
+    """Return the usable timed launches of an arm by turn; launches of the same turn form pairs."""
     return {
         launch.turn: launch
         for launch in run.launches
@@ -148,9 +154,9 @@ def _step_s(launches: Mapping[int, LaunchRecord]) -> float | None:
 
 
 def _exchange_s(launches: Mapping[int, LaunchRecord], apart_s: float | None) -> float | None:
-    """Return the step time beyond that of ranks that do not communicate, in s.
+    """Return by how much a step is longer than a step of ranks that do not communicate, in s.
 
-    None if a compressor's work is part of it.
+    Return None if the step also contains the work of a compressor, or if a step time is unknown.
     """
     step_s = _step_s(launches)
     coded = any(launch.codec_s is not None for launch in launches.values())
@@ -173,8 +179,9 @@ def _pays(
     here: float,
     apart_s: float | None,
 ) -> Iterator[Pays]:
-    """Yield the break-even of a compressor against dense training; nothing without a pair of
-    launches.
+    """Yield the break-even of a compressor against dense training.
+
+    Yield nothing if no pair of launches was measured.
     """
     both = [(codec[t].steps, dense[t].steps) for t in sorted(codec.keys() & dense.keys())]
     more = [a.mean_s - b.mean_s for a, b in both if a is not None and b is not None]
@@ -200,18 +207,19 @@ def _pays(
 
 
 def breakeven(more_s: float, saved_bytes: float, here: float) -> float:
-    """Return the rate in bit/s below which sending fewer bytes outweighs ``more_s`` of each step.
+    """Return the link rate in bit/s below which a compressor makes steps shorter.
 
-    0 for a compressor that does not send fewer bytes.
+    On the measured links of rate ``here``, a step takes ``more_s`` longer with the compressor.
+    Return 0 if the compressor does not send fewer bytes.
     """
     if saved_bytes <= 0:
         return 0.0
     inverse = 1 / here + more_s / (8 * saved_bytes)
-    # A remainder of two figures that cancel is rounding, not a link rate.
+    # If the two terms cancel, the remainder is a rounding error and not a link rate.
     return 1 / inverse if inverse > ROUNDING / here else math.inf
 
 
-#: The learning rates that are tried, as multiples of the optimizer's usual one.
+#: The learning rates that are tried, as multiples of the optimizer's usual learning rate.
 FACTORS = (0.2, 1.0, 5.0)
 
 
@@ -222,11 +230,11 @@ def grid(case: CaseSpec) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedLoss:
-    """The lowest loss of a compressor with its optimizer, at the learning rate ``lr``, and dense
-    training's.
+    """The lowest loss of a compressor with its optimizer, and the lowest loss of dense training.
 
-    ``at_edge``: the best rate is the first or last of the grid, so a better one may lie beyond.
-    ``diverged``: rates at which no finite loss was reached.
+    ``lr`` is the learning rate with the lowest loss. ``at_edge`` says that it is the first or last
+    of the rates that were tried, so another rate may be better. ``diverged`` lists the rates at
+    which no finite loss was reached.
     """
 
     name: str
@@ -240,7 +248,7 @@ class TunedLoss:
 
 
 def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
-    """Return the lowest loss of each compressor of the plan that has any, in the plan's order."""
+    """Return the lowest loss of each compressor with a finite loss, in the order of the plan."""
     pairs = dict.fromkeys((arm.case.compressor, arm.case.optimizer) for arm in plan.arms)
     lowest = []
     for codec, optimizer in pairs:
@@ -267,7 +275,7 @@ def best(run: RunRecord, plan: Plan) -> list[TunedLoss]:
 
 
 def untrained(run: RunRecord, plan: Plan) -> list[str]:
-    """Return the compressors of the plan that have no finite loss at any rate."""
+    """Return the compressors of the plan that have no finite loss at any learning rate."""
     shown = {lowest.name for lowest in best(run, plan)}
     return [
         c for c in dict.fromkeys(arm.case.compressor for arm in plan.arms) if c and c not in shown
@@ -275,7 +283,7 @@ def untrained(run: RunRecord, plan: Plan) -> list[str]:
 
 
 def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
-    """Return the rate with the lowest loss, and that loss."""
+    """Return the learning rate with the lowest loss, and that loss, or None if no loss is known."""
     pairs = [(loss, lr) for lr, loss in losses.items() if loss is not None]
     if not pairs:
         return None
@@ -286,7 +294,7 @@ def _least(losses: dict[float, float | None]) -> tuple[float, float] | None:
 def _losses(
     run: RunRecord, plan: Plan, codec: str | None, optimizer: str
 ) -> dict[float, float | None]:
-    """Return the loss at each rate; None if no finite loss was reached."""
+    """Return the loss by learning rate; it is None if no finite loss was reached."""
     by_rate: dict[float, float | None] = {}
     for arm in plan.arms:
         if (arm.case.compressor, arm.case.optimizer) == (codec, optimizer):
@@ -297,7 +305,7 @@ def _losses(
 
 
 def _trained(launch: LaunchRecord, plan: Plan, arm: str) -> bool:
-    """Return whether a launch trained this arm through the strategy."""
+    """Return whether this is a calibration launch or a timed launch of the arm."""
     trained = launch.purpose in (Purpose.PILOT, Purpose.TIMED)
     return launch.plan == plan.hash and launch.arm == arm and trained
 

@@ -1,7 +1,7 @@
-"""Find the terms that a world size lost most time to, and try the remedies that may help.
+"""Find the terms in which a world size loses most time, and try the remedies that may help.
 
-world size -> Loss (a large term, its remedies)
-    -> Plan (the unchanged case and each remedy, in the same blocks)
+world size -> Loss (a large term of the time budget, with remedies)
+    -> Plan (the unchanged case and the case with each remedy, in the same blocks)
     -> Tried (the gain of each remedy, with its interval)
 """
 
@@ -14,9 +14,9 @@ from harness.cases import Arm, Catalogue, Contrast, Plan
 from harness.cases.plan import Role
 from harness.record import RunRecord, Term
 
-#: Number of blocks of a trial, of two pairs of launches each.
+#: Number of blocks in a trial. Each block measures two pairs of launches.
 BLOCKS = 4
-#: The name of the arm without a change; an arm is a case with its role in a comparison.
+#: The name of the arm without a change; an arm is a case in its role in a comparison.
 NOW = "as it is"
 
 
@@ -24,8 +24,9 @@ NOW = "as it is"
 class Loss:
     """A large term of one world size.
 
-    ``excess_ns`` is the time by which it grew, ``share`` its share of the step, and ``gain`` the
-    scaling efficiency that removing it would give back. ``remedies`` are changes that may help.
+    ``excess_ns`` is the time by which the term is longer than under linear scaling, and ``share``
+    the share of the step that this time takes. ``gain`` is the largest possible increase of the
+    scaling efficiency if it is removed. ``remedies`` are changes that may reduce it.
     """
 
     case: str
@@ -38,7 +39,11 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """One remedy compared with the unchanged case: the ratio of throughputs with its interval."""
+    """The result of a remedy: the ratio of throughputs with and without it, and its interval.
+
+    ``alike`` says whether the training still computes the same result. ``why`` is the reason if
+    nothing was measured.
+    """
 
     case: str
     remedy: str
@@ -54,8 +59,8 @@ class Tried:
 def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
     """Yield the terms that grew by a large share of the step, the largest first.
 
-    Simulated compute has no remedies, because its time is configured; a user's script has none,
-    because it has no known settings.
+    Simulated compute has no remedies, because its time is configured. A user's script has no
+    remedies, because its settings are unknown.
     """
     lost = rung.losses
     for term, excess in sorted(lost.excess_ns.items(), key=lambda pair: -pair[1]):
@@ -76,7 +81,7 @@ def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
 
 
 def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
-    """Return a plan of the unchanged case and each change, in the same blocks."""
+    """Return a plan that measures the unchanged case and the case with each change."""
     case = rung.arm.case
     arms = [Arm(name=NOW, case=case, role=Role.BASELINE)]
     arms += [Arm(name=change.name, case=change.of(case), role=Role.SUBJECT) for change in changes]
@@ -99,8 +104,9 @@ def trial(rung: Rung, changes: Sequence[Remedy]) -> Plan:
 
 
 def tried(record: RunRecord, plan: Plan, changes: Sequence[Remedy]) -> list[Tried]:
-    """Return the result of every change, the best first; changes that slowed the case down are
-    included.
+    """Return the result of every change, the best first.
+
+    Changes that slow the case down are included.
     """
     verdicts = {v.contrast: v for v in record.verdicts if v.plan == plan.hash}
     attempts = []

@@ -1,4 +1,4 @@
-"""Attainment: the share of the possible efficiency on a fabric that a training run reaches."""
+"""Attainment: how much of the efficiency that a fabric allows is reached by a training run."""
 
 from statistics import median
 
@@ -7,11 +7,12 @@ from harness.record import Expected, LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 
 #: Share of a step during which an all-reduce of gradients can overlap with compute. The backward
-#: pass takes two thirds of a step, and its last bucket is ready only at its end.
+#: pass takes two thirds of a step. The last bucket of gradients is ready only at the end of it.
 HIDDEN = 0.6
 
 
-#: The same share for sharded weights, which are also gathered during the forward pass.
+#: Share of a step in which communication can overlap with compute if weights are sharded. Such
+#: weights are also gathered during the forward pass.
 HIDDEN_SHARDED = 0.9
 
 
@@ -53,8 +54,8 @@ def _hidden(expected: Expected) -> float:
 def bus_bps(run: RunRecord, case: CaseSpec) -> float | None:
     """Return the bus bandwidth that this run's sweeps measured for the world of a case, in B/s.
 
-    If no sweep measured this world, return the bandwidth of the largest world on as many nodes, or
-    None if there is none.
+    If no sweep measured this world, return the bandwidth of the largest measured world on the same
+    number of nodes. Return None if there is none.
     """
     of_nodes = [
         sweep

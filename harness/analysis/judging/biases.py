@@ -1,6 +1,7 @@
 """Biases: unintended differences between the arms of a contrast, and their effect on its value.
 
-An arm is a case in its role in a comparison, as the subject or as a part of the baseline.
+A contrast is a ratio of a metric between two arms. An arm is a case in its role in a comparison,
+as the subject or as a part of the baseline.
 """
 
 import math
@@ -25,17 +26,21 @@ from harness.record import (
     RunRecord,
 )
 
-#: Smallest share of load that counts. Clock ticks cannot resolve less: they are 10 ms long, and a
-#: window may take a third of a second.
+#: Smallest background load that counts, as a share of the time. The kernel counts load in clock
+#: ticks of 10 ms, and the timed part of a launch may take only a third of a second.
 LEAST_LOAD = 0.02
 #: Seconds of a clock tick. The kernel counts the busy time of a core in ticks, to within one tick.
 TICK_S = 0.01
-#: Largest share of time that a rank is assumed to have lost; it keeps ratios of the rest finite.
+#: Largest share of its time that a rank is assumed to have lost. The limit keeps ratios of the
+#: remaining time finite.
 MOST_LOST = 0.99
 
 
 def around(launches: Sequence[LaunchRecord]) -> bool:
-    """Return whether other processes used the cores of these launches, on average."""
+    """Return whether other processes used more than ``LEAST_LOAD`` of these launches' cores.
+
+    The load is averaged over the launches that recorded it.
+    """
     loads = [launch.foreign_load for launch in launches if launch.foreign_load is not None]
     return bool(loads) and fmean(loads) > LEAST_LOAD
 
@@ -46,9 +51,9 @@ def lost_to_load(
     """Return the mean share of time that other processes can have taken from these launches.
 
     Return None if the background load of one of them is unknown. ``beside`` says that other
-    processes were at work on this machine, even if not on these cores. ``quota`` says whether time
-    that a CPU quota held back counts; it does not count for injected stragglers, which the harness
-    slows down by a quota.
+    processes used this machine, even if they did not use these cores. ``quota`` says whether to
+    include the time in which a CPU quota stopped the ranks. It is False for injected stragglers,
+    because the harness slows them down by a quota.
     """
     shares = [_lost(launch, run, beside=beside, quota=quota) for launch in launches]
     known = [share for share in shares if share is not None]
@@ -64,18 +69,19 @@ def _lost(launch: LaunchRecord, run: RunRecord, *, beside: bool, quota: bool) ->
         waited += _waited(launch, load)
     if load > LEAST_LOAD or beside:
         waited += _pressed(launch, run)
-    # Simulated compute has a schedule, so its delay was measured and bounds the loss.
+    # The delay of simulated compute behind its schedule was measured; the loss cannot exceed it.
     if launch.late is not None:
         waited = min(waited, launch.late)
     return min(MOST_LOST, waited)
 
 
 def _waited(launch: LaunchRecord, load: float) -> float:
-    """Return the share of its window in which ranks can have waited for cores in use elsewhere.
+    """Return the share of time in which ranks may have waited for cores that other processes used.
 
-    The kernel counts how long the threads of the ranks waited. At worst they waited one after
-    another, but no longer than other processes worked on those cores. Without these counts, all of
-    the load is assumed to have been on the cores of one rank.
+    The share is relative to the timed part of the launch. The kernel counts how long the threads of
+    the ranks waited for a core. The result assumes the worst case, in which the threads waited one
+    after another. It is at most the time in which other processes used those cores. Without the
+    kernel's counts, all of the load is assumed to have been on the cores of one rank.
     """
     window_s = max((rank.window_s for rank in launch.ranks), default=0.0)
     waits = [rank.waited_s for rank in launch.ranks if rank.waited_s is not None]
@@ -86,7 +92,10 @@ def _waited(launch: LaunchRecord, load: float) -> float:
 
 
 def _pressed(launch: LaunchRecord, run: RunRecord) -> float:
-    """Return the CPU time of its steps beyond the case's best launch, as a share of its window."""
+    """Return the additional CPU time of a launch, compared with the best launch of its case.
+
+    It is a share of the timed part of the launch. The CPU times of steps are compared.
+    """
     alike = [x for x in run.by_case.get(launch.case, ()) if x.purpose in _ALIKE and x.usable]
     best = min((cpu for x in alike if (cpu := _cpu_of_step(x)) is not None), default=None)
     of_step = _cpu_of_step(launch)
@@ -101,16 +110,17 @@ _ALIKE = (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED)
 
 
 def _cpu_of_step(launch: LaunchRecord) -> float | None:
-    """Return the CPU seconds of a mean step of the busiest rank, or None without steps."""
+    """Return the CPU seconds per step of the busiest rank, or None if no steps were timed."""
     if launch.steps is None or not launch.steps.count:
         return None
     return max((rank.cpu_s for rank in launch.ranks), default=0.0) / launch.steps.count
 
 
 def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
-    """Return a sentence on the background load or quota of these launches of one arm.
+    """Return a sentence on the background load or the CPU quota in launches of one arm.
 
-    Return an empty string if neither exceeds the limits of admission.
+    Return an empty string if neither exceeds the limits of the check of the host before a run
+    (``host.admission``).
     """
     known = [launch for launch in launches if launch.foreign_load is not None]
     if known and fmean(map(_sure, known)) > admission.FOREIGN_LOAD:
@@ -123,16 +133,19 @@ def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
 
 
 def _sure(launch: LaunchRecord) -> float:
-    """Return the least share of its cores that other processes used, given one tick of error."""
+    """Return a lower limit of the share of a launch's cores that other processes used.
+
+    The count of busy time may be too large by one clock tick.
+    """
     window_s = max((rank.window_s for rank in launch.ranks), default=0.0)
     return max(0.0, (launch.foreign_load or 0.0) - TICK_S / window_s) if window_s else 0.0
 
 
 def kept(evidence: ContrastData) -> str:
-    """Return a sentence if all launches of an arm had one of several placements, else an empty one.
+    """Return a sentence if all launches of an arm had the same placement although several exist.
 
-    A placement is a choice of nodes or GPUs. Cores of a node are no placements, because the kernel
-    moves ranks between them.
+    A placement is a choice of nodes or GPUs. A choice of cores is not a placement, because the
+    kernel moves ranks between cores. Return an empty string otherwise.
     """
     if not metrics.metric(evidence.contrast.metric).of_time:
         return ""
@@ -143,7 +156,10 @@ def kept(evidence: ContrastData) -> str:
 
 
 def _only(case: CaseSpec, launches: Sequence[LaunchRecord], room: Sequence[int]) -> str:
-    """Return the only placement of these launches; empty if they had several or if one exists."""
+    """Return the placement that all these launches had, as text.
+
+    Return an empty string if they had several placements, or if only one exists.
+    """
     if len(launches) < 2:
         return ""
     if len(case.nodes) < len(room) and len({launch.hosts for launch in launches}) == 1:
@@ -163,7 +179,7 @@ def _only(case: CaseSpec, launches: Sequence[LaunchRecord], room: Sequence[int])
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Return these numbers as text: ``0``, ``0 to 3``, or a list of at most eight."""
+    """Return these numbers as text: ``0``, ``0 to 3``, or a list of the first eight."""
     if len(numbers) == 1:
         return str(numbers[0])
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
@@ -174,31 +190,35 @@ def _numbers(numbers: Sequence[int]) -> str:
 #: Normal quantile of a one-sided 70 % bound. Together with the judge's interval it keeps wrong
 #: PASSes under 1 % (``benchmarks/experiments/rates.py``).
 UPPER = 0.52
-#: Standard errors beyond which a slowdown is clear; chance exceeds them once in 200 times.
+#: A slowdown is clear if it exceeds this many standard errors. Chance exceeds them once in 200
+#: times.
 CLEAR = 2.6
-#: Largest number of times that a baseline is probed alone: once at first, and again if nothing else
-#: keeps a verdict open.
+#: Largest number of probes that launch a baseline alone. Probes after the first one are made only
+#: if nothing but the effect of concurrent launches keeps a verdict open.
 PROBES = 4
-#: Relative slowdown from which on, if it is clear, no launches of the plan run concurrently.
+#: If launches slow each other down clearly and by more than this share, the launches of the plan do
+#: not run concurrently.
 LEAST_SLOWDOWN = 0.005
 #: Share of its speed that a baseline is assumed to lose to concurrent launches if no probe measured
-#: it.
+#: the slowdown.
 UNKNOWN = 0.5
-#: Relative standard deviation of launches before it was measured: the median of public clusters.
+#: Relative standard deviation that launches are assumed to have until it is measured. It is the
+#: median of public clusters.
 USUAL_SD = 0.005
-#: A device counts as slow if its relative distance from the median exceeds this share,
+#: A device counts as slow only if its speed lies below the median by more than this share.
 SLOW = 0.01
-#: if at least this many devices ran the same world at the same time,
+#: A device counts as slow only if at least this many devices ran the same world at the same time.
 FEWEST_PAIRS = 4
-#: and if that distance exceeds this many robust standard deviations.
+#: A device counts as slow only if its distance from the median exceeds this many robust standard
+#: deviations.
 ODD = 4.0
 
 
 def disturb(run: RunRecord, plan: Plan) -> bool:
     """Return whether a baseline of the plan is clearly slower in concurrent launches than alone.
 
-    Also return True if all its probes ran alone because only one launch of it fits. The slowdown
-    is unknown then.
+    Also return True if all of its probes ran alone, because the machine has space for only one of
+    them. The slowdown is unknown then.
     """
     for case in _baselines(plan, plan.contrasts):
         probes = [launch for launch in run.by_case.get(case, ()) if launch.purpose is Purpose.PROBE]
@@ -213,8 +233,8 @@ def disturb(run: RunRecord, plan: Plan) -> bool:
 def lost_to_neighbours(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
     """Return the share of speed that a contrast's baseline may have lost to concurrent launches.
 
-    It is the upper end of a one-sided 70 % interval of the slowdown, times the share of the
-    baseline's launches that ran concurrently with others.
+    It is the upper end of a one-sided 70 % interval of the slowdown, multiplied by the fraction of
+    the baseline's launches that ran concurrently with other launches.
     """
     shares = [0.0]
     for name in contrast.baseline:
@@ -232,9 +252,10 @@ def lost_to_neighbours(run: RunRecord, plan: Plan, contrast: Contrast) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowDevice:
-    """A device whose speed is a share ``slower`` below the median of ``among`` devices.
+    """A device that was slower than the median of several devices.
 
-    All of these devices ran the same world at the same time.
+    ``among`` is the number of these devices, which all ran the same world at the same time.
+    ``slower`` is the relative difference of the device's speed from their median.
     """
 
     node: int
@@ -286,8 +307,8 @@ def _baselines(plan: Plan, contrasts: Collection[Contrast]) -> set[str]:
 def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
     """Return the slowdown of a case in concurrent launches and its standard error, as logarithms.
 
-    They come from its probes, or else from its timed launches. Return None if neither kind ran both
-    alone and concurrently.
+    They are computed from the probes of the case. If the probes did not run both alone and
+    concurrently, they are computed from its timed launches. Return None if these did not either.
     """
     for purpose in (Purpose.PROBE, Purpose.TIMED):
         launches = [x for x in run.by_case.get(case, ()) if x.purpose is purpose and x.usable]
@@ -306,27 +327,30 @@ def _speeds(launches: Collection[LaunchRecord], *, beside: bool) -> list[float]:
     return [math.log(rate) for rate in rates if rate]
 
 
-#: Bytes of memory traffic for one parameter in a step of AdamW: it reads the weight, the gradient
-#: and two moments, and writes three of them, 4 B each.
+#: Bytes of memory traffic for one parameter in a step of AdamW. It reads the weight, the gradient
+#: and two moments, and writes the weight and the moments, 4 B each.
 ADAMW_BYTES = 28
-#: Bytes per second that slow memory of each kind of device moves.
+#: Bandwidth in B/s of slow memory of each kind of device.
 MEMORY_BYTES = {Device.CPU: 5e9, Device.CUDA: 1e12}
-#: Largest ratio of the baseline's CPU time of a sample to the subject's. Correct baselines of the
-#: shipped suites took 0.2 to 1.2 times as much, on quiet cores and with 25 other programs running.
+#: Largest plausible ratio of the baseline's CPU time per sample to the subject's. Correct baselines
+#: of the shipped suites took 0.2 to 1.2 times as much as the subject, both on quiet cores and with
+#: 25 other programs running.
 MOST_TIMES = 1.5
-#: Fewest launches of an arm for these checks; the launch that was disturbed least counts.
+#: Fewest launches of an arm for these checks, which use the launch that was disturbed least.
 LEAST_LAUNCHES = 2
-#: How much longer than the subject a baseline may wait, as a share of its time for a sample. Ranks
-#: that exchange gradients and share a disk usually wait longer than a single rank.
+#: Time by which a baseline may wait longer than the subject, as a share of the baseline's time per
+#: sample. Correct baselines usually wait less than the subject, because a single rank neither
+#: exchanges gradients nor competes for the disk.
 LONGER = 0.2
 
 
 def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
-    """Return a sentence if the baseline takes more time for a sample than the same training can.
+    """Return a sentence if the baseline is slower than the subject's training can explain.
 
-    Return an empty string otherwise. The check compares CPU time and waiting time of throughput in
-    weak scaling on CPUs, for ranks that hold all layers and weights. With ``if_cut`` it applies to
-    ranks that hold parts of them instead. Records older than ``HALVES_SINCE`` are not checked.
+    The check compares the CPU time and the waiting time per sample of both sides. It applies to
+    throughput metrics in weak scaling on CPUs, and to ranks that hold all layers and weights. With
+    ``if_cut`` it applies only to ranks that hold parts of them. Return an empty string if the
+    baseline is plausible or is not checked. Records older than ``HALVES_SINCE`` are not checked.
     """
     case = evidence.subject
     measured = metrics.metric(evidence.contrast.metric)
@@ -355,7 +379,7 @@ def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
         if launch.steps and launch.consumed
     )
     update_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device] / samples
-    # Ranks may divide the optimizer's work between them; the baseline has to do all of it.
+    # The subject's ranks may divide the optimizer's work; the baseline has to do all of it.
     if theirs - min(update_s, theirs / 2) <= MOST_TIMES * subject_s:
         return ""
     return (
@@ -365,10 +389,10 @@ def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
 
 
 def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> str:
-    """Return a sentence if a baseline's rank waits longer for a sample than the subject's ranks.
+    """Return a sentence if a baseline waits longer per sample than the subject, or an empty one.
 
-    Time in which other processes had the cores does not count. The subject's ranks also wait for
-    each other, so a correct baseline waits less. Return an empty string otherwise.
+    Time in which other processes used the cores does not count as waiting. The subject's ranks also
+    wait for each other, so a correct baseline waits less.
     """
     least = _of_launches(baseline, idle_s)
     most = _of_launches(subject, _idle_at_most_s)
@@ -382,36 +406,45 @@ def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> 
 
 
 def _idle_at_most_s(rank: RankRecord) -> float:
-    """Return the seconds in which a rank was idle; an upper bound if waits were not counted."""
+    """Return the seconds in which a rank was idle.
+
+    If the kernel did not count the waits for a core, the result is an upper limit.
+    """
     return idle_s(rank) if rank.waited_s is not None else rank.window_s - rank.cpu_s
 
 
 def _of_launches(
     launches: list[LaunchRecord], seconds: Callable[[RankRecord], float]
 ) -> list[float]:
-    """Return the seconds of all ranks for a sample in each launch; empty for too few launches."""
+    """Return the seconds per sample in each launch, summed over ranks.
+
+    Return an empty list if fewer than ``LEAST_LAUNCHES`` launches can be used.
+    """
     usable = [launch for launch in launches if launch.usable and launch.consumed and launch.ranks]
     per_sample = [sum(map(seconds, launch.ranks)) / (launch.consumed or 1) for launch in usable]
     return per_sample if len(per_sample) >= LEAST_LAUNCHES else []
 
 
 def _cut(expected: Expected) -> bool:
-    """Return whether ranks hold only parts of the weights or layers.
+    """Return whether each rank holds only a part of the weights or layers.
 
-    They do less work for a sample than the baseline then.
+    Such a rank does less work per sample than the baseline.
     """
     return expected.stages > 1 or any("Shard" in placed for placed in expected.placements)
 
 
 def _cpu_s(launches: list[LaunchRecord]) -> float | None:
-    """Return the CPU seconds of all ranks for a sample in the launch that took least, or None."""
+    """Return the least CPU time per sample over the launches, in seconds, or None.
+
+    The CPU time is the sum over ranks.
+    """
     per_sample = _of_launches(launches, lambda rank: rank.cpu_s)
     return min(per_sample) if per_sample and min(per_sample) > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Arm:
-    """One side of a contrast: its timed launches and its calibration launches (pilots)."""
+    """The timed launches and the calibration launches (pilots) of one side of a contrast."""
 
     timed: Sequence[LaunchRecord]
     pilots: Sequence[LaunchRecord]
@@ -435,7 +468,7 @@ def find_biases(evidence: ContrastData) -> tuple[Caveat, ...]:
 
 
 def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Iterator[Caveat]:
-    """Yield biases by clocks and stalls that slowed one arm more than the other."""
+    """Yield the biases due to lower clocks or stalls that slowed one arm more than the other."""
     highest = max(_clocks(subject) + (_clocks(below) if below else []), default=0.0)
     for what, lost, compared in _SOURCES:
         of_subject = lost(subject, highest)
@@ -452,7 +485,7 @@ def _uneven(subject: _Arm, below: _Arm | None, *, more_is_better: bool) -> Itera
 
 
 def _scattered(evidence: ContrastData) -> Iterator[Caveat]:
-    """Yield a bias in each direction if identical launches differ by more than admission allows."""
+    """Yield a bias in each direction if the throughputs of identical launches differ too much."""
     spread = like_launches_sd(evidence.all_launches)
     if spread is None or spread <= admission.LAUNCH_SD:
         return
@@ -479,10 +512,11 @@ def _arm(evidence: ContrastData, names: Sequence[str]) -> _Arm:
 def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterator[Caveat]:
     """Yield a bias for the time that each arm can have lost to other processes or a CPU quota.
 
-    Each bias corrects one arm only. Together they give both ends of the possible ratio.
+    Each bias corrects one arm only. The two biases give the largest and the smallest possible
+    ratio.
     """
     more = metrics.metric(evidence.contrast.metric).more_is_better
-    quota = not evidence.slowed_on_purpose  # the quota of an injected straggler is what is measured
+    quota = not evidence.slowed_on_purpose  # a straggler's quota is to be measured
     beside = any(around(arm.timed) for arm in (subject, below) if arm)
     for arm, whose, slowed in ((subject, "the subject", 1), (below, "the baseline", -1)):
         share = lost_to_load(arm.timed, evidence.run, beside=beside, quota=quota) if arm else None
@@ -496,10 +530,10 @@ def _loaded(evidence: ContrastData, subject: _Arm, below: _Arm | None) -> Iterat
 
 
 def _drifting(launches: Sequence[LaunchRecord]) -> list[Caveat]:
-    """Return the biases of an arm of which one launch drifts and the others do not.
+    """Return the biases of an arm if exactly one of its launches drifts, one in each direction.
 
-    The mean of this launch errs by half of the drift if its steps settled by the end of its window,
-    and by all of the drift if they drift on as far again. Both directions are returned.
+    If the steps of this launch were settled at its end, its mean is wrong by half of the drift. If
+    the drift continued for as long again, its mean is wrong by all of the drift.
     """
     windows = [launch.steadiness for launch in launches if launch.steadiness]
     if (odd := steadiness.outlier(windows)) is None:
@@ -517,15 +551,15 @@ def _clocks(arm: _Arm) -> list[float]:
 
 
 def _slowed(arm: _Arm, highest: float) -> float | None:
-    """Return the share by which the mean clock lies below the highest clock of both arms."""
+    """Return the share by which the mean clock of an arm lies below ``highest``, in MHz."""
     clocks = _clocks(arm)
     return 1 - fmean(clocks) / highest if clocks else None
 
 
 def _hidden(arm: _Arm, _: float) -> float | None:
-    """Return the share of time that stalls took in the pilots beyond the timed windows.
+    """Return by how much the stalls' share of time is larger in pilots than in timed launches.
 
-    A pilot is longer than a timed window, so it also shows rare stalls.
+    A pilot is longer than the timed part of a launch, so it also contains rare stalls.
     """
     far, near = (
         [launch.stalls.share for launch in launches if launch.stalls is not None]
@@ -534,8 +568,8 @@ def _hidden(arm: _Arm, _: float) -> float | None:
     return max(0.0, fmean(far) - fmean(near)) if far and near else None
 
 
-#: For each source of lost time: its description, a function that returns the share of an arm's time
-#: that it took, and whether the compared windows contain this time.
+#: Sources of lost time. Each has a description, a function that returns the share of an arm's time
+#: that was lost, and whether the compared launches contain this loss.
 _SOURCES: Sequence[tuple[str, Callable[[_Arm, float], float | None], bool]] = (
     ("lower clocks took", _slowed, True),
     ("stalls that the timed windows do not contain would take", _hidden, False),

@@ -1,6 +1,7 @@
-"""Blockers: reasons why a contrast is not judged by its speed, such as incorrect training.
+"""Blockers: reasons why a contrast is not judged by its values, such as incorrect training.
 
-An arm is a case in its role in a comparison. A gate is the launch that checks a case's correctness.
+A contrast is a ratio of a metric between two arms. An arm is a case in its role in a comparison.
+A gate is the launch that checks a case's correctness.
 """
 
 import re
@@ -29,11 +30,12 @@ from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRec
 #: Largest relative difference of the first step's gradient norm between world sizes of a strong
 #: scaling sweep, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5}
-#: Sources of a launch that are versions instead of files; every setup has its own versions.
+#: Sources of a launch that are versions of software instead of files. Each setup of a comparison
+#: has its separate versions.
 VERSIONS = ("scaleproof", "torch", "nccl")
 #: Torch's error for FP8 products on a GPU older than sm_89.
 _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
-#: The same limit for precisions that round to fewer bits than fp32.
+#: The limit in place of ``NORM_LIMIT`` for precisions that round to fewer bits than fp32.
 ROUNDED_LIMIT = 2e-2
 
 
@@ -64,19 +66,20 @@ def _not_launched(evidence: ContrastData) -> Caveat | None:
 
 
 def _not_smallest(evidence: ContrastData) -> Caveat | None:
-    """Return a blocker if the baseline has to be the smallest case that fits, but is not."""
+    """Return a blocker if the baseline must be the smallest case that fits, but is another one."""
     if evidence.contrast.against != "smallest_fit":
         return None
     smallest = smallest_fit(evidence.run, evidence.plan)
     if evidence.contrast.baseline[0] == smallest:
         return None
-    return blocker(Status.SKIP, Reason.UNSUPPORTED, f"smallest case that fits: {smallest}")
+    return blocker(Status.SKIP, Reason.UNSUPPORTED, f"the smallest case that fits is {smallest}")
 
 
 def _edited(evidence: ContrastData) -> Caveat | None:
     """Return a blocker if a source file or version differs between launches of a contrast.
 
-    Versions are compared within one setup only. So are files if the setup is another checkout.
+    Versions are compared only between launches of the same setup. The same applies to the files of
+    a setup that is a separate checkout of the code.
     """
     known: dict[tuple[str, str], tuple[str, str]] = {}
     setups = {arm.case.hash: arm.case.setup for arm in evidence.arms}
@@ -105,7 +108,7 @@ def _gated(evidence: ContrastData) -> Caveat | None:
         if arm.role is Role.CONTROL:
             return _control(gate)
         if arm.role is Role.ABLATION or arm.case.script:
-            # Ablations train incorrectly on purpose; scripts are checked in each of their launches.
+            # Ablations train incorrectly on purpose. Scripts are checked in each of their launches.
             continue
         if gate is None:
             return _ungated(evidence.run, evidence.plan, arm.case)
@@ -135,9 +138,10 @@ def _mismatched(evidence: ContrastData) -> Caveat | None:
 
 
 def _unreferenced(evidence: ContrastData) -> Caveat | None:
-    """Return a blocker for a reference training that failed, or one whose checks failed.
+    """Return a blocker if the reference training of an arm failed or did not pass its checks.
 
-    A reference that ran out of memory is no blocker: its losses are only not compared.
+    A reference that ran out of memory does not block the contrast. The losses are then not compared
+    with it.
     """
     for arm in evidence.arms:
         run = evidence.run
@@ -155,13 +159,13 @@ def _unreferenced(evidence: ContrastData) -> Caveat | None:
 
 
 def _launched(evidence: ContrastData) -> Caveat | None:
-    """Return the blocker of the first launch of the contrast that cannot be used, or None."""
+    """Return the blocker for the first unusable launch of the contrast, or None."""
     reasons = (_of_launch(evidence.run, evidence.plan, launch) for launch in evidence.all_launches)
     return next((why for why in reasons if why is not None), None)
 
 
 def _unlike(evidence: ContrastData) -> str | None:
-    """Return how launches of a user's script differ in what they train, or None."""
+    """Return a difference in training between launches of a user's script, as text, or None."""
     if not evidence.subject.script:
         return None
     launches = [x for x in evidence.all_launches if x.usable and x.ranks]
@@ -174,7 +178,10 @@ def _unlike(evidence: ContrastData) -> str | None:
 
 
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Caveat | None:
-    """Return why the result of a launch cannot be used, or None if it can or was discarded."""
+    """Return why the result of a launch cannot be used, or None.
+
+    Discarded launches have no such reason.
+    """
     case = next((arm.case for arm in plan.arms if arm.case.hash == launch.case), None)
     if launch.discarded:
         return None
@@ -194,7 +201,7 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Caveat | Non
 def not_here(case: CaseSpec, launch: LaunchRecord) -> Caveat | None:
     """Return a SKIP if a launch failed because this device cannot run the case, else None.
 
-    The case may exceed the memory although its closed form fits, or the GPU may be too old for FP8
+    The case may need more memory than its closed form predicts, or the GPU may be too old for FP8
     matrix products.
     """
     if launch.cause is None:
@@ -209,7 +216,7 @@ def not_here(case: CaseSpec, launch: LaunchRecord) -> Caveat | None:
 
 
 def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) -> str | None:
-    """Return how many losses of a launch were not compared with its reference, or None.
+    """Return a sentence if too few losses of a launch were compared with its reference, or None.
 
     Losses do not have to be compared if there is no reference training or if it ran out of memory.
     """
@@ -223,16 +230,14 @@ def _unseen(run: RunRecord, plan: Plan, case: CaseSpec, launch: LaunchRecord) ->
         return None
     if trained.cause is not None and trained.cause.kind == "memory":
         return None  # the report states how many launches were not compared for this reason
-    return (
-        f"{launch.launch}: {launch.compared} of {steps} losses were compared with the harness's own"
-    )
+    return f"{launch.launch}: {launch.compared} of {steps} losses were compared with the reference"
 
 
 def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
     """Return whether the machine has the devices and the memory that a case needs.
 
-    The memory is the closed form of the case. It is compared with a GPU's memory, or with the
-    host's memory for ranks on CPUs.
+    The needed memory is predicted by the closed form of the case. It is compared with the memory of
+    a GPU, or with the memory of the host for ranks on CPUs.
     """
     if case.script:
         return True
@@ -245,7 +250,7 @@ def fits(described: Described, case: CaseSpec, machine: Machine) -> bool:
 
 
 def too_large_for_one(described: Described, case: CaseSpec, machine: Machine) -> bool:
-    """Return whether the reference training of a case, one rank per shard, exceeds the memory."""
+    """Return whether the reference training of a case, with one rank per shard, does not fit."""
     wanted = described.reference
     if wanted is None:
         return False
@@ -259,7 +264,7 @@ CONTEXT_BYTES = 1_500_000_000
 
 
 def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> bool:
-    """Return whether a node has this much memory, in bytes, for each of so many ranks."""
+    """Return whether a node has ``memory_bytes`` of memory for each of ``ranks`` ranks."""
     if device is Device.CPU:
         return memory_bytes * ranks <= 0.9 * machine.memory_gib * 2**30
     if machine.gpu_memory_gib is None:
@@ -268,11 +273,11 @@ def room(memory_bytes: int, ranks: int, device: Device, machine: Machine) -> boo
 
 
 def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
-    """Return the blocker for something that was not measured; it never passes.
+    """Return the blocker for something that was not measured.
 
-    It is INCONCLUSIVE if the run was stopped or ran out of time. If another launch of the plan is
-    blocked, it takes over that status and reason. Otherwise it is an ERROR, because a complete run
-    measures everything.
+    It is INCONCLUSIVE if the run was stopped or ran out of time. In a complete run, it has the
+    status and the reason of a launch of the plan that cannot be used. If there is no such launch,
+    it is an ERROR, because a complete run measures everything.
     """
     if plan.hash in run.out_of_time:
         return blocker(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
@@ -287,9 +292,10 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
 def _stopped_at(
     run: RunRecord, plan: Plan, case: CaseSpec, checked: Mapping[str, LaunchRecord]
 ) -> str | None:
-    """Return the id of a case with fewer ranks whose correctness check failed, or None.
+    """Return the id of a smaller case whose correctness check failed, or None.
 
-    Correctness checks start at the smallest world size and stop at the first failure.
+    Correctness checks start at the smallest world size and stop at the first failure. A smaller
+    case has the same strategy and fewer ranks.
     """
     for arm in plan.arms:
         gate = checked.get(arm.case.hash)
@@ -300,7 +306,7 @@ def _stopped_at(
 
 
 def smallest_fit(run: RunRecord, plan: Plan) -> str:
-    """Return the name of the subject arm with the fewest ranks that fits; empty if none fits."""
+    """Return the name of the smallest subject arm that fits, or an empty string if none fits."""
     fitting = [
         arm
         for arm in plan.arms
@@ -313,10 +319,10 @@ def smallest_fit(run: RunRecord, plan: Plan) -> str:
 
 
 def gate_failure(gate: LaunchRecord) -> str | None:
-    """Return the check of a gate that failed, as a sentence, or None if all passed on every rank.
+    """Return the failed check of a gate as a sentence, or None if all passed on every rank.
 
-    If several failed, return the one that comes first in training on any rank, because later
-    failures are its consequences.
+    If several failed, return the one that comes first in training, because it can have caused the
+    later failures.
     """
     if gate.status is not LaunchStatus.OK:
         return f"correctness gate: {blame(gate)}"
@@ -328,7 +334,7 @@ def gate_failure(gate: LaunchRecord) -> str | None:
 
 
 def _failed(launch: LaunchRecord) -> str | None:
-    """Return the first check of a launch that failed, as a sentence, or None."""
+    """Return a sentence on the first failed check of a launch, or None if all passed."""
     failed = [(rank.rank, check) for rank in launch.ranks for check in rank.checks if not check.ok]
     if not failed:
         return None
@@ -344,7 +350,7 @@ def _failed(launch: LaunchRecord) -> str | None:
     return f"{check.name} on rank {number}:{figures}{detail}"
 
 
-#: Text that says when a launch ended, by its phase.
+#: Text for each phase in which a launch can end.
 _WHEN = {
     "start": "during startup", "group": "during rendezvous", "build": "before the first step",
     "gate": "in the gate", "warmup": "in warm-up", "steady": "in the timed window",
@@ -355,8 +361,8 @@ _WHEN = {
 def blame(launch: LaunchRecord) -> str:
     """Return a sentence on the failure of a launch.
 
-    It names the rank or node that ended the launch, its message, the phase and step, whether
-    another rank may be the cause, which ranks ended with it, and the log file.
+    It names the rank or node that ended the launch, its message, the phase and the step. It also
+    says whether another rank may be the cause, which other ranks ended, and where the log file is.
     """
     cause = launch.cause
     if cause is None:
@@ -381,7 +387,8 @@ def blame(launch: LaunchRecord) -> str:
 def _control(gate: LaunchRecord | None) -> Caveat:
     """Return the conclusion on a control, a case that trains incorrectly on purpose.
 
-    It passes only if the byte checks detect it. A crash or another failed check does not count.
+    It is a PASS only if the byte checks detect the incorrect training. A crash or another failed
+    check does not count.
     """
     if gate is None or gate.status is not LaunchStatus.OK:
         return blocker(Status.ERROR, Reason.NOT_MEASURED, "the correctness gate did not finish")
@@ -399,7 +406,7 @@ def _control(gate: LaunchRecord | None) -> Caveat:
 
 
 def _norms(evidence: ContrastData) -> str | None:
-    """Return how the first step's gradient norm differs between world sizes, or None.
+    """Return a sentence if the first step's gradient norm differs between world sizes, or None.
 
     In strong scaling the global batch is fixed, so the norm must not depend on the world size.
     """
@@ -427,8 +434,9 @@ def _norms(evidence: ContrastData) -> str | None:
 
 
 def misnamed(plan: Plan, contrast: Contrast) -> str:
-    """Return the first way in which a contrast differs from what its kind promises, or an empty
-    string.
+    """Return the first violation of the definition of a contrast's kind, or an empty string.
+
+    For example, the baseline of the kind "plain" must be the same training on a single device.
     """
     return next(_differences(plan, contrast), "")
 
@@ -468,7 +476,7 @@ def _wrong_on_purpose(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> 
 
 
 def _promised(contrast: Contrast, subject: CaseSpec, baseline: list[Arm]) -> list[CaseSpec | None]:
-    """Return the case that each arm of the baseline has to be; None for an arm of any case."""
+    """Return the case that each arm of the baseline must have; None if it may have any case."""
     kind = contrast.against
     if kind == "plain" and not subject.script:
         return [recipes.plain(subject)] * len(baseline)

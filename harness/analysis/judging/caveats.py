@@ -13,16 +13,17 @@ from harness.cases import metrics
 from harness.host.admission import Level
 from harness.record import Described, LaunchRecord, Reason, RunRecord
 
-#: Largest factor by which the profiler may lengthen steps. Beyond it, shares of profiled steps do
-#: not describe the unprofiled training.
+#: Largest factor by which the profiler may lengthen steps. If the factor is larger, shares of
+#: profiled steps do not describe the unprofiled training.
 PERTURBED = 1.05
 
 
 def find_doubt(evidence: ContrastData) -> Caveat | None:
     """Return why neither a PASS nor a FAIL of this contrast is accepted, or None.
 
-    Bytes and memory have no such reason. Background load is no such reason for ratios, because the
-    size and direction of its effect are known (``biases``). For shares of a step they are unknown.
+    Verdicts on bytes and memory are always accepted. Background load does not prevent a verdict on
+    a ratio, because the size and direction of its effect are known (``biases``). It prevents a
+    verdict on a share of a step, because its effect on the share is unknown.
     """
     metric = metrics.metric(evidence.contrast.metric)
     if not metric.of_time:
@@ -40,9 +41,9 @@ def find_doubt(evidence: ContrastData) -> Caveat | None:
 
 
 def spoilt(evidence: ContrastData) -> Caveat | None:
-    """Return why a value cannot become a reference for other runs, or None.
+    """Return why a value cannot become a reference for later runs, or None.
 
-    Such a reason is any from ``find_doubt``, and also any background load.
+    In addition to the reasons of ``find_doubt``, any background load prevents it.
     """
     if (reason := find_doubt(evidence)) is not None or not metrics.metric(
         evidence.contrast.metric
@@ -58,8 +59,8 @@ def spoilt(evidence: ContrastData) -> Caveat | None:
 def unfit_host(run: RunRecord, *, known: bool = False) -> Caveat | None:
     """Return a caveat if admission found the host unfit before the run, else None.
 
-    ``known`` says that launches recorded their background load. Load before the run is then
-    ignored.
+    ``known`` says that the launches recorded their background load. The load that admission
+    measured before the run is ignored then.
     """
     bad = [finding for finding in run.admission if finding.level is Level.BAD]
     bad = [finding for finding in bad if not (known and finding.check == "load")]
@@ -70,9 +71,10 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Caveat | None:
 
 
 def unquiet(evidence: ContrastData) -> str:
-    """Return a sentence on the background load of an arm, or an empty one if it does not matter.
+    """Return a sentence on the background load of an arm, or an empty string if it is irrelevant.
 
-    Load does not change bytes and memory. Quotas of injected stragglers are no background load.
+    Load does not change bytes and memory. The CPU quota of an injected straggler is not background
+    load.
     """
     if evidence.slowed_on_purpose or not metrics.metric(evidence.contrast.metric).of_time:
         return ""
@@ -96,7 +98,7 @@ def _slowed(launches: Sequence[LaunchRecord]) -> str:
 
 
 def _unsteady(evidence: ContrastData) -> str:
-    """Return a sentence on the first arm of which every launch drifts; empty if there is none."""
+    """Return a sentence on the first arm whose launches all drift, or an empty string."""
     for arm in sorted(evidence.arms, key=lambda arm: arm.name):
         windows = [
             launch.steadiness for launch in evidence.timed_of([arm.name]) if launch.steadiness
@@ -108,25 +110,25 @@ def _unsteady(evidence: ContrastData) -> str:
 
 
 def _perturbed(evidence: ContrastData) -> str:
-    """Return a sentence if the profiler lengthened steps too much, or an empty one."""
+    """Return a sentence if the profiler lengthened steps too much, or an empty string."""
     factors = [
         launch.changed for launch in evidence.launches if launch.arm == evidence.contrast.subject
     ]
     if not factors or median(factors) <= PERTURBED:
         return ""
     return (
-        f"profiled steps take {median(factors):.2f}x as long as unprofiled ones (limit"
+        f"profiled steps take {median(factors):.2f}x as long as unprofiled steps (limit"
         f" {PERTURBED}): use longer steps (a larger model or batch), or judge communication_cost"
     )
 
 
-#: Nats by which a final loss may lie below the stated floor, because the mean loss of the last
-#: steps scatters by some hundredths around the entropy of the data.
+#: Nats by which a final loss may lie below the stated floor. The mean loss of the last steps
+#: scatters around the entropy of the data by some hundredths of a nat.
 BELOW_NATS = 0.1
 
 
 def claimed(evidence: ContrastData) -> str:
-    """Return the first claim that the metric relies on and nothing verifies; empty if none."""
+    """Return the first unverified claim that the metric relies on, or an empty string."""
     return next(_claims(evidence), "")
 
 
@@ -152,7 +154,7 @@ def _of_script(evidence: ContrastData) -> Iterator[str]:
     if any(w is not None and not w.even for w in watched):
         yield "steps exchange different numbers of bytes, so only one observer counts the steps"
     if any(w is not None and len(w.roots) != 1 for w in watched):
-        yield "its samples were declared and not counted"
+        yield "the user declared the number of its samples, and the harness did not count them"
 
 
 def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:
@@ -181,9 +183,11 @@ def _brings_files(evidence: ContrastData) -> bool:
 
 
 def _of_floor(evidence: ContrastData, described: Described) -> Iterator[str]:
-    """Yield how the loss floor that a user's model states contradicts the measured losses.
+    """Yield each contradiction between the measured losses and a user's model's loss floor.
 
-    No training ends below the entropy of its data, and no target is met before any training.
+    A final loss below the floor is impossible, because the floor is the entropy of the data. The
+    target loss is computed from the floor. If the first losses already meet the target, the stated
+    floor is too high.
     """
     floor = described.facts.loss_floor if described.facts else None
     if floor is None or not metrics.metric(evidence.contrast.metric).read.startswith("reached."):
@@ -194,4 +198,4 @@ def _of_floor(evidence: ContrastData, described: Described) -> Iterator[str]:
         yield "its target was met before anything was trained"
     losses = [launch.final_loss for launch in launches if launch.final_loss is not None]
     if losses and min(losses) < floor - BELOW_NATS:
-        yield f"its model states a loss floor of {floor:.3g}, but it trained to {min(losses):.3g}"
+        yield f"its model states a loss floor of {floor:.3g}, but a final loss is {min(losses):.3g}"

@@ -1,7 +1,8 @@
 """The data of a contrast: its pairs of launches and the values that the judge reads from them.
 
 A contrast is the ratio of a metric between two arms, or the value of one arm. An arm is a case in
-its role in a comparison. A pair is a launch of the subject and one of each arm of the baseline.
+its role in a comparison. A pair consists of one launch of the subject and one launch of each arm of
+the baseline.
 """
 
 import math
@@ -20,10 +21,11 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """One value per turn: the ratio of the subject to the baseline, or the subject's value.
+    """The values of a contrast, one for each turn, and the names of the launches they come from.
 
-    A turn is one pass over the arms of a plan. No turn is ever dropped: if one of its launches
-    failed, the contrast becomes an error (``blockers``).
+    A value is the ratio of the subject to the baseline, or the subject's value if there is no
+    baseline. A turn is one pass over the arms of a plan. No turn is ever dropped: if one of its
+    launches failed, the contrast becomes an error (``blockers``).
     """
 
     values: tuple[float, ...] = ()
@@ -33,9 +35,10 @@ class Pairs:
 def timed(
     run: RunRecord, plan: Plan, attempt: int | None = 0, purpose: Purpose = Purpose.TIMED
 ) -> list[LaunchRecord]:
-    """Return the plan's timed launches, or those of another purpose, in the order of measurement.
+    """Return the plan's launches with this purpose, in the order of measurement.
 
-    Attempt 0 is the measurement and 1 the fresh set that confirms a FAIL; None selects both.
+    ``attempt`` is 0 for the first measurement and 1 for the fresh set that confirms a FAIL. None
+    selects both.
     """
     return [
         launch
@@ -45,10 +48,10 @@ def timed(
 
 
 def purpose_of(metric: str) -> Purpose:
-    """Return the purpose of the launches that a metric is read from.
+    """Return the purpose of the launches from which a metric is read.
 
-    Shares of a step come from profiled launches, all other metrics from timed ones, because the
-    profiler changes the speed.
+    Shares of a step are read from profiled launches. All other metrics are read from timed
+    launches, because the profiler changes the speed.
     """
     return Purpose.PROFILE if metrics.metric(metric).profiled else Purpose.TIMED
 
@@ -56,8 +59,8 @@ def purpose_of(metric: str) -> Purpose:
 def ideal(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
     """Return the ratio under perfect scaling, or None if it needs a sweep that was not made.
 
-    Some metrics compare a ratio with less than linear scaling: with the best value that the
-    pipeline schedule or the measured fabric allows.
+    For most metrics, perfect scaling is linear. For some, it is the best ratio that the pipeline
+    schedule or the measured fabric allows.
     """
     metric = metrics.metric(contrast.metric)
     by_ranks = contrast.ideal
@@ -77,10 +80,10 @@ def pairs(
     statistic: Statistic = Statistic.MEAN,
     attempt: int = 0,
 ) -> Pairs:
-    """Return the contrast's values over all turns that measured its arms.
+    """Return the contrast's values in all turns that measured all of its arms.
 
     Return no values if one launch of these arms failed, did not run as planned, or lacks the
-    metric, because a mean over the other launches would hide that.
+    metric. A mean over the other launches would hide the problem.
     """
     metric = metrics.metric(contrast.metric)
     tail = statistic is Statistic.P95
@@ -113,9 +116,9 @@ def pairs(
 def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
     """Return the relative standard deviation between launches of one arm in one block.
 
-    Blocks contain identical launches anyway, so this A/A comparison costs no extra launches. It
-    uses the median of their differences, to which a single bad launch matters little. Two pilots of
-    a case count as a block. Return None without a pair.
+    Every block launches each arm more than once, so this A/A comparison costs no extra launches. It
+    uses the median of the differences, because a single bad launch hardly changes a median. Two
+    calibration launches of a case count as a block. Return None without a pair.
     """
     alike: dict[tuple[str, Purpose, int, int], list[float]] = {}
     for launch in launches:
@@ -129,7 +132,7 @@ def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
 
 
 def absolute(metric: str, arm: str) -> Contrast:
-    """Return the contrast whose value is that of an arm, without a baseline."""
+    """Return a contrast without a baseline, whose value is the metric's value in an arm."""
     name = f"{metric}{'' if arm.startswith('@') else '@'}{arm}"
     return Contrast(name=name, metric=metric, subject=arm, baseline=(), against="nothing")
 
@@ -146,11 +149,11 @@ def ruled(plan: Plan, thresholds: Sequence[Threshold], machine: Machine) -> bool
 def judged_of(
     plan: Plan, thresholds: Sequence[Threshold], machine: Machine
 ) -> tuple[Contrast, ...]:
-    """Return the contrasts that a plan is judged by.
+    """Return the contrasts by which a plan is judged.
 
-    They are its planned contrasts, and one for each absolute threshold that applies to a subject. A
-    threshold on memory, bytes or a rate needs no baseline, so the plan need not contain a contrast
-    for it.
+    They are the planned contrasts, and one for each absolute threshold that applies to a subject.
+    An absolute threshold, for example on memory, bytes or a rate, needs no baseline. The plan
+    therefore need not contain a contrast for it.
     """
     contrasts = list(plan.contrasts)
     for rule in thresholds:
@@ -167,7 +170,7 @@ def judged_of(
 
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
-    """Return the values of a metric in these launches, without those that did not measure it."""
+    """Return the values of a metric in the launches that measured it."""
     values = (launch.value(METRICS[metric]) for launch in launches)
     return [value for value in values if value is not None]
 
@@ -176,8 +179,8 @@ def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
 class ContrastData:
     """A contrast of a plan in a run, with the launches of its arms in both attempts.
 
-    ``pilots`` are the calibration launches, which plans share. ``launches`` have the purpose that
-    the metric is read from.
+    ``pilots`` are the calibration launches, which several plans can use. ``launches`` are the timed
+    or profiled launches from which the metric is read.
     """
 
     run: RunRecord
@@ -213,12 +216,12 @@ class ContrastData:
 
     @property
     def all_launches(self) -> Sequence[LaunchRecord]:
-        """Return the pilots, then the launches that the metric is read from."""
+        """Return the pilots, then the launches from which the metric is read."""
         return [*self.pilots, *self.launches]
 
     @property
     def slowed_on_purpose(self) -> bool:
-        """Return whether an arm has injected stragglers, whose quota is no fault of the host."""
+        """Return whether an arm has injected stragglers, which a CPU quota slows down."""
         return any(arm.case.slowed for arm in self.arms)
 
     def timed_of(self, names: Iterable[str]) -> list[LaunchRecord]:

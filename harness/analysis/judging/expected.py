@@ -14,8 +14,8 @@
     source = "run 20261121-101526-413a"
     fingerprint = ["engine=local"]          # settings that must be equal; empty = any
 
-A file is named after its hardware class. Every reference becomes a threshold. A threshold that is
-``claimed`` or ``provisional`` cannot produce a PASS.
+A file is named after its hardware class. Every reference becomes a threshold. A threshold with the
+status ``claimed`` or ``provisional`` cannot lead to a PASS.
 """
 
 import datetime
@@ -43,7 +43,7 @@ STATUSES = ("measured", "derived", "claimed", "provisional")
 class ExpectedValue:
     """One expected value.
 
-    ``lower`` and ``upper`` are relative to ``value``; None leaves a side open.
+    ``lower`` and ``upper`` are the allowed deviations, relative to ``value``. None sets no limit.
     """
 
     case: str
@@ -90,7 +90,10 @@ _KEYS = keys_of(
 
 
 def path_for(place: Path, hardware: str) -> Path:
-    """Return the file of a hardware class: ``place``, or the file in it if it is a folder."""
+    """Return the references file of a hardware class.
+
+    It is ``place`` itself, or the file of this hardware class in it if ``place`` is a folder.
+    """
     return place / f"{hardware}.toml" if place.is_dir() or not place.suffix else place
 
 
@@ -136,12 +139,12 @@ def write(path: Path, references: Sequence[ExpectedValue]) -> None:
 
 
 def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], list[tuple[str, str]]]:
-    """Return a run's values for a references file, and the values that are not usable with reasons.
+    """Return a run's values for a references file, and a (case, reason) for each unusable value.
 
     The values are every measured ratio and the throughput of each subject. Each may deviate by
-    ``tolerance`` on both sides. Values of simulated devices are left out, because they say nothing
-    about hardware. A value is not usable if no verdict could rest on it, for example because of
-    incorrect training, a noisy host, or launches that were not steady.
+    ``tolerance`` on both sides. Values of simulated devices are omitted, because they say nothing
+    about hardware. A value is unusable if no verdict could be based on it, for example because of
+    incorrect training, a noisy host, or drifting step times.
     """
     by_key: dict[tuple[str, str, str | None], ExpectedValue] = {}
     doubted: dict[tuple[str, str], None] = {}

@@ -1,4 +1,4 @@
-"""The value of a metric in a launch: its reading, scaled by facts of the case and the device."""
+"""Compute a metric's value in a launch: its reading, scaled by facts of the case and the device."""
 
 import math
 
@@ -7,7 +7,7 @@ from harness.cases.metrics import Factor
 from harness.host.devices import peaks
 from harness.record import LaunchRecord, RunRecord
 
-#: For each factor of a metric, what is missing if the factor is unknown.
+#: Text for each factor of a metric that names what is missing if the factor is unknown.
 NEEDED = {
     Factor.TOKENS: "the tokens of a sample, which this model or script does not state",
     Factor.MODEL_FLOPS: "the FLOPs of a sample, which this model or script does not state",
@@ -22,8 +22,8 @@ def figure(
 ) -> float | None:
     """Return the value of a metric in a launch of this case, in SI units.
 
-    ``tail`` selects the 95th percentile of steps. Return None if the reading or a factor is
-    unknown.
+    ``tail`` selects the 95th percentile of steps instead of their mean. Return None if the reading
+    or a factor is unknown.
     """
     reading = launch.value(metric, tail=tail)
     times = [factor(run, case, name) for name in metric.times]
@@ -37,8 +37,8 @@ def factor(run: RunRecord, case: CaseSpec, name: Factor) -> float | None:
     """Return a fact of a case or of its device, or None if it is unknown.
 
     Model FLOPs count each operation of forward and backward once. Hardware FLOPs also count
-    recomputation (A. Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). Samples that are no
-    sequences have no tokens. CPUs and MIG parts of a GPU have no known peak.
+    recomputation (A. Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B). Only samples that are
+    sequences have tokens. The peak of CPUs and of MIG parts of a GPU is unknown.
     """
     if name is Factor.DEVICES:
         return None if run.settings.shared_gpu else float(case.world_size)

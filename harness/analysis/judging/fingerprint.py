@@ -1,7 +1,7 @@
 """The fingerprint of a run: the settings that must be equal before two results are compared.
 
-Software versions are not part of it, because comparisons are often between versions. They are
-reported as differences instead.
+Software versions are not part of it, because users often compare versions. Different versions are
+reported instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,16 @@ from harness.host import fabric
 from harness.host.environment import changes_speed
 from harness.record import RunRecord
 
-#: Fields that older references name for settings that no longer exist.
+#: Fields of older references whose settings no longer exist.
 _RETIRED = ("tune_loop_thread",)
 
 
 def fingerprint(run: RunRecord) -> Mapping[str, str]:
-    """Return hardware class, fabric, power cap, engine, and variables that can change the speed.
+    """Return the settings of a run that must be equal for comparisons, as text by key.
 
-    ``fabric`` names the links between GPUs, and ``transport`` the transport that NCCL chose if a
-    sweep of the fabric recorded it.
+    They are the hardware class, the engine, the power limit, the fabric, and the environment
+    variables that can change the speed. ``fabric`` describes the links between GPUs. ``transport``
+    is the transport that NCCL chose, if a sweep of the fabric recorded it.
     """
     facts = {"hardware": run.machine.hardware_class, "engine": run.settings.engine}
     if run.machine.power_limit_w is not None:
@@ -36,7 +37,7 @@ def fingerprint(run: RunRecord) -> Mapping[str, str]:
 
 
 def as_items(fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fields as sorted ``key=value`` items, the form of a references file."""
+    """Return the fields as sorted ``key=value`` items, the format of a references file."""
     return tuple(f"{key}={field}" for key, field in sorted(fields.items()))
 
 
@@ -56,7 +57,7 @@ def between(a: Mapping[str, Json], b: Mapping[str, Json]) -> list[str]:
     """Return the fields in which two fingerprints differ, as ``key: a | b``.
 
     An unknown fabric differs from every fabric, including another unknown one. A transport that
-    only one of the runs recorded is no difference.
+    only one of the two fingerprints contains is not counted as a difference.
     """
     keys = sorted({*a, *b} - ({"transport"} - ({*a} & {*b})))
     return [

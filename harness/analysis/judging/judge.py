@@ -13,17 +13,18 @@ from harness.base.stats import Interval, interval, t_quantile
 from harness.cases import BoundSource, Form, Statistic, Threshold
 from harness.record import Reason, Status
 
-#: Width of the mixture over effect sizes, in standard deviations. A wider mixture decides a large
-#: gap with fewer pairs: 2 decides from 4 pairs on, and its interval is 3 % wider than that of 1
-#: after 8 pairs.
+#: Width of the mixture over effect sizes, in standard deviations. With a wider mixture, fewer pairs
+#: decide a large difference. With a width of 2, 4 pairs can decide, and the interval after 8 pairs
+#: is 3 % wider than with a width of 1.
 MIXTURE = 2.0
 
 
 def t_sequence(values: Sequence[float], alpha: float) -> Interval:
-    """Return the mean with an interval that is valid at all looks together (t confidence sequence).
+    """Return the mean with its t confidence sequence.
 
-    Each end errs with probability ``alpha`` / 2. ``low`` and ``high`` are None while the radius is
-    infinite: with fewer than 2 values, or with 2 to 3 values at the usual levels.
+    This interval stays valid if it is computed again after each new value. Each end errs with
+    probability ``alpha`` / 2. ``low`` and ``high`` are None while the half-width is infinite. At
+    the usual levels it is infinite for fewer than 4 values.
     """
     return interval(values, lambda sd, n: radius(sd, n, alpha))
 
@@ -44,8 +45,9 @@ def t_evidence(values: Sequence[float], bound: float) -> float:
     """Return the e-value against the hypothesis "the mean is at most ``bound``".
 
     A value of 1 / alpha or more rejects the hypothesis at level alpha. This is the dual of
-    ``t_sequence``: the e-value is at least 1 / alpha if and only if the lower end of the interval
-    of two-sided error alpha lies above the bound. Negate values and bound for the other side.
+    ``t_sequence``: the e-value is at least 1 / alpha if and only if the lower end of its interval
+    for ``alpha`` lies above the bound. Negate the values and the bound to test the opposite
+    hypothesis.
     """
     n = len(values)
     mean = fmean(values)
@@ -65,9 +67,9 @@ def smallest_detectable(
 ) -> float | None:
     """Return the smallest relative change that n pairs detect with probability ``power``.
 
-    ``sd`` is the standard deviation of their log-ratios. The change is the half-width of the
-    confidence sequence, plus ``allowance``, plus a t quantile for the power. Return None if the
-    half-width is infinite.
+    ``sd`` is the standard deviation of the pairs' log-ratios. On the logarithmic scale, the change
+    is the half-width of the confidence sequence plus ``allowance`` plus the t quantile of ``power``
+    times the standard error. Return None if the half-width is infinite.
     """
     half_width = None if sd is None else radius(sd, n, alpha)
     if sd is None or half_width is None:
@@ -76,10 +78,10 @@ def smallest_detectable(
 
 
 def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:
-    """Return the indices of the claims that hold together at a false discovery rate (e-BH).
+    """Return the indices of the claims that are accepted at a false discovery rate (e-BH).
 
-    These are the k largest of m e-values, for the largest k whose smallest e-value is at least
-    m / (k rate).
+    The k claims with the largest of the m e-values are accepted. k is the largest number for which
+    each of these e-values is at least m / (k rate).
     """
     order = sorted(range(len(evidence)), key=lambda i: -evidence[i])
     kept = 0
@@ -89,35 +91,39 @@ def discoveries(evidence: Sequence[float], rate: float) -> frozenset[int]:
     return frozenset(order[:kept])
 
 
-#: Error probability of an interval, half of it at each end: 95 % for each one-sided statement.
+#: Error probability of an interval. Half of it is at each end, so a one-sided statement has a
+#: confidence of 95 %.
 ALPHA = 0.1
-#: Pairs at the first look; with fewer, nothing is decided.
+#: Number of pairs at which the judge first decides; with fewer pairs a verdict is INCONCLUSIVE.
 FIRST_LOOK = 4
-#: Largest share of launches that are assumed to be slow without showing in the pairs.
+#: Largest share of slow launches that the judge assumes if the measured pairs contain none.
 UNSEEN_SHARE = 0.2
 #: Relative slowdown that is assumed for such a slow launch.
 UNSEEN_SLOWDOWN = 0.05
-#: Relative slowdown that is assumed if half of the launches are slower, for example on a second
-#: rack.
+#: Relative slowdown of the slower half of the launches, if there are two groups of launches. For
+#: example, half of them may run on a second rack.
 HALF_SLOWER = 0.1
-#: Number of pairs from which on a FAIL needs no allowance, because a fresh set has to confirm it.
+#: With this many pairs or more, a FAIL needs no allowance, because fresh launches have to confirm
+#: it.
 BARE_FAIL = 8
 #: One-sided error probability at which falling values count as a trend.
 TREND_ALPHA = 0.25
 
 
 def unseen_share(n: int) -> float:
-    """Return the largest share of slow launches that n pairs may fail to show.
+    """Return the largest share of slow launches that can be missed by n pairs.
 
-    With a larger share p, the probability (1 - p)^n that n pairs show none is below 5 %.
+    If the share p were larger, the probability (1 - p)^n that n pairs contain no slow launch would
+    be below 5 %.
     """
     return float(1 - (ALPHA / 2) ** (1 / n))
 
 
 def rounding_allowance(n: int) -> float:
-    """Return the relative amount by which slow launches that n pairs did not show lower the mean.
+    """Return by how much slow launches may lower the true mean if n pairs contain none of them.
 
-    ``UNSEEN_SHARE`` and ``UNSEEN_SLOWDOWN`` limit these launches.
+    The amount is relative to the mean. ``UNSEEN_SHARE`` limits the share of slow launches, and
+    ``UNSEEN_SLOWDOWN`` is their relative slowdown.
     """
     return UNSEEN_SLOWDOWN * min(UNSEEN_SHARE, unseen_share(n))
 
@@ -125,19 +131,20 @@ def rounding_allowance(n: int) -> float:
 def kept_by_standard(n: int) -> float:
     """Return the relative margin by which the interval of n pairs must clear a bound.
 
-    It is ``rounding_allowance``. While all n pairs can belong to a faster half of the launches by
-    chance (0.5^n above 5 %: 4 pairs), it is at least the amount by which the slower half lowers the
-    mean.
+    The margin is ``rounding_allowance``. With 4 pairs or fewer, all of them can belong to the
+    faster half of the launches by chance (0.5^n is above 5 %). The margin is then at least the
+    amount by which the slower half lowers the mean.
     """
     hidden = 0.5**n > ALPHA / 2
     return max(rounding_allowance(n), HALF_SLOWER / 2 if hidden else 0.0)
 
 
 def trend_loss(values: Sequence[float], horizon: int) -> float:
-    """Return how far the mean of ``horizon`` values falls below that of the first n if they go on.
+    """Return by how much a falling trend of the values would lower their mean.
 
-    The values are assumed to continue on their fitted line. Return 0 if they do not fall, or if
-    chance explains the fall.
+    It is the mean of the n given values minus the mean of ``horizon`` values. The values after the
+    n-th are assumed to lie on the line that is fitted to the first n. Return 0 if the values do not
+    fall, or if chance explains the fall.
     """
     n = len(values)
     if horizon <= n or n < 3:
@@ -170,8 +177,8 @@ class Judged:
     """The result of judging paired values by a threshold.
 
     ``mde`` is the smallest relative change that these pairs detect. ``evidence`` is the e-value of
-    a PASS or FAIL, ``missed`` the end of the bound that a FAIL missed, and ``allowance`` the share
-    of the bound by which a PASS has to clear it.
+    a PASS or FAIL. ``missed`` is the end of the bound that was missed in a FAIL. ``allowance`` is
+    the relative margin by which a PASS has to clear the bound.
     """
 
     status: Status
@@ -186,10 +193,10 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundSide:
-    """One end of a bound, with values and bound transformed so that larger is better.
+    """One end of a bound, with the measured values; all are transformed so that larger is better.
 
-    They are on the scale that is averaged, which is logarithmic for ratios. ``margin`` is the
-    allowance on that scale.
+    ``values``, ``bound`` and ``margin`` are on the scale on which values are averaged, which is
+    logarithmic for ratios. ``margin`` is the allowance on that scale.
     """
 
     end: End
@@ -225,7 +232,7 @@ class BoundSide:
 def estimate(values: Sequence[float], form: Form) -> Estimate:
     """Return the geometric mean of ratios, or the mean of absolute values, with its interval.
 
-    For SAVED the value is 1 - ratio, so ``low`` and ``high`` change places.
+    For SAVED the value is 1 - ratio, so ``low`` and ``high`` are swapped.
     """
     if form is Form.ABSOLUTE:
         interval = t_sequence(values, ALPHA)
@@ -253,13 +260,13 @@ def judge_values(
     horizon: int = 0,
     halves: bool = True,
 ) -> Judged:
-    """Judge paired values against a threshold; without one they are RECORDED.
+    """Judge paired values against a threshold; without a threshold they are RECORDED.
 
     Args:
         timed: whether slow launches change the metric; bytes and memory do not depend on speed.
-        horizon: the largest number of pairs that there may be; a trend is continued until then.
-        halves: whether to allow for a slower half of the launches that the pairs did not show.
-            Older schemas did not.
+        horizon: the largest possible number of pairs, up to which a trend is extrapolated.
+        halves: whether to allow for a slower half of the launches that the pairs may have missed.
+            Records with an older schema are judged without this allowance.
     """
     e = estimate(values, form)
     allowance = rounding_allowance(e.n) if timed else 0.0
@@ -309,9 +316,10 @@ def judge_values(
 def _open(
     ends: Sequence[BoundSide], rule: Threshold, spare: tuple[float, float], horizon: int
 ) -> tuple[Reason, str] | None:
-    """Return why a bound that is not missed is not met either, or None if it is met.
+    """Return why the judge cannot confirm that a bound is met, or None if it is met.
 
-    ``spare`` holds the allowance and the larger margin that few pairs need (``kept_by_standard``).
+    The bound is known not to be missed. ``spare`` holds the allowance and the larger margin that
+    few pairs need (``kept_by_standard``).
     """
     n = len(ends[0].values)
     allowance, kept = spare
@@ -335,7 +343,10 @@ def _open(
 def sides(
     values: Sequence[float], rule: Threshold, form: Form, allowance: float
 ) -> list[BoundSide]:
-    """Return each end of the bound on the scale of the interval: logs of ratios, else values."""
+    """Return each end of the bound on the scale on which values are averaged.
+
+    Ratios are on a logarithmic scale, and absolute values are unchanged.
+    """
     up = list(values)
     ratio = form is not Form.ABSOLUTE
     ends = [(End.LOW, rule.at_least, 1), (End.HIGH, rule.at_most, -1)]
@@ -357,12 +368,15 @@ def sides(
 
 
 def _log(bound: float) -> float:
-    """Return a ratio's bound on the log scale; a bound of 0 or less becomes minus infinity."""
+    """Return the logarithm of a ratio's bound; a bound of 0 or less becomes minus infinity."""
     return math.log(bound) if bound > 0 else -math.inf
 
 
 def worst(values: Sequence[float], rule: Threshold | None, form: Form) -> float | None:
-    """Return the worst pair in the metric's unit: the lowest, or the highest if less is better."""
+    """Return the value of the worst pair, in the metric's unit.
+
+    It is the lowest value, or the highest if less is better for the threshold.
+    """
     if not values:
         return None
     less_is_better = rule is not None and rule.at_least is None
@@ -372,7 +386,10 @@ def worst(values: Sequence[float], rule: Threshold | None, form: Form) -> float 
 
 
 def lag1(values: Sequence[float]) -> float | None:
-    """Return the autocorrelation of consecutive pairs; None for fewer than 4 or without spread."""
+    """Return the autocorrelation of consecutive pairs.
+
+    Return None for fewer than 4 pairs, or if all values are equal.
+    """
     n = len(values)
     if n < 4:
         return None

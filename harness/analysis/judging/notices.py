@@ -14,22 +14,25 @@ from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 from harness.record.launch import loads
 
-#: Bytes a step above which growing memory is reported. Less growth is an allocator that settles.
+#: Growth of memory above which it is reported, in bytes per step. An allocator that has not yet
+#: reached its final size grows by less.
 LEAK_BYTES = 65_536
-#: Fewest steps of a window over which growth is reported, for the same reason.
+#: Fewest steps in the timed part of a launch for which growth is reported, for the same reason.
 LEAK_STEPS = 20
-#: Load of an expert, as a multiple of its even share, from which on the other experts wait for it.
+#: Load of an expert from which on it is reported, because the other experts wait for it. It is a
+#: multiple of the load with an even distribution.
 OVERLOADED = 2.0
-#: Efficiency above which, if the whole interval lies there, the result needs an explanation.
+#: If the whole interval of an efficiency lies above this value, the result is reported as more than
+#: linear.
 SUPERLINEAR = 1.05
-#: Payload of a full frame over its bytes on the wire (MTU 1500, TCP with time stamps).
+#: Ratio of a full frame's payload to its bytes on the wire (MTU 1500, TCP with time stamps).
 PAYLOAD_SHARE = 0.956
-#: Largest relative deviation of a shaped link from its rate.
+#: Largest accepted relative deviation of an emulated link's rate from its stated rate.
 SHAPED_OFF = 0.06
 
 
 def overloaded(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Yield a sentence on the layer with the most overloaded expert, and what to change."""
+    """Yield a sentence on the layer with the most overloaded expert, with advice."""
     loaded = [(x, loads(x.ranks)) for x in launches]
     worst = [
         (max(load) * len(load) / sum(load), name, x)
@@ -77,14 +80,14 @@ def sentences(run: RunRecord, *, load: bool = True) -> list[str]:
     return [caveat.sentence for caveat in findings(run, load=load)]
 
 
-#: Share by which a subject's clocks must lie below its baseline's to be reported as a loss.
+#: Lower clocks of a subject are reported if they lie below its baseline's by at least this share.
 SLOWER_CLOCKS = 0.005
 
 
 def _clocks(run: RunRecord) -> Iterator[str]:
-    """Yield how much efficiency was lost to lower clocks.
+    """Yield a sentence on each subject whose clocks were lower than its baseline's.
 
-    Clocks drop, for example, in a chassis whose power or cooling does not suffice for all devices.
+    For example, the power or the cooling of a chassis may not suffice for all devices.
     """
     for plan in run.plans:
         for contrast in plan.contrasts:
@@ -96,8 +99,8 @@ def _clocks(run: RunRecord) -> Iterator[str]:
             if subject and base and 1 - subject / base > SLOWER_CLOCKS:
                 case = plan.arm(contrast.subject).case.brief
                 yield (
-                    f"{case}: its GPUs ran at {subject:.0f} MHz, its baseline's at {base:.0f}:"
-                    f" {1 - subject / base:.1%} of speed lost by lower clocks"
+                    f"{case}: its GPUs ran at {subject:.0f} MHz, and its baseline's GPUs at"
+                    f" {base:.0f} MHz; lower clocks reduced the speed by {1 - subject / base:.1%}"
                 )
 
 
@@ -121,7 +124,7 @@ def _unfit(run: RunRecord, *, load: bool) -> Iterator[str]:
 
 
 def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
-    """Yield the case of each arm of all plans with its timed launches."""
+    """Yield the case of each arm in all plans, together with the arm's timed launches."""
     for plan in run.plans:
         for arm in plan.arms:
             launches = timed(run, plan, None)
@@ -136,18 +139,22 @@ def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
 
 
 def _superlinear(run: RunRecord) -> Iterator[str]:
-    """Yield efficiencies above linear scaling; caches or a slow baseline may explain them."""
+    """Yield a sentence on each efficiency above linear scaling.
+
+    Caches or a slow baseline may explain it.
+    """
     for verdict in run.verdicts:
         surely = verdict.low is not None and verdict.low > SUPERLINEAR
         if verdict.metric == "efficiency" and verdict.against in ("plain", "wrapped") and surely:
             yield (
-                f"{verdict.case}: more than linear, {verdict.low:.3g} at least: a sample takes"
-                f" longer in {verdict.against}; check that it is the same training"
+                f"{verdict.case}: scaling is more than linear (at least {verdict.low:.3g}), because"
+                f" a sample takes longer in the {verdict.against} baseline; check that both run the"
+                " same training"
             )
 
 
 def _memory(run: RunRecord) -> Iterator[str]:
-    """Yield the cases whose memory grows in every launch, and their overloaded experts."""
+    """Yield sentences on cases whose memory grows in every launch, and on overloaded experts."""
     for case, launches in _measured(run):
         slopes = [
             launch.growth
@@ -163,7 +170,10 @@ def _memory(run: RunRecord) -> Iterator[str]:
 
 
 def _losses(run: RunRecord) -> Iterator[str]:
-    """Yield the arms whose losses differ between launches: each arm on CPUs, a count on GPUs."""
+    """Yield sentences on arms whose losses differ between launches.
+
+    Each such arm on CPUs gets a sentence. Arms on GPUs are only counted in one sentence.
+    """
     unlike = [
         case for case, launches in _measured(run) if len({launch.losses for launch in launches}) > 1
     ]
@@ -172,11 +182,11 @@ def _losses(run: RunRecord) -> Iterator[str]:
         if case not in on_gpus:
             yield f"{case.id}: not reproducible: losses differ between launches"
     if on_gpus:
-        yield f"losses of {len(on_gpus)} arms differ between launches, as GPU atomics can cause"
+        yield f"losses of {len(on_gpus)} arms differ between launches; GPU atomics can cause this"
 
 
 def _gpus(run: RunRecord) -> Iterator[str]:
-    """Yield the GPUs that were throttled or lost, and in how many launches."""
+    """Yield a sentence on each GPU that was throttled or lost."""
     counts: Counter[str] = Counter()
     for launch in run.launches:
         for gpu in launch.gpus:
@@ -190,15 +200,15 @@ def _gpus(run: RunRecord) -> Iterator[str]:
 def _unchained(run: RunRecord) -> Iterator[str]:
     if run.complete and run.launches and not run.head:
         yield (
-            f"unchained (schema {run.schema}): the record cannot show whether launches were left"
-            " out"
+            f"the record has no hash chain (schema {run.schema}), so it cannot show whether"
+            " launches were left out"
         )
 
 
 def shaped(run: RunRecord) -> list[str]:
-    """Return what the links of each emulated network carried, with a warning if it is too little.
+    """Return a sentence for each emulated network on the rate that its links carried.
 
-    A link that carries too much for its stated rate is reported as well.
+    The sentence warns if the rate lies too far below or above the stated rate.
     """
     sentences = []
     for sweep in swept(run.fabric):
@@ -228,7 +238,10 @@ def alike(run: RunRecord) -> dict[tuple[str, str], bool]:
 
 
 def reproducible(run: RunRecord) -> str:
-    """Return in how many arms losses are reproducible, and in how many they were compared."""
+    """Return a sentence on how many arms had reproducible losses, and how many were compared.
+
+    Losses are compared with a reference training of the harness.
+    """
     arms = alike(run)
     same = sum(arms.values())
     message = f"equal bit for bit in all launches of {same} of {len(arms)} arms"

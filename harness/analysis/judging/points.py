@@ -22,7 +22,10 @@ def budgets(run: RunRecord, case: CaseSpec) -> list[LaunchRecord]:
 
 
 def throughput(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """Return the geometric mean of an arm's throughput over its launches, in samples/s, or None."""
+    """Return the geometric mean of an arm's throughput in samples/s.
+
+    Return None if the arm was not launched or if one of its launches cannot be used.
+    """
     launches = [launch for launch in timed(run, plan) if launch.arm == arm]
     rates = values_of(launches, "throughput")
     return geometric_mean(rates) if rates and all(launch.usable for launch in launches) else None
@@ -36,7 +39,7 @@ def tabled(plan: Plan) -> list[Contrast]:
 def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
     """Return a contrast's ratio from its calibration launches alone, or None.
 
-    One or two launches are a hint and no measurement.
+    There are only one or two such launches, so the ratio is a hint and not a measurement.
     """
     metric_ = metric(contrast.metric)
     if metric_.form is not Form.RATIO or not contrast.baseline:
@@ -58,15 +61,18 @@ def piloted(run: RunRecord, plan: Plan, contrast: Contrast) -> float | None:
 
 
 def shown_against(plan: Plan) -> str:
-    """Return the kind of baseline that a plan's sweep is shown against: plain if it is measured."""
+    """Return the kind of baseline against which a plan's scaling sweep is shown.
+
+    It is plain, a single device without a wrapper, if the plan measures it.
+    """
     kinds = [contrast.against for contrast in tabled(plan)]
     return "plain" if "plain" in kinds or not kinds else kinds[0]
 
 
 def points(run: RunRecord, plan: Plan, against: str | None = None) -> list[ScalingPoint]:
-    """Return the point of every world size of a plan against one kind of baseline.
+    """Return the scaling point of every world size of a plan against one kind of baseline.
 
-    The default kind is ``shown_against``.
+    ``against`` is the kind; its default is ``shown_against``.
     """
     kind = against or shown_against(plan)
     return [*run.once(("points", plan.hash, kind), lambda: _points(run, plan, kind))]
@@ -82,7 +88,7 @@ def _points(run: RunRecord, plan: Plan, against: str) -> list[ScalingPoint]:
         rate = throughput(run, plan, contrast.subject)
         if not values or rate is None:
             continue
-        # Ranks of the subject per rank of the baseline, which is the speedup of linear scaling.
+        # The ratio of the subject's ranks to the baseline's, which is the speedup of linear scaling
         base = case.world_size / sum(plan.arm(b).case.world_size for b in contrast.baseline)
         scale = contrast.ideal / base
         estimated = estimate([v * scale for v in values], Form.RATIO)
@@ -110,7 +116,7 @@ def _points(run: RunRecord, plan: Plan, against: str) -> list[ScalingPoint]:
 def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
     """Return the FLOP/s per rank, or None if unknown.
 
-    It is the throughput times the closed-form FLOPs of a sample, divided by the ranks.
+    It is the throughput times the closed-form FLOPs of a sample, divided by the number of ranks.
     """
     case = plan.arm(arm).case
     of_sample = factor(run, case, Factor.MODEL_FLOPS)
@@ -119,8 +125,9 @@ def flops(run: RunRecord, plan: Plan, arm: str) -> float | None:
 
 
 def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """Return the largest ``mfu`` that the roofline of the device allows, or None without a data
-    sheet.
+    """Return the largest ``mfu`` that the roofline of the device allows.
+
+    Return None if the device has no data sheet.
     """
     case = plan.arm(arm).case
     described = run.described.get(case.hash)
@@ -130,7 +137,10 @@ def roofline_mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
 
 
 def mfu(run: RunRecord, plan: Plan, arm: str) -> float | None:
-    """Return the model FLOPs utilisation, achieved over peak FLOP/s, or None without known peak."""
+    """Return the model FLOPs utilisation: the ratio of the achieved to the peak FLOP/s.
+
+    Return None if either is unknown.
+    """
     achieved = flops(run, plan, arm)
     peak = factor(run, plan.arm(arm).case, Factor.PEAK)
     return achieved / peak if achieved is not None and peak else None

@@ -21,23 +21,24 @@ from harness.record import Reason
 MOST_PAIRS = 100
 
 
-#: Reasons under which more pairs can decide: the interval is too wide, or the possible effect of
-#: background load reaches the bound.
+#: Reasons of open verdicts that more pairs can decide. The interval is too wide, or the possible
+#: effect of other processes reaches the bound.
 HELPED = frozenset({
     Reason.SPANS_BOUND, Reason.TOO_CLOSE, Reason.TREND, Reason.TOO_FEW_PAIRS, Reason.NEIGHBOURS,
     Reason.NOISY_HOST,
 })  # fmt: skip
 
 
-#: Pairs of one block, which passes over the arms forward and then backward.
+#: Number of pairs in one block, which launches the arms in order and then in reverse order.
 BLOCK = 2
 
 
 def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> int | None:
     """Return how many more pairs would decide a verdict that is open for ``reason``.
 
-    Return None if no number of pairs would, because a caveat remains or a bias spans the bound, or
-    if it would take more than ``MOST_PAIRS``.
+    Return None if more pairs cannot decide it, because a caveat would remain, or if more than
+    ``MOST_PAIRS`` would be needed. If the bound lies between the values with and without a bias, no
+    number of pairs is sufficient.
     """
     if (
         rule is None
@@ -58,9 +59,9 @@ def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> in
 
 
 def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Sequence[BoundSide]:
-    """Return the sides of the bound with every pair multiplied by the factor of a bias.
+    """Return the ends of the bound with every value multiplied by the factor of a bias.
 
-    Their margin is the allowance after ``total`` pairs.
+    Their margin is the allowance for ``total`` pairs.
     """
     metric = metrics.metric(question.metric)
     allowance = rounding_allowance(total) if metric.of_time else 0.0
@@ -68,12 +69,12 @@ def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Se
 
 
 def _radius(side: BoundSide, total: int) -> float:
-    """Return the half-width of the interval after ``total`` pairs of the same scatter."""
+    """Return the half-width of the interval after ``total`` pairs with the present scatter."""
     return radius(stdev(side.values), total, ALPHA) or math.inf
 
 
 def _passes(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
-    """Return whether the interval would meet all sides of the bound under every bias."""
+    """Return whether the interval would meet all ends of the bound under every bias."""
     return all(
         fmean(side.values) - _radius(side, total) >= side.bound + side.margin
         for of_factor in moved
@@ -82,9 +83,9 @@ def _passes(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
 
 
 def _fails(moved: Sequence[Sequence[BoundSide]], total: int) -> bool:
-    """Return whether the interval would miss the same side of the bound under every bias.
+    """Return whether the interval would miss the same end of the bound under every bias.
 
-    With few pairs it has to miss the bound by the allowance.
+    With fewer than ``BARE_FAIL`` pairs it has to miss the bound by more than the allowance.
     """
     early = total < BARE_FAIL
     return any(

@@ -1,4 +1,4 @@
-"""A question to the judge: the values of one contrast, and the caveats that bear on its verdict."""
+"""A question to the judge: the values of one contrast, and the caveats that affect its verdict."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Severity(StrEnum):
     CLAIMS = "claims"
     #: A PASS or FAIL applies to one placement of the ranks only, and its detail says so.
     LIMITS = "limits"
-    #: The verdict is unaffected; readers of the value should know.
+    #: The verdict is not affected; the sentence is for readers of the value.
     NOTES = "notes"
 
 
@@ -31,8 +31,8 @@ class Severity(StrEnum):
 class Caveat:
     """A reason to read a value or a verdict with care.
 
-    ``code`` is one word for programs, a ``Reason`` for everything that can become a verdict's
-    reason. ``shift`` is the factor by which a bias may have changed the value. ``status`` is the
+    ``code`` is one word for programs. It is a ``Reason`` if the caveat can become the reason of a
+    verdict. ``shift`` is the factor by which a bias may have changed the value. ``status`` is the
     verdict's status if the caveat decides it.
     """
 
@@ -49,7 +49,7 @@ class Caveat:
 
 
 def blocker(status: Status, reason: Reason, sentence: str) -> Caveat:
-    """Return a caveat that keeps a contrast from being judged."""
+    """Return a caveat that prevents a contrast from being judged."""
     return Caveat(code=reason, severity=Severity.BLOCKS, sentence=sentence, status=status)
 
 
@@ -59,7 +59,7 @@ def undecided(reason: Reason, sentence: str) -> Caveat:
 
 
 def bias(shift: float, sentence: str, reason: Reason = Reason.NOISY_HOST) -> Caveat:
-    """Return a bias, without which the value may be ``shift`` times as large."""
+    """Return a bias; if it had not occurred, the value might be ``shift`` times as large."""
     return Caveat(code=reason, severity=Severity.BIASES, sentence=sentence, shift=shift)
 
 
@@ -73,12 +73,14 @@ class Conclusion(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One metric of one case against one baseline, with all that bears on its verdict.
+    """One metric of one case against one baseline, with everything that affects its verdict.
 
-    ``first`` are the values that are judged, ``again`` those of the fresh set that confirms a FAIL,
-    and ``p95`` the first values on the 95th percentile of steps. ``horizon`` is the largest number
-    of first values that the protocol allows. ``perfect`` is the value under perfect scaling, which
-    a true value hardly exceeds, and ``gain`` the factor that a sharded optimizer may add to it.
+    ``first`` holds the values that are judged, and ``again`` the values of the fresh set of
+    launches that confirms a FAIL. ``p95`` holds the values of the same launches as ``first``,
+    computed from the 95th percentile of steps. ``horizon`` is the largest number of first values
+    that the protocol allows. ``perfect`` is the value under perfect scaling, and ``gain`` is the
+    factor by which a sharded optimizer may increase it. A value that exceeds their product by more
+    than the tolerance is impossible.
     """
 
     name: str
@@ -97,9 +99,9 @@ class Question:
     gain: float = 1.0
 
     def caveats_of(self, severity: Severity) -> Iterator[Caveat]:
-        """Yield its caveats of one severity."""
+        """Yield the question's caveats of one severity."""
         return (caveat for caveat in self.caveats if caveat.severity is severity)
 
     def caveat(self, severity: Severity) -> Caveat | None:
-        """Return its first caveat of one severity, or None."""
+        """Return the question's first caveat of one severity, or None."""
         return next(self.caveats_of(severity), None)

@@ -1,4 +1,4 @@
-"""Series: values that are measured outside of plans, by sweeps of the fabric and by features."""
+"""Series: values that sweeps of the fabric and features measure, without a plan of launches."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -21,9 +21,10 @@ Values = Mapping[str, tuple[float, ...]]
 class Series:
     """A measured object and its values by metric, one value for each sweep or trial.
 
-    The pattern of a threshold is matched with ``name`` if it names a world, else with ``family``.
-    ``wrong`` says why the values cannot be trusted, and ``refused`` why they could not be measured.
-    ``first`` and ``again`` are as in a Question. ``operation`` is the collective of a sweep.
+    A threshold's pattern is matched with ``name`` if the pattern names a world, else with
+    ``family``. ``first`` holds the values that are judged, and ``again`` the values of the fresh
+    set that confirms a FAIL. ``wrong`` is the reason if the values cannot be trusted. ``refused``
+    is the reason if they could not be measured. ``operation`` is the collective of a sweep.
     """
 
     name: str
@@ -46,7 +47,10 @@ class Series:
         )
 
     def questions(self, run: RunRecord) -> Iterator[tuple[Question, Threshold | None]]:
-        """Yield a question for each threshold that applies, or a single one if ``wrong`` is set."""
+        """Yield each threshold that applies, together with its question.
+
+        If ``wrong`` is set, yield a single question without a threshold instead.
+        """
         if self.wrong:
             yield self._question(run, next(iter(self.first))), None
             return
@@ -79,7 +83,7 @@ def series(run: RunRecord) -> list[Series]:
 
 
 def _fabric(run: RunRecord) -> Iterator[Series]:
-    """Yield the series that thresholds on ``fabric/OPERATION`` judge."""
+    """Yield the series of the fabric, which thresholds on ``fabric/OPERATION`` judge."""
     fresh = {
         (sweep.nodes, sweep.network, sweep.operation): sweep
         for sweep in swept(run.fabric, attempt=1)
@@ -113,13 +117,13 @@ def _values(sweep: Swept, link: float | None) -> dict[str, tuple[float, ...]]:
 
 
 def link_bps(machine: Machine, nodes: tuple[int, ...]) -> float | None:
-    """Return the rate in B/s that bounds an all-reduce of a world in one direction, or None.
+    """Return the largest possible rate of an all-reduce in one direction, in B/s, or None.
 
-    In one node it is the rate of a GPU's links. It comes from the data sheet if the links are of
-    the kind that the sheet names, else from the driver. A slower PCIe slot lowers it. In a mesh,
-    only the links to the GPUs in use count. Between nodes it is the rate of a node's network cards
-    for its ranks, or of the links inside the nodes if these are slower. None means that it is
-    unknown.
+    In one node it is the rate of a GPU's links. If the links have the kind that the GPU's data
+    sheet names, it comes from the data sheet, else from the driver. A slower PCIe slot lowers it.
+    In a mesh, only the links to the GPUs in use count. Between nodes it is the rate of a node's
+    network cards, or the rate of the links inside the nodes if these are slower. None means that
+    the rate is unknown.
     """
     fabric, sheet = machine.fabric, devices.named(machine.gpu)
     if fabric is None:

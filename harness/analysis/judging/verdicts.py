@@ -98,18 +98,18 @@ def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verd
 
 
 def _by(caveat: Caveat) -> Conclusion:
-    """Return the conclusion that a caveat decides."""
+    """Return the conclusion that a caveat alone determines."""
     return Conclusion(caveat.status, caveat.reason, caveat.sentence)
 
 
 def _doubt(question: Question) -> str:
-    """Return the sentence for readers of a value that no threshold judges, or an empty one."""
+    """Return the caveat that readers of a value without a threshold need, or an empty string."""
     caveat = question.caveat(Severity.UNDECIDES) or question.caveat(Severity.NOTES)
     return "" if caveat is None else caveat.sentence
 
 
 class _Interval(NamedTuple):
-    """An interval, and the cause that widened it in one word (empty if it was not widened)."""
+    """An interval, with one word for the cause that widened it (empty if nothing did)."""
 
     low: float | None
     high: float | None
@@ -127,10 +127,10 @@ _WIDENED = {
 def _interval(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> _Interval:
-    """Return the interval that a threshold is judged on.
+    """Return the interval by which a threshold is judged.
 
-    It contains the interval of the pairs, and that of the pairs corrected by each bias. Without a
-    threshold it is the interval of the pairs.
+    It contains the interval of the measured pairs, and for each bias the interval of the pairs
+    corrected by this bias. Without a threshold it is the interval of the measured pairs.
     """
     estimate = judged.estimate
     measured = _Interval(estimate.low, estimate.high)
@@ -151,9 +151,9 @@ def _interval(
 def _judged(
     question: Question, values: Sequence[float], rule: Threshold | None, run: RunRecord
 ) -> Judged:
-    """Return the judge's answer on these values of the question's metric.
+    """Return the judge's answer for these values of the question's metric.
 
-    The first look allows for a slow half of the launches in records since ``HALVES_SINCE``.
+    For records since ``HALVES_SINCE``, the judge allows for a slow half of the launches.
     """
     metric = metrics.metric(question.metric)
     return judge_values(
@@ -169,7 +169,7 @@ def _judged(
 def _survives(
     question: Question, rule: Threshold | None, run: RunRecord, judged: Judged
 ) -> Conclusion:
-    """Return the conclusion that remains of the judge's answer under the question's caveats."""
+    """Return the conclusion that follows from the judge's answer and the question's caveats."""
     conclusion = Conclusion(judged.status, judged.reason, judged.detail)
     impossible = _impossible(question, judged)
     if impossible or conclusion.status in (Status.PASS, Status.FAIL):
@@ -235,7 +235,7 @@ def _biased(
 
 
 def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judged) -> Conclusion:
-    """Compare a FAIL with a fresh set of launches: it stays a FAIL or becomes INCONCLUSIVE."""
+    """Return FAIL if a fresh set of launches confirms it, else INCONCLUSIVE."""
     status = Status.INCONCLUSIVE
     reason = Reason.UNCONFIRMED
     if question.again:
@@ -252,7 +252,7 @@ def _confirmed(question: Question, rule: Threshold, run: RunRecord, first: Judge
         why = "no fresh set of launches has confirmed the FAIL"
     else:
         reason = Reason.INTERRUPTED
-        why = "the run stopped before a fresh set of launches"
+        why = "the run stopped before a fresh set of launches could confirm the FAIL"
     return Conclusion(status, reason, f"{first.detail}; {why}")
 
 
@@ -270,7 +270,7 @@ def is_stand_in(run: RunRecord, verdict: Verdict) -> bool:
 
 
 def _compared(run: RunRecord, verdict: Verdict) -> list[CaseSpec]:
-    """Return the cases that a verdict rests on: the judged one and those of its baselines."""
+    """Return the cases on which a verdict is based: the judged case and its baselines."""
     cases = [*run.cases_by_hash.get(verdict.case_hash, ())]
     plan = run.plan_of.get(verdict.plan)
     if plan is not None:
@@ -281,9 +281,10 @@ def _compared(run: RunRecord, verdict: Verdict) -> list[CaseSpec]:
 
 
 def _closed(open_: Conclusion, rule: Threshold, run: RunRecord) -> Conclusion:
-    """Return RECORDED for an open verdict under a provisional bound at the end of a run.
+    """Return RECORDED for an open conclusion if its bound is provisional.
 
-    Until then the verdict stays open, because more pairs of launches make the value more precise.
+    This applies to complete runs only. Before that the verdict stays open, because more pairs of
+    launches make the value more precise.
     """
     if not _is_provisional(rule, run):
         return open_
@@ -296,7 +297,10 @@ def _is_provisional(rule: Threshold, run: RunRecord) -> bool:
 
 
 def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> Conclusion:
-    """Apply a waiver, which expects a FAIL: a FAIL is waived, and a PASS becomes a FAIL."""
+    """Apply the threshold's waiver, if it is valid on the day of the run.
+
+    A waiver expects a FAIL. A FAIL is waived, and a PASS becomes a FAIL.
+    """
     today = datetime.date.fromisoformat(run.started_at[:10])
     if rule is None or rule.waiver is None or not rule.waived(today):
         return conclusion
@@ -314,12 +318,12 @@ def _waived(conclusion: Conclusion, rule: Threshold | None, run: RunRecord) -> C
 def rules_for(
     thresholds: Sequence[Threshold], case: CaseSpec, contrast: Contrast, machine: Machine
 ) -> list[Threshold]:
-    """Return every threshold that applies to a contrast; each of them gives a verdict."""
+    """Return every threshold that applies to a contrast; each of them leads to a verdict."""
     return [rule for rule in thresholds if rule.matches(case, contrast, machine)]
 
 
 def verdicts(run: RunRecord) -> tuple[Verdict, ...]:
-    """Return every verdict of a record: those of series, then those of plans."""
+    """Return every verdict of a record: first the verdicts on series, then those on plans."""
     return (*of_series(run), *(verdict for plan in run.plans for verdict in of_plan(run, plan)))
 
 
@@ -333,8 +337,8 @@ def of_series(run: RunRecord) -> tuple[Verdict, ...]:
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
     """Return the verdicts of a plan, contrast by contrast.
 
-    Contrasts of the curve (world sizes between the endpoints) are judged by thresholds only if
-    another contrast of their metric fails.
+    Contrasts of the curve are those of world sizes below the largest. Thresholds judge them only if
+    another contrast with the same metric fails.
     """
     contrasts = judged_of(plan, run.thresholds, run.machine)
     by_name: dict[str, list[Verdict]] = {}
@@ -351,7 +355,7 @@ def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
 
 
 def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | None) -> Question:
-    """Return what the judge needs to know of a contrast under one threshold, from the record."""
+    """Return the question to the judge about a contrast and a threshold, built from the record."""
     evidence = ContrastData.of(run, plan, contrast)
     case = evidence.subject
     blocks = find_blocker(evidence)
@@ -384,7 +388,7 @@ def question(run: RunRecord, plan: Plan, contrast: Contrast, rule: Threshold | N
 
 
 def _caveats(evidence: ContrastData) -> Iterator[Caveat]:
-    """Yield every caveat of a contrast whose pairs were measured."""
+    """Yield every caveat of a contrast, except those that keep it from being judged."""
     if sentence := _above_peak(evidence) or biases.excess(evidence):
         yield Caveat(code=Reason.IMPLAUSIBLE, severity=Severity.IMPOSSIBLE, sentence=sentence)
     if (undecides := find_doubt(evidence)) is not None:
@@ -399,7 +403,7 @@ def _caveats(evidence: ContrastData) -> Iterator[Caveat]:
 
 
 def _above_peak(evidence: ContrastData) -> str:
-    """Return a sentence if a device computed more than its peak allows, else an empty one."""
+    """Return a sentence if a device computed more than its peak allows, else an empty string."""
     run = evidence.run
     plan = evidence.plan
     used = mfu(run, plan, evidence.contrast.subject)
@@ -410,10 +414,10 @@ def _above_peak(evidence: ContrastData) -> str:
 
 
 def _no_pairs(run: RunRecord, plan: Plan, contrast: Contrast) -> Caveat:
-    """Return the caveat of a contrast without pairs although no launch failed."""
+    """Return the caveat for a contrast that has no pairs although no launch failed."""
     if metrics.metric(contrast.metric).of_loss:
         steps = plan.protocol.steps
-        reason = f"no launch came within {plan.to_loss} nats of the data's floor in {steps} steps"
+        reason = f"no loss came within {plan.to_loss} nats of the loss floor in {steps} steps"
         return blocker(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, reason)
     if (untold := _untold(run, plan, contrast)) is not None:
         return blocker(Status.INCONCLUSIVE, Reason.NOT_MEASURED, untold)
@@ -443,8 +447,8 @@ def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
 def _perfect(evidence: ContrastData) -> float | None:
     """Return the ratio of throughputs under perfect scaling, or None for all other metrics.
 
-    A comparison of two cases is no scaling and has no such limit: a compressor on a slow link, or a
-    newer torch, may be twice as fast.
+    A comparison of two different cases does not measure scaling and has no such limit. For example,
+    a compressor on a slow link or a newer torch may double the throughput.
     """
     metric = metrics.metric(evidence.contrast.metric)
     if metric.read != "throughput" or metric.form is not Form.RATIO or not metric.scaling:
@@ -461,9 +465,10 @@ def _perfect(evidence: ContrastData) -> float | None:
 def _gain(evidence: ContrastData) -> float:
     """Return the factor by which a subject may exceed linear scaling.
 
-    Ranks that divide the optimizer's work between them do less of it than the baseline. AdamW moves
-    28 B for every parameter (it reads weight, gradient and two moments, and writes three of them).
-    It is assumed to take at most half of a baseline's step.
+    If ranks divide the optimizer's work among themselves, each rank does less of it than the
+    baseline's. AdamW moves 28 B for every parameter: it reads the weight, the gradient and two
+    moments, and writes the weight and the moments. The optimizer is assumed to take at most half of
+    a baseline's step.
     """
     case = evidence.subject
     described = evidence.run.described[case.hash]
@@ -481,9 +486,10 @@ def _gain(evidence: ContrastData) -> float:
 
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
-    """Return the open verdicts of a plan that more blocks could decide.
+    """Return the open verdicts of a plan that more measurements could decide.
 
-    A further probe of the slowdown by concurrent launches can decide some of them, too.
+    The measurements are further blocks of launches, or another probe of the slowdown by concurrent
+    launches.
     """
     judged = of_plan(run, plan)
     helped = [
@@ -495,7 +501,27 @@ def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:
 
 
 def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the FAILs that no fresh set has confirmed yet."""
+    """Return the verdicts that become a FAIL if a fresh set of launches confirms them."""
     return [
         verdict for verdict in verdicts if verdict.reason in (Reason.UNCONFIRMED, Reason.DISAGREE)
     ]
+
+
+def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:
+    """Return how many PASSes and FAILs are accepted at a false discovery rate of 5 % (e-BH).
+
+    Each single verdict is wrong with a probability of at most 5 %. Among many verdicts, some would
+    therefore be wrong.
+    """
+    judged = [
+        verdict
+        for verdict in all_verdicts
+        if verdict.rule and verdict.value is not None and verdict.status is not Status.ERROR
+    ]
+    counts = []
+    for status in (Status.PASS, Status.FAIL):
+        evidence = [
+            (verdict.evidence or 0.0) if verdict.status is status else 0.0 for verdict in judged
+        ]
+        counts.append(len(judge.discoveries(evidence, ALPHA / 2)))
+    return counts[0], counts[1]

@@ -1,8 +1,8 @@
 """Find the rank that computed, sent, received or stored different bits, by a majority of ranks.
 
-hashes of all ranks -> by step and micro-batch, who computed it and what
-    -> ranks outside a majority of distinct ranks, or a rank that disagrees with itself
-    -> otherwise the ranks differ, and it is unknown which one is wrong
+Several ranks compute the same micro-batch, and the hashes of their results are compared. A rank
+that differs from a majority of the ranks is wrong, and so is a rank that obtains two different
+results. Otherwise the ranks differ, and it is unknown which one is wrong.
 """
 
 from collections import Counter, defaultdict
@@ -18,9 +18,10 @@ from harness.record.store import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class BitMismatch:
-    """A mismatch. ``ranks`` is one identified rank, or several that differ from each other.
+    """A mismatch between the bits of ranks.
 
-    ``what`` is ``computed``, ``sent``, ``received`` or ``stored``.
+    ``ranks`` is the rank that is wrong, or several ranks that differ from each other. ``what`` is
+    ``computed``, ``sent``, ``received`` or ``stored``.
     """
 
     ranks: tuple[int, ...]
@@ -30,14 +31,14 @@ class BitMismatch:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedBits:
-    """The number of hashes that were compared with those of other ranks, and the mismatches."""
+    """The number ``num`` of hashes that were compared between ranks, and the mismatches ``odd``."""
 
     num: int
     odd: tuple[BitMismatch, ...]
 
 
 def compare(samples: Sequence[Samples]) -> ComparedBits:
-    """Compare the hashes of every rank of a launch; ``samples`` are in the order of ranks."""
+    """Compare the hashes of all ranks of a launch; ``samples`` are in the order of ranks."""
     bits = np.array([sample.bits for sample in samples])  # ranks, steps, copies, tensors
     received = np.array([sample.received for sample in samples])  # ranks, steps, sources
     stored = np.array([sample.stored for sample in samples])  # ranks, before and after
@@ -70,7 +71,7 @@ def _computed(step: int, who: Sequence[int], rows: Sequence[bytes]) -> Iterator[
 
 
 def _exchanged(step: int, bits: np.ndarray, received: np.ndarray) -> Iterator[BitMismatch]:
-    """Find ranks that sent or received different gradients of a first micro-batch."""
+    """Find ranks that sent or received wrong bits of the gradients of a first micro-batch."""
     num = len(bits)
     for source in range(num):
         sent = bits[source, step, 0, -1]
@@ -88,15 +89,18 @@ def _stored(stored: np.ndarray) -> Iterator[BitMismatch]:
 
 
 _TOLD = {
-    "computed": "computed other bits than the other ranks",
-    "sent": "sent other bits than it computed",
-    "received": "received other bits than were sent",
-    "stored": "read other bits of its parameters than it had written",
+    "computed": "computed different bits from the other ranks",
+    "sent": "sent different bits from those it computed",
+    "received": "received different bits from those that were sent",
+    "stored": "read different bits of its parameters from those it had written",
 }
 
 
 def sentences(compared: ComparedBits, ranks: Sequence[RankRecord]) -> tuple[str, ...]:
-    """Return one sentence for each kind of mismatch of each rank, or of each group that differs."""
+    """Return one sentence for each rank and kind of mismatch.
+
+    Ranks that differ from each other, without a majority, share a sentence.
+    """
     groups = defaultdict[tuple[tuple[int, ...], str], list[int]](list)
     for odd in compared.odd:
         groups[odd.ranks, odd.what].append(odd.step)

@@ -1,7 +1,7 @@
-"""Read calibration launches (pilots) and choose the window of each arm before the first timed
-launch.
+"""Read calibration launches (pilots), and choose the number of steps of each arm's timed launches.
 
-An arm is a case with its role in a comparison.
+An arm is a case in its role in a comparison. A window consists of the steps of a launch that are
+timed, after the warm-up steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,10 @@ STOOD = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """A usable pilot: the kept steps of its slowest rank, and the launch's cost in addition to its
-    steps.
+    """A usable pilot.
+
+    ``steps`` are the step times in seconds after the warm-up; a step takes as long as its slowest
+    rank. ``launch_s`` is the time in seconds that the launch took in addition to its steps.
     """
 
     case: str
@@ -36,8 +38,8 @@ def read(
 ) -> list[Pilot]:
     """Return every usable pilot and probe of a run.
 
-    With a plan only those before its first timed launch are returned. ``known`` caches pilots by
-    launch; newly read ones are added.
+    If a plan is given, return only the launches before its first timed launch. ``known`` is a cache
+    of pilots by launch, to which pilots are added when they are read.
     """
     known = {} if known is None else known
     timed = (
@@ -77,7 +79,7 @@ def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
 
 
 def launch_sd(pilots: Sequence[Pilot]) -> float | None:
-    """Return the relative deviation between launches of one arm.
+    """Return the relative standard deviation between launches of one arm, or None if unknown.
 
     It is estimated from all arms that have two pilots.
     """
@@ -92,8 +94,8 @@ def windows(
 ) -> dict[str, Window]:
     """Return the window of each arm, by name.
 
-    The arm's pilot determines the warm-up and how many steps are worth timing. If ranks communicate
-    only every few steps, the window covers whole periods of these.
+    The arm's pilot determines the length of the warm-up and the number of timed steps. If ranks
+    communicate only every few steps, the window consists of whole periods of these steps.
     """
     deviation = launch_sd(pilots)
     by_arm = {}
@@ -109,9 +111,9 @@ def windows(
 def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
     """Return whether an arm needs a second pilot.
 
-    It does if the first one asks for a warm-up that costs more than another pilot, or if it
-    stalled. Every launch repeats the warm-up, and a periodic stall occurs in the next pilot, too.
-    In a single pilot either may come from a short load of the host.
+    It does if the first pilot stalled, or if it indicates a warm-up that costs more than another
+    pilot, because every launch repeats the warm-up. In a single pilot, either may be caused by a
+    short load of the host. A second pilot shows whether it recurs.
     """
     matching = _matching(plan, arm, pilots)
     if len(matching) != 1 or plan.protocol.fixed:

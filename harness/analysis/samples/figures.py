@@ -1,4 +1,7 @@
-"""Compute a launch's figures from its ranks' samples; pure, so ``verify`` can repeat it offline."""
+"""Compute a launch's figures from the samples of its ranks.
+
+The functions are pure, so ``verify`` can repeat the computation offline.
+"""
 
 import hashlib
 import itertools
@@ -35,35 +38,37 @@ from harness.record.store import Samples
 #: ``MESSAGE_SLACK`` is added for the protocol of small messages, in bytes per step and other rank.
 SENT_RATIO = (0.98, 1.05)
 MESSAGE_SLACK = 16_384
-#: A single rank that has nothing to compute for more than this share of its window waits on
-#: purpose.
+#: If a single rank is idle for more than this share of its window, its model is assumed to wait
+#: instead of computing.
 MOST_IDLE = 0.5
-#: Inputs that wait neither for a disk nor for another thread.
+#: Inputs for which a rank waits neither for a disk nor for another thread.
 UNREAD = (Data.RESIDENT, "loaded")
-#: A step that takes this many times the median is a stall.
+#: A step that takes more than this many times the median is a stall.
 STALL = 3.0
-#: Bytes written past the sockets, as a share of the closed form, that are attributed to other
-#: causes than the training.
+#: Allowed number of bytes that a rank writes elsewhere than to sockets, as a share of the closed
+#: form. So few bytes do not come from an exchange of gradients.
 BESIDE = 0.02
-#: The rank's clock and the kernel's may differ by two ticks plus this share.
+#: The rank's clock and the kernel's clock may differ by ``TICKS_S`` (two ticks, in seconds) plus
+#: the share ``CLOCKS`` of the window.
 TICKS_S = 0.02
 CLOCKS = 0.01
-#: Largest CPU time of a rank per core, as a share of its window; 1.013 was seen.
+#: Largest CPU time of a rank per core, as a share of its window. The largest observed value is
+#: 1.013.
 MOST_BUSY = 1.05
 #: Number of steps whose losses are averaged before they are compared with a target.
 SMOOTH = 8
-#: A router has collapsed if it uses fewer experts than this many times ``top``, the experts of a
-#: token.
+#: A router has collapsed if the number of experts that it uses is less than this many times
+#: ``top``, the number of experts for each token.
 COLLAPSED = 1.25
-#: A simulated device with a schedule had too short a time slot if it misses more than one deadline,
-#: and a larger share of them than this. It is accepted if it caught up: the schedule is absolute,
-#: so late steps need not delay the end of the window.
+#: A launch of a simulated device with a schedule is not usable if more than one deadline, and more
+#: than this share of the deadlines, are missed. It is usable if the device caught up by the end of
+#: the window, which is possible because the times of the schedule are absolute.
 MISSED_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures that follow from a launch's samples; fields as in LaunchRecord."""
+    """The figures that follow from a launch's samples; the fields are those of LaunchRecord."""
 
     wrong: tuple[str, ...]
     accepted: tuple[str, ...]
@@ -93,9 +98,9 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
 
     Args:
         expected: the strategy's expectations; None for a user's script, which has none.
-        reference: the losses to compare with.
-        beside: the ranks of worlds that ran in the same time slot.
-        target: the loss that the plan asks for.
+        reference: the losses of the reference training, with which the losses are compared.
+        beside: the ranks of worlds that ran concurrently.
+        target: the target loss of the plan.
     """
     seen = 0
     if samples:
@@ -126,10 +131,9 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
 
 
 def reached(samples: Sequence[Samples], target: float, expected: Expected) -> Reached | None:
-    """Return when the mean loss of ``SMOOTH`` steps first was at most ``target``; None if it never
-    was.
+    """Return when the mean loss of ``SMOOTH`` steps first was at most ``target``, or None.
 
-    Every step trains on samples that were not seen before, so its loss is that of unseen data.
+    Every step trains on new samples, so its loss is the loss on unseen data.
     """
     every = mean_losses(samples)
     if len(every) < SMOOTH:
@@ -153,15 +157,16 @@ def final_loss(samples: Sequence[Samples]) -> float | None:
 
 
 def target(plan: Plan, described: Described) -> float | None:
-    """Return the target loss of a plan: the loss floor of the data's noise plus the plan's
-    margin.
+    """Return the target loss of a plan, or None if it has no target.
+
+    It is the loss floor, which is due to noise in the data, plus the margin of the plan.
     """
     floor = described.facts.loss_floor if described.facts else None
     return None if plan.to_loss is None or floor is None else floor + plan.to_loss
 
 
 def compared(samples: Sequence[Samples], reference: LossCurve | None) -> int:
-    """Return the number of steps whose losses could be compared with the reference's."""
+    """Return the number of steps for which both this launch and the reference have losses."""
     if reference is None or not samples:
         return 0
     return min(len(samples[0].loss), len(reference.losses))
@@ -178,9 +183,10 @@ def slowest(samples: Sequence[Samples], cut: int) -> list[float]:
 def foreign_load(ranks: Sequence[RankRecord], beside: Sequence[RankRecord] = ()) -> float | None:
     """Return the share of the ranks' cores that other processes used in the kept window.
 
-    It is the busy time of the cores minus the CPU time of the ranks, on the machine with most of
-    it. Ranks on the same cores are counted together. None if the kernel does not count busy time,
-    if ranks share only some of their cores, or if they share cores with worlds ``beside`` them.
+    It is the busy time of the cores minus the CPU time of the ranks, on the machine with the
+    largest load. Ranks that use the same cores are counted together. Return None if the kernel does
+    not count busy time. Also return None if ranks share only some of their cores, or if they share
+    cores with the concurrent worlds ``beside``.
     """
     out = []
     for host in sorted({rank.host for rank in ranks}):
@@ -210,7 +216,7 @@ def steps(kept: Sequence[float]) -> Steps:
 
 
 def stalls(step_times: Sequence[float], cut: int) -> Stalls:
-    """Return the kept steps that took STALL times the median or more."""
+    """Return the kept steps that took more than STALL times the median."""
     kept = np.array(step_times)
     usual = float(np.median(kept))
     odd = np.flatnonzero(kept > STALL * usual)
@@ -228,10 +234,10 @@ class Perturbation(NamedTuple):
 def perturbation(samples: Sequence[Samples], window: Window) -> Perturbation:
     """Return the ratio of profiled steps to steps without a profiler.
 
-    In an outline each of ``pairs`` single steps is compared with the two around it, and ``low`` is
-    the lower end of the 95 % interval of their mean (log, Student). Otherwise the ratio is the
-    median of the profiled steps over that of the steps before them. The step in between warms the
-    profiler up and counts in neither.
+    If the window has ``pairs``, each of these single profiled steps is compared with the step
+    before and the step after it. ``low`` is then the lower end of the 95 % interval of their mean
+    log-ratio (Student's t). Otherwise the ratio is the median of the profiled steps divided by the
+    median of the steps before them. The step in between warms up the profiler and is ignored.
     """
     if not window.profiled:
         return Perturbation()
@@ -254,10 +260,10 @@ def window_s(samples: Samples, cut: int) -> float:
 
 
 def consumed(samples: Sequence[Samples], cut: int) -> int:
-    """Return the sum over kept steps of the distinct samples over all ranks, as observed.
+    """Return the number of samples that were consumed in the kept steps, over all ranks.
 
-    Samples are identified by the content that reached the model, or in older records by the ids
-    that were handed out.
+    A sample counts once in each step. Samples are identified by the content that reached the model.
+    In older records they are identified by the ids that were handed out.
     """
     if any(sample.seen is None for sample in samples):
         kept = [sample.sample_ids[cut:] for sample in samples]
@@ -274,15 +280,19 @@ def consumed(samples: Sequence[Samples], cut: int) -> int:
 
 
 def _by_step(ranks: Sequence[np.ndarray], cut: int) -> list[list[int]]:
-    """Return each kept step's values over all ranks; sets of a few are faster than sorted
-    arrays.
+    """Return each kept step's values over all ranks, as lists.
+
+    Sets of a few list elements are faster than sorted arrays.
     """
     values: list[list[int]] = np.concatenate([rank[cut:] for rank in ranks], axis=1).tolist()
     return values
 
 
 def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
-    """Return the memory slope of the rank that grows fastest; None with fewer than 6 readings."""
+    """Return the growth of memory of the rank whose memory grows fastest, in bytes per step.
+
+    Return None if a rank has fewer than 6 readings.
+    """
     fastest = None
     for rank, sample in enumerate(samples):
         looked = np.flatnonzero(sample.rss_bytes[cut:])
@@ -300,7 +310,7 @@ def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
 
 
 def losses(samples: Sequence[Samples]) -> str:
-    """Return a digest of all ranks' losses: equal for two launches with bitwise equal training."""
+    """Return a digest of all ranks' losses; launches whose training is bit-identical share it."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(sample.loss.tobytes())
@@ -308,10 +318,10 @@ def losses(samples: Sequence[Samples]) -> str:
 
 
 def _collapsed(ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Report layers whose router uses hardly more experts than one token has; the others never
-    train.
+    """Report layers whose router uses hardly more experts than a single token needs.
 
-    The number of equally busy experts is 1 / sum of squared shares.
+    The remaining experts are never trained. The effective number of used experts is 1 / (sum of the
+    squared shares of tokens).
     """
     for layer, load in loads(ranks).items():
         top = next(rank.routed[layer].top for rank in ranks if rank.routed and layer in rank.routed)
@@ -323,8 +333,8 @@ def _collapsed(ranks: Sequence[RankRecord]) -> Iterator[str]:
 def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
     """Report a single rank that mostly waited although no other rank or process could delay it.
 
-    Waiting scales with any number of ranks, so a model that waits is simulated and has to declare
-    it.
+    Waiting scales perfectly to any number of ranks. A model that waits instead of computing is
+    therefore simulated, and has to declare it.
     """
     alone = case.world_size == 1 and case.device is Device.CPU and case.data in UNREAD
     if not alone or case.stand_in or case.slowed or case.offload:
@@ -333,17 +343,17 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
     if idle_s(rank) > MOST_IDLE * rank.window_s:
         share = rank.cpu_s / rank.window_s
         yield (
-            f"waits: the only rank computed for {share:.0%} of its window, and waited for no core:"
-            " a model that waits is simulated, and has to declare it (STAND_IN)"
+            f"waits: the only rank computed for {share:.0%} of its window, and did not wait for a"
+            " core: a model that waits instead of computing has to declare it (STAND_IN)"
         )
 
 
 def idle_s(rank: RankRecord) -> float:
-    """Return the seconds for which a rank had nothing to compute.
+    """Return the seconds in the window for which a rank had nothing to compute.
 
-    This is the window minus its CPU time, minus the time in which it was ready but waited for a
-    core. The kernel counts the latter; without that count, it is the time in which other processes
-    used the rank's cores.
+    This is the window minus the CPU time, minus the time in which the rank waited for a core, minus
+    the time in which a CPU quota stopped it. The kernel counts the waits for a core. Without that
+    count, they are the time in which other processes used the rank's cores.
     """
     busy_s = rank.window_s if rank.busy_s is None else rank.busy_s
     taken_s = max(busy_s - rank.cpu_s, 0.0)
@@ -353,8 +363,9 @@ def idle_s(rank: RankRecord) -> float:
 
 
 def _cores(rank: RankRecord) -> Iterator[str]:
-    """Report a rank that used more cores than it was given, because its baseline had no more
-    either.
+    """Report a rank that used more cores than it was given.
+
+    The comparison would be unfair, because its baseline could not use more cores.
     """
     has_s = len(rank.affinity) * rank.window_s
     if has_s and rank.cpu_s > MOST_BUSY * has_s + TICKS_S:
@@ -388,17 +399,18 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
 
 
 def _clock(rank: RankRecord) -> Iterator[str]:
-    """Report a rank whose window has another length by the kernel's clock."""
+    """Report a rank whose window has a different length according to the kernel's clock."""
     if rank.kernel_s is None or not rank.window_s:
         return
     if abs(rank.kernel_s - rank.window_s) > TICKS_S + CLOCKS * rank.window_s:
         yield (
-            f"clock: rank {rank.rank} timed {rank.window_s:.3f} s, the kernel {rank.kernel_s:.3f} s"
+            f"clock: rank {rank.rank} timed {rank.window_s:.3f} s for its window, but the kernel"
+            f" timed {rank.kernel_s:.3f} s"
         )
 
 
 def _other(case: CaseSpec, expected: Expected, r: RankRecord) -> Iterator[str]:
-    """Report what a rank ran that differs from its case."""
+    """Report each way in which a rank ran something else than its case."""
     backend = case.backend if case.communicate else "fake"
     if r.backend != backend:
         yield f"rank {r.rank}: backend {r.backend}, expected {backend}"
@@ -429,7 +441,7 @@ def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
 
 
 def _shared_devices(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Report ranks that share their placement, or their GPU by its UUID."""
+    """Report ranks that have the same local rank on one node, or GPUs with the same UUID."""
     if len({(rank.node, rank.local_rank) for rank in ranks}) != len(ranks):
         yield "world: two ranks on one device"
     if StandIn.SHARED_GPU in case.stand_in:
@@ -448,7 +460,10 @@ def wrong(
     reference: LossCurve | None = None,
     seen: int | None = None,
 ) -> tuple[str, ...]:
-    """Return what did not run as requested; a launch with any entry is never judged."""
+    """Return a message for everything that did not run as requested.
+
+    A launch with any message is never judged.
+    """
     joined = [rank.rank for rank in ranks]
     if joined != list(range(case.world_size)):
         return (f"world: ranks {joined} joined, expected {case.world_size} ranks",)
@@ -472,8 +487,8 @@ def wrong(
             for why in (*_bytes(rank, expected, cut, kept), *_clock(rank), *_cores(rank))
         ),
         *_behind_schedule(ranks, len(samples[0].sample_ids), kept),
-        # Without communication ranks lack each other's gradients, so losses differ from the
-        # reference's.
+        # Without communication, ranks lack each other's gradients, and their losses differ from
+        # those of the reference.
         *(_losses(samples, reference) if case.communicate else ()),
     )
 
@@ -498,7 +513,7 @@ def _unlike_replicas(ranks: Sequence[RankRecord]) -> Iterator[str]:
 
 
 def _behind_schedule(ranks: Sequence[RankRecord], steps: int, kept: int) -> Iterator[str]:
-    """Report a simulated device with scheduled steps that missed many deadlines and ended late."""
+    """Report a simulated device that missed many deadlines of its schedule and ended late."""
     misses = max(rank.clock_misses for rank in ranks)
     planned_s = kept * (ranks[0].planted_s or math.inf)
     late = max(rank.window_s for rank in ranks) / planned_s - 1

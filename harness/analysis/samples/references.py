@@ -11,38 +11,41 @@ from harness.cases.site import filled
 from harness.record import Described, LaunchRecord, LaunchStatus, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
-#: Purposes of launches whose losses are compared; pilots determine the length of the reference.
+#: Purposes of launches whose losses are compared. Pilots are not compared, because the length of
+#: the reference training is only known after them.
 COMPARED = (Purpose.TIMED, Purpose.PROFILE)
-#: Steps of a reference whose model is too large for one device, so that its blocks are loaded in
-#: turn.
+#: Number of steps of a reference training if its model is too large for one device. Its blocks are
+#: then loaded in turn.
 STREAMED_STEPS = 2
-#: Number of further trainings of a reference if rounding changes its losses.
+#: Number of replicates: trainings that repeat a reference with different rounding.
 REPLICATES = 3
-#: Limits as multiples of the largest difference of any replicate so far: for a single loss, and for
-#: the root mean square of the losses of a block of steps. Correct launches stay below 0.27 and 0.67
-#: of the limit (``benchmarks/experiments/honest.py``). In 16 bits the smallest training defect is
-#: at 1.2 times the limit (``tests/contract/test_cheats.py``).
+#: Limits of the relative difference from the reference: ``SINGLE`` for the loss of a step,
+#: ``COURSE`` for the root mean square over a block of steps. Both are multiples of the largest
+#: difference of any replicate so far. Correct launches stay below 0.27 and 0.67 of these limits
+#: (``benchmarks/experiments/honest.py``). In 16 bits, the smallest training defect reaches 1.2
+#: times the limit (``tests/contract/test_cheats.py``).
 SINGLE = 10.0
 COURSE = 4.0
 #: Beginning of the message on a launch whose losses differ from the reference's.
 ASTRAY = "loss: step"
-#: Steps of a block.
+#: Number of steps in a block.
 BLOCK = 8
-#: Relative differences below ``LEAST_LIMIT`` are always accepted, because fp32 sums in another
-#: order cause them. Those above ``MOST_LIMIT`` never are.
+#: Relative differences below ``LEAST_LIMIT`` are always accepted, because fp32 sums in a different
+#: order cause them. Differences above ``MOST_LIMIT`` are never accepted.
 LEAST_LIMIT = 2e-5
 MOST_LIMIT = 2e-2
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """The mean loss of each step, and the allowed relative difference of a launch (0: bitwise
-    equal).
+    """The losses of a reference training, and how far the losses of a launch may differ from them.
 
-    ``replicates`` are losses of the same training with other roundings (replicates, steps), which
-    show what rounding explains. It is None in older records, if the model is too large, and if no
-    launch differed more than sums in another order explain. ``provisional``: replicates can still
-    be trained, so a launch is accepted only within the least limit.
+    ``losses`` are the mean losses of the steps. ``limit`` is the allowed relative difference of a
+    launch (0: its losses must be bitwise equal). ``replicates`` are losses of the same training
+    with different rounding, of shape (replicates, steps). They show which differences rounding
+    explains. ``replicates`` is None in older records, or if the model is too large, or if the
+    order of sums explains all differences of the launches. ``provisional`` says that replicates can
+    still be trained, so a launch is accepted only within ``LEAST_LIMIT``.
     """
 
     losses: np.ndarray
@@ -51,10 +54,11 @@ class LossCurve:
     provisional: bool = False
 
     def limits(self, steps: int) -> np.ndarray:
-        """Return the limit of each step: rounding differences grow during training, to 2 % at most.
+        """Return the limit of each step's relative difference.
 
-        Without replicates the growth is that measured with 3 and 4 ranks: 1e-7 up to step 32, 7e-5
-        at step 60, 3e-4 at step 120.
+        Limits grow with the steps, because rounding differences grow during training; they are at
+        most 2 %. Without replicates, the limits grow as measured with 3 and 4 ranks, where the
+        differences were 1e-7 up to step 32, 7e-5 at step 60 and 3e-4 at step 120.
         """
         if self.provisional:
             return np.full(steps, LEAST_LIMIT)
@@ -65,8 +69,9 @@ class LossCurve:
         return np.asarray(np.minimum(grown, max(self.limit, MOST_LIMIT)))
 
     def block_limits(self, steps: int) -> np.ndarray:
-        """Return the limit of the root mean square of each whole block; infinite without
-        replicates.
+        """Return the limit of the root mean square of each whole block of steps.
+
+        Without replicates it is infinite.
         """
         blocks = steps // BLOCK
         if not self.limit or self.replicates is None or not blocks:
@@ -81,7 +86,7 @@ class LossCurve:
 
 
 def relative(losses: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the relative differences of losses."""
+    """Return the relative differences of ``losses`` from ``wanted``."""
     return np.asarray((losses - wanted) / np.maximum(np.abs(wanted), 1e-12))
 
 
@@ -95,8 +100,9 @@ def block_rms(differences: np.ndarray) -> np.ndarray:
 def launch_of(
     launches: Sequence[LaunchRecord], described: Mapping[str, Described], case: str
 ) -> LaunchRecord | None:
-    """Return the reference launch for a case (its hash): the last one of any case with the same
-    key.
+    """Return the reference launch for the case with this hash, or None.
+
+    It is the last reference launch of any case with the same reference key.
     """
     wanted = described[case].reference
     if wanted is None:
@@ -137,7 +143,10 @@ class Curves:
         self._read: dict[tuple[str, float], LossCurve | None] = {}
 
     def of(self, case: str) -> LossCurve | None:
-        """Return the expected losses of a case; cases with the same training share them."""
+        """Return the expected losses of a case, or None if it has no reference.
+
+        Cases with the same reference have the same curve.
+        """
         wanted = self._run.described[case].reference
         if wanted is None:
             return None
@@ -157,7 +166,10 @@ def mean_losses(samples: Sequence[Samples]) -> np.ndarray:
 
 
 def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
-    """Return from which step on the losses differ from the reference's; empty if they do not."""
+    """Return a message on the first step whose loss differs from the reference's.
+
+    Return an empty string if the losses agree.
+    """
     losses = mean_losses(samples)
     steps = min(len(losses), len(curve.losses))
     wanted = curve.losses[:steps]
@@ -175,8 +187,9 @@ def astray(samples: Sequence[Samples], curve: LossCurve) -> str:
 
 
 def _off_course(off: np.ndarray, curve: LossCurve) -> str:
-    """Return a message on the first block of steps whose losses differ by more than rounding
-    explains.
+    """Return a message on the first block of steps whose losses differ more than rounding explains.
+
+    Return an empty string if there is none.
     """
     seen = block_rms(off)
     limits = curve.block_limits(len(off))
@@ -187,14 +200,16 @@ def _off_course(off: np.ndarray, curve: LossCurve) -> str:
     first = block * BLOCK
     return (
         f"{ASTRAY}s {first} to {first + BLOCK - 1} differ from the reference by {seen[block]:.1e},"
-        f" trainings with other roundings by at most {limits[block] / COURSE:.1e}"
+        f" trainings with different rounding by at most {limits[block] / COURSE:.1e}"
         f" ({len(wrong)} of {len(seen)} blocks of {BLOCK} steps; limit {limits[block]:.2g})"
     )
 
 
 def world(case: CaseSpec, described: Described, streamed: bool) -> CaseSpec:
-    """Return the world of a case's reference: one rank for each shard, or one rank for all in
-    turn.
+    """Return the world in which the reference of a case is trained.
+
+    It has one rank for each shard. If the reference is ``streamed``, a single rank loads the blocks
+    of the model in turn.
     """
     assert described.reference is not None
     shards = 1 if streamed else described.reference.shards

@@ -1,4 +1,4 @@
-"""Compare launches of a user's script: do they run one and the same training?"""
+"""Check that launches of a user's script in different worlds run the same training."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,26 +8,28 @@ from harness.base.formatting import si
 from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, ScriptObservations
 
-#: Relative differences of gradient norms that rounding explains. The second value applies if
+#: Relative differences of gradient norms that rounding explains. ``COARSE_NORMS`` applies if
 #: forward passes return 16-bit values.
 NORMS = 1e-4
 COARSE_NORMS = 2e-2
-#: A summed loss has at least twice the gradient norm of a mean. A smaller ratio may come from a
-#: mean over tokens, whose number per rank changes if ranks group the same samples otherwise.
+#: Ratio of gradient norms from which on they count as different. The norm with a summed loss is at
+#: least twice the norm with a mean loss. Smaller ratios occur with a mean over tokens, if ranks
+#: divide the same samples differently and thus get other numbers of tokens.
 SUMMED = 1.4
-#: Relative difference of a step's samples from the mode's number that ragged batches explain.
+#: Relative deviation of the number of samples in a step that batches of different sizes explain.
 RAGGED = 0.02
-#: If the samples of steps vary, the limit is this many standard errors, but at most
-#: ``MOST_RAGGED``.
+#: If the number of samples varies between steps, the allowed deviation is this many standard
+#: errors, but at most ``MOST_RAGGED``.
 SIGMAS = 3.0
 MOST_RAGGED = 0.25
 #: Beginning of the message on the number of samples.
 _AMOUNTS = "count: a step has"
-#: A smaller share of the work, or of distinct rows, means another training.
+#: If a launch has less than this share of another launch's work, or of its distinct rows, the two
+#: are not the same training.
 LESS = 0.9
 #: Largest number of ranks whose rows are listed.
 FEW = 4
-#: Allowed increase of the share of updates that change nothing.
+#: Allowed difference between two launches in the share of updates that change no weight.
 IDLE = 0.15
 
 
@@ -38,10 +40,10 @@ def unlike(
     *,
     edited: bool = False,
 ) -> str | None:
-    """Return the first difference between the trainings of a case and its baseline; None if there
-    is none.
+    """Return the first difference between the trainings of a case and its baseline, or None.
 
-    ``edited``: the two are versions of one script, so its file may differ between them.
+    ``mine`` and ``base`` are their launches. ``edited`` says that the two are versions of one
+    script, so its file may differ between them.
     """
     for launches in (mine, base) if edited else ([*mine, *base],):
         if len({_seen(launch).source for launch in launches}) > 1:
@@ -58,10 +60,10 @@ def accepted(
 
 
 def may_be_ragged(difference: str) -> bool:
-    """Return whether a longer window may remove a difference found in a short one.
+    """Return whether a difference between short launches may disappear in longer launches.
 
-    The last batches of epochs weigh less in a longer window. A number of samples that fits the
-    other mode exactly is not caused by ragged batches.
+    This applies to the number of samples, because short last batches of epochs matter less in a
+    longer launch. It does not apply if the number fits the other scaling mode.
     """
     return difference.startswith(_AMOUNTS) and "(--mode " not in difference
 
@@ -88,17 +90,17 @@ def _differences(
 
 
 def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Report launches of one world with one seed that begin with different parameters.
+    """Report launches of one world that use the same seed and begin with different parameters.
 
-    Another world may use another seed (EDM's is ``seed * world_size + rank``), and each launch may
-    draw its seed.
+    Worlds may use different seeds (EDM's is ``seed * world_size + rank``), and each launch may draw
+    a random seed.
     """
     if len({_seen(launch).seed for launch in launches}) > 1:
         return
     starts = {_seen(launch).start: launch.launch for launch in launches}
     ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
-        yield "start: a fork begins with other parameters than a fresh interpreter: use --fresh"
+        yield "start: a fork begins with different parameters from a new interpreter: use --fresh"
     elif len(starts) > 1:
         few = " and ".join(list(starts.values())[:2])
         yield (
@@ -109,10 +111,10 @@ def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
 
 
 def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
-    """Report replicas that each draw from the whole data set, judging by their loaders.
+    """Report replicas whose loaders each draw from the whole data set.
 
-    The content of samples cannot show this: augmentation changes the rows of the same samples, and
-    every rank can shuffle by itself.
+    The content of samples does not show this. Augmentation changes the rows of a sample, and ranks
+    may shuffle with different seeds.
     """
     if not draws_whole(a, b) or not _seen(a).stored:
         return
@@ -125,7 +127,7 @@ def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[st
 def draws_whole(a: LaunchRecord, b: LaunchRecord) -> bool:
     """Return whether each of several replicas draws from a data set as large as the baseline's.
 
-    If their data sets store entries, these have to be the same.
+    If the data sets of the replicas store entries, the entries also have to be the same.
     """
     seen = [rank.watched for rank in a.ranks if rank.watched is not None]
     size = _seen(b).whole
@@ -148,8 +150,9 @@ def _amounts(
 ) -> Iterator[str]:
     """Report a number of samples that does not fit the mode.
 
-    Weak scaling keeps the samples of a step on each rank, strong scaling their sum. Either the mean
-    step or the median step has to fit, because epochs may end in a short batch.
+    In weak scaling, every rank has the same number of samples in a step at all world sizes. In
+    strong scaling, the sum over ranks is the same. Either the mean step or the median step has to
+    fit, because epochs may end in a short batch.
     """
     times = {Mode.WEAK: case.world_size / len(base[0].ranks), Mode.STRONG: 1.0}
     here, there = (median(map(_mean_samples, side)) for side in (mine, base))
@@ -175,8 +178,9 @@ def _amounts(
 
 
 def _error(launches: Sequence[LaunchRecord]) -> float:
-    """Return the relative standard error of a mean step's samples; token budgets make batches
-    vary.
+    """Return the relative standard error of the mean number of samples in a step.
+
+    The number varies, for example, if batches have a budget of tokens.
     """
     watched = [rank.watched for rank in launches[0].ranks if rank.watched is not None]
     steps = launches[0].steps.count if launches[0].steps is not None else 1
@@ -188,13 +192,16 @@ def _mean_samples(launch: LaunchRecord) -> float:
 
 
 def _usual_samples(launch: LaunchRecord) -> float:
-    """Return the samples of a median step, which is not a short last batch."""
+    """Return the number of samples in a median step, which is not a short last batch."""
     usual = [rank.watched.usual for rank in launch.ranks if rank.watched is not None]
     return _mean_samples(launch) * median(usual)
 
 
 def _of_ranks(launch: LaunchRecord) -> str:
-    """Return the rows that reached each rank in the last step, as text; empty if they are equal."""
+    """Return the number of rows that reached each rank in the last step, as text.
+
+    Return an empty string if all numbers are equal.
+    """
     rows = [sum(rank.watched.roots.values()) for rank in launch.ranks if rank.watched is not None]
     if len(set(rows)) < 2:
         return ""
@@ -203,11 +210,11 @@ def _of_ranks(launch: LaunchRecord) -> str:
 
 
 def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Report samples with less work, less extra work or fewer distinct rows than in the baseline.
+    """Report samples with less work or fewer distinct rows than in the baseline.
 
-    Batches may be ragged, so a difference counts only if every launch has less than any launch of
-    the baseline. Nothing is reported if an optimizer computes the loss a varying number of times
-    (LBFGS).
+    The work inside and outside of the training is compared. The sizes of batches may vary, so a
+    difference counts only if every launch has less than all launches of the baseline. Nothing is
+    reported if an optimizer computes the loss a varying number of times (LBFGS).
     """
     if any(_seen(launch).cleared and not _seen(launch).even for launch in (*mine, *base)):
         return
@@ -237,7 +244,7 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
 
 
 def _updates(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Report a larger share of updates that change no weight, here or in the baseline."""
+    """Report if more updates change no weight in this world than in the baseline, or fewer."""
     here, there = (
         [rank.watched.idle for x in side for rank in x.ranks if rank.watched is not None]
         for side in (mine, base)
@@ -255,7 +262,7 @@ def _updates(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iter
 
 
 def works_known(launches: Sequence[LaunchRecord]) -> bool:
-    """Return whether the work of a sample is known for each launch."""
+    """Return whether the FLOPs of a sample are known for each launch."""
     return all(map(_per_sample, launches))
 
 
@@ -273,8 +280,8 @@ def _per_sample(launch: LaunchRecord) -> float:
 def less_beside(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> bool:
     """Return whether ranks compute less outside their training than the baseline's ranks.
 
-    This has to be so for a step and for a sample. The reason is an evaluation that is skipped, or
-    that ranks share.
+    It must be less both in a step and for a sample. A possible reason is an evaluation that ranks
+    skip, or divide between them.
     """
     if not works_known([*mine, *base]):
         return False
@@ -284,18 +291,19 @@ def less_beside(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> b
 
 
 def _aside(launch: LaunchRecord) -> float:
-    """Return the largest FLOPs of a rank that no gradient depends on."""
+    """Return the FLOPs of a step that no gradient depends on, on the rank with most of them."""
     return max(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
 
 
 def _aside_of_all(launch: LaunchRecord) -> float:
-    """Return the FLOPs of all ranks that no gradient depends on."""
+    """Return the FLOPs of a step that no gradient depends on, summed over ranks."""
     return sum(rank.watched.aside for rank in launch.ranks if rank.watched is not None)
 
 
 def _aside_of_sample(launch: LaunchRecord) -> float:
-    """Return the FLOPs of a sample that no gradient depends on, such as a frozen part of the
-    model.
+    """Return the FLOPs per sample that no gradient depends on, summed over ranks.
+
+    An example is the work of a frozen part of the model.
     """
     if launch.steps is None or not launch.consumed:
         return 0.0
@@ -312,10 +320,11 @@ def gradients_differ(a: LaunchRecord, b: LaunchRecord) -> bool:
 
 
 def norms_over(a: LaunchRecord, b: LaunchRecord) -> float:
-    """Return the norm of the first step's gradient divided by that of ``b``.
+    """Return the gradient norm of the first step in ``a``, divided by the one in ``b``.
 
-    1 if the norms agree, or if they cannot be compared. They can be if both trainings begin with
-    the same parameters and samples, draw no random numbers, and hold whole replicas.
+    Return 1 if the norms agree, or if they cannot be compared. They can be compared if both
+    trainings begin with the same parameters and samples, draw no random numbers, and have whole
+    replicas.
     """
     if not same_samples(a, b) or not begin_alike([a, b]) or random([a, b]) or cut([a, b]):
         return 1.0
@@ -334,7 +343,7 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     first = f"gradients: their norm in the first step is {ratio:.4g} times that"
     if edited:
         yield (
-            f"{first} of the other version, with the same samples: it trains another model or"
+            f"{first} of the other version, with the same samples: it trains a different model or"
             " loss, so the speeds are not comparable"
         )
     else:
@@ -345,11 +354,11 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
 
 
 def begin_alike(launches: Sequence[LaunchRecord]) -> bool:
-    """Return whether launches begin with the same parameters.
+    """Return whether all launches begin with the same parameters.
 
-    If parameters are sharded, each world has other shards, and one seed in all launches is
-    sufficient. Without a seed each launch begins with other parameters. This is no mistake, and
-    does not change the speed.
+    The shards of different worlds cannot be compared. If parameters are sharded, launches with the
+    same seed count as launches with the same parameters. Without a seed, each launch begins with
+    different parameters. This is not an error, and does not affect the speed.
     """
     one_seed = len({_seen(launch).seed for launch in launches}) == 1
     if seeded(launches) and one_seed and any(_seen(launch).sharded for launch in launches):
@@ -365,8 +374,9 @@ def seeded(launches: Sequence[LaunchRecord]) -> bool:
 
 
 def random(launches: Sequence[LaunchRecord]) -> bool:
-    """Return whether forward passes draw random numbers, as dropout does, which differ between
-    ranks.
+    """Return whether forward passes draw random numbers, for example for dropout.
+
+    These numbers differ between ranks.
     """
     return any(
         rank.watched.random
@@ -377,13 +387,14 @@ def random(launches: Sequence[LaunchRecord]) -> bool:
 
 
 def cut(launches: Sequence[LaunchRecord]) -> bool:
-    """Return whether ranks hold parts of one model, of which some may be equal."""
+    """Return whether ranks hold parts of one model instead of replicas."""
     return any(_seen(launch).sharded and not _seen(launch).parallel for launch in launches)
 
 
 def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
-    """Return whether both trained on the same samples in the first step, by the sum of their
-    hashes.
+    """Return whether both launches trained on the same samples in the first step.
+
+    The sums of the samples' hashes are compared.
     """
     first, second = (
         sum(int(rank.watched.first, 16) for rank in launch.ranks if rank.watched is not None)
@@ -394,7 +405,7 @@ def same_samples(a: LaunchRecord, b: LaunchRecord) -> bool:
 
 
 def norm(launch: LaunchRecord) -> float:
-    """Return the gradient's norm before the first step: of a replica, or of all shards."""
+    """Return the norm of the gradient before the first step, of one replica or of all shards."""
     norms = [rank.grad_norm or 0.0 for rank in launch.ranks]
     return math.hypot(*norms) if _seen(launch).sharded else norms[0]
 

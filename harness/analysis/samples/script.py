@@ -1,4 +1,8 @@
-"""Judge a launch of a user's script: was it one correct training run, and on how many samples?"""
+"""Check that a launch of a user's script was one correct training run, and count its samples.
+
+Hooks record the rows of the tensors that reach the model. This module finds out how many samples
+these rows are.
+"""
 
 import itertools
 from collections import Counter
@@ -13,23 +17,24 @@ from harness.record import CollectiveCount, RankRecord, ScriptObservations
 from harness.record.rank import PART
 from harness.record.store import Samples
 
-#: All-reduced bytes divided by the bytes of the parameters: values outside this range are not a
-#: single exchange of gradients.
+#: Range of the all-reduced bytes divided by the bytes of the parameters, if gradients are exchanged
+#: once.
 ONCE = (0.45, 1.25)
-#: Collectives with fewer bytes carry no gradients, but a loss, a flag or a norm.
+#: Collectives with fewer bytes do not carry gradients. They carry a loss, a flag or a norm.
 SMALL = 1024
 #: Two ranks share a batch if at least this share of rows reaches both of them.
 SHARED = 0.9
-#: A share of common rows up to this is attributed to chance.
+#: Ranks can have this share of their rows in common by chance.
 CHANCE = 0.05
-#: If a smaller share of rows is distinct, and the rest is not repeated equally often, rows do not
-#: identify samples.
+#: Rows do not identify samples if fewer than this share of them is distinct, unless every row
+#: occurs equally often.
 UNLIKE = 0.5
-#: Relative tolerance for the number of rows of a sample being the number of its repetitions.
+#: Relative tolerance when the number of rows of a sample is compared with the number of times that
+#: each row occurs.
 ALIKE = 0.01
-#: Replicas that differ by less than this share of what training has changed differ by rounding. In
-#: fp32 rounding causes some 1e-7 a step. A single number that is not all-reduced is at most one of
-#: a million.
+#: Replicas differ only by rounding if the difference is less than this share of the change of the
+#: parameters in training. In fp32, rounding causes some 1e-7 in each step. One parameter of a
+#: million that is not all-reduced causes a larger difference.
 ROUNDED = 1e-5
 #: The count of a collective that was not issued.
 NONE = CollectiveCount(count=0, payload_bytes=0)
@@ -37,7 +42,8 @@ NONE = CollectiveCount(count=0, payload_bytes=0)
 SWAPS = ("all_to_all", "all_gather")
 #: Largest number of modules that a message names.
 FEW = 3
-#: A rank is late if it needs longer by this share of a step, and at least by this many seconds.
+#: A rank is late if it takes longer than the other ranks by the share ``LATE`` of a step, and by
+#: ``LATE_S`` seconds or more.
 LATE = 0.25
 LATE_S = 2e-3
 
@@ -45,10 +51,10 @@ LATE_S = 2e-3
 def rows(samples: Sequence[Samples], step: int) -> int:
     """Return the number of samples of one step over all ranks.
 
-    Ranks that see the same rows share one batch (tensor parallelism). This is also so if a rank
-    sees a part of another rank's rows. If ranks have other rows in common, each distinct row is one
-    sample. There are two exceptions: if only few rows are in common, or if a rank has some rows
-    twice, rows are equal by chance, like the states of a game.
+    Ranks with the same rows use a common batch (tensor parallelism). The same holds if the rows of
+    one rank are a part of the rows of another. If ranks have only some rows in common, each
+    distinct row is one sample. Rows can also be equal by chance, like the states of a game. This is
+    assumed if only few rows are in common, or if a rank has some rows twice.
     """
     of_ranks = [x.seen[step][x.seen[step] != 0] for x in samples if x.seen is not None]
     every = np.concatenate(of_ranks)
@@ -67,17 +73,17 @@ def rows(samples: Sequence[Samples], step: int) -> int:
 
 
 def _is_shared(a: np.ndarray, b: np.ndarray) -> bool:
-    """Return whether nearly all rows of one rank are another rank's, with the same multiplicity."""
+    """Return whether nearly all rows of one rank also occur on the other, as often as there."""
     of_a, of_b = (dict(zip(*np.unique(x, return_counts=True), strict=True)) for x in (a, b))
     in_both = sum(int(min(count, of_b.get(value, 0))) for value, count in of_a.items())
     return in_both >= SHARED * min(len(a), len(b))
 
 
 def by_step(samples: Sequence[Samples], first: int = 0) -> list[int]:
-    """Return the number of samples over all ranks of every step from the ``first`` on.
+    """Return the number of samples of each step over all ranks, beginning with step ``first``.
 
-    Steps whose rows were only counted are assumed to have the same share of distinct rows as the
-    steps whose rows were hashed.
+    In some steps rows were only counted, not hashed. These steps are assumed to have the same share
+    of distinct rows as the steps with hashed rows.
     """
     came = np.array(sum(_came(sample) for sample in samples))[first:]
     looked = np.array(_looked(samples))[first:]
@@ -96,7 +102,7 @@ def _came(samples: Samples) -> np.ndarray:
 
 
 def _looked(samples: Sequence[Samples]) -> np.ndarray:
-    """Return which steps had all rows hashed, on every rank."""
+    """Return for each step whether all its rows were hashed on every rank."""
     whole = [
         (sample.seen != 0).sum(1) == _came(sample) for sample in samples if sample.seen is not None
     ]
@@ -112,14 +118,14 @@ def _changes(samples: Samples) -> bool:
 
 
 def declared(case: CaseSpec) -> int | None:
-    """Return the samples of a step of this world that the user declared; None if there are none."""
+    """Return the number of samples in a step of this world as declared by the user, or None."""
     if case.samples_per_step is None:
         return None
     return case.samples_per_step * (case.world_size if case.mode is Mode.WEAK else 1)
 
 
 def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
-    """Return why samples cannot be counted by their content; empty if they can."""
+    """Return why samples cannot be counted by their content, or an empty string if they can."""
     watched = [rank.watched for rank in ranks if rank.watched is not None]
     if reason := uncounted(watched, [float(np.median(_came(of_rank))) for of_rank in samples]):
         return reason
@@ -144,10 +150,10 @@ def counted(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> str:
 
 
 def uncounted(watched: Sequence[ScriptObservations], came: Sequence[float]) -> str:
-    """Return why the rows that reached the model are not a number of samples; empty if they are.
+    """Return why the rows that reached the model are not samples, or an empty string if they are.
 
-    The reasons follow from what hooks and loaders saw on each rank. ``came`` is each rank's number
-    of rows in a step.
+    The reasons follow from the observations of hooks and loaders on each rank. ``came`` is each
+    rank's number of rows in a step.
     """
     if all(not w.roots for w in watched):
         return "no module with parameters is called with samples"
@@ -161,18 +167,19 @@ def uncounted(watched: Sequence[ScriptObservations], came: Sequence[float]) -> s
 
 
 def _all_as_drawn(watched: ScriptObservations) -> bool:
-    """Return whether each module gets as many rows as loaders hand out samples.
+    """Return whether each module gets as many rows as the loaders hand out samples.
 
-    Examples are two towers, or networks that teach each other.
+    Examples are models with two towers, and networks that teach each other.
     """
     return watched.drawn > 0 and all(rows == watched.drawn for rows in watched.roots.values())
 
 
 def _undrawn(watched: ScriptObservations, came: float) -> str:
-    """Return why rows are not samples, judging by the loader, which does not depend on the model.
+    """Return why rows are not samples according to the loader, or an empty string.
 
-    Rows are consistent with the loader if they are as many as its samples, a multiple of them
-    (several views of each), or this rank's share of what all ranks draw.
+    The number of rows is consistent with the loader if it equals the number of its samples, or a
+    multiple of it (several views of each sample). It is also consistent if the loader draws the
+    samples of several ranks, and the rows are this rank's part of them.
     """
     drawn = watched.drawn
     if not came or not drawn or watched.as_drawn or came % drawn == 0:
@@ -183,7 +190,7 @@ def _undrawn(watched: ScriptObservations, came: float) -> str:
     rows = "1 row reaches" if came == 1 else f"{came:g} rows reach"
     return (
         f"{rows} the model in a step for which its loader hands out {drawn:g} samples"
-        " (time first, packed, or a graph?)"
+        " (is time the first dimension, are samples packed, or are they graphs?)"
     )
 
 
@@ -192,8 +199,8 @@ def consumed(
 ) -> int:
     """Return the number of samples of the kept window.
 
-    The declared number is used if samples cannot be counted, if the loaders hand out as many, or if
-    the user accepts the check.
+    The declared number is used if samples cannot be counted, if the loaders hand out the declared
+    number, or if the user accepts a failure of the check ``samples``.
     """
     stated = declared(case)
     known = stated is not None and (stated == of_loaders(ranks) or case.accepts("samples"))
@@ -203,10 +210,10 @@ def consumed(
 
 
 def of_loaders(ranks: Sequence[RankRecord]) -> float | None:
-    """Return the samples of a step as the loaders of all ranks count them.
+    """Return the number of samples in a step according to the loaders of all ranks, or None.
 
-    None unless a sample consists of several rows on every rank: a training on half of the drawn
-    samples has half as many samples.
+    It is None unless each sample consists of several rows on every rank. Otherwise the loaders may
+    draw more samples than the training uses.
     """
     watched = [rank.watched for rank in ranks if rank.watched is not None]
     return handed_out(ranks) if all(parts_of_one(w) > 1 for w in watched) else None
@@ -218,16 +225,19 @@ def handed_out(ranks: Sequence[RankRecord]) -> float:
 
 
 def came_to_each(ranks: Sequence[RankRecord]) -> int:
-    """Return the rows that reach each module of the training, over all ranks.
+    """Return the number of rows that reach each module of the training, summed over ranks.
 
-    0 if the modules of a rank get different numbers of rows.
+    Return 0 if the modules of a rank get different numbers of rows.
     """
     rows = [{*rank.watched.roots.values()} for rank in ranks if rank.watched is not None]
     return sum(of_rank.pop() for of_rank in rows) if all(len(x) == 1 for x in rows) else 0
 
 
 def parts_of_one(watched: ScriptObservations) -> int:
-    """Return the number of distinct rows of one sample of the loader: a pair, or several views."""
+    """Return the number of distinct rows that reach the model for one sample of the loader.
+
+    It is more than 1 if a sample is a pair or consists of several views.
+    """
     rows = sum(watched.roots.values())
     times = rows / watched.drawn if watched.drawn else 1.0
     alike = watched.as_drawn or abs(times * watched.distinct - 1) < ALIKE
@@ -237,8 +247,8 @@ def parts_of_one(watched: ScriptObservations) -> int:
 def _passes(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> int:
     """Return how often each sample of a step reaches the model.
 
-    It is more than once if a multiple of the loader's samples arrives, and the distinct rows are
-    only as many as these samples (SAM, R-Drop).
+    It is more than once if the number of rows is a multiple of the number of the loader's samples,
+    but only as many rows as samples are distinct (SAM, R-Drop).
     """
     watched = ranks[0].watched
     if watched is None or not watched.drawn:
@@ -250,7 +260,7 @@ def _passes(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> int:
 def wrong(
     case: CaseSpec, ranks: Sequence[RankRecord], samples: Sequence[Samples]
 ) -> tuple[str, ...]:
-    """Return the defects that invalidate a launch, each with a possible fix."""
+    """Return a message for each defect that invalidates a launch, with a possible fix."""
     watched = [rank.watched for rank in ranks if rank.watched is not None]
     if [rank.rank for rank in ranks] != list(range(case.world_size)) or len(watched) != len(ranks):
         have = [rank.rank for rank in ranks]
@@ -328,8 +338,9 @@ def _weights(watched: Sequence[ScriptObservations]) -> Iterator[str]:
 
 
 def _stating(case: CaseSpec) -> str:
-    """Return the option, or the argument of ``measure_steps``, that declares the samples of a
-    step.
+    """Return the text with which the user declares the number of samples in a step.
+
+    It is a command-line option, or an argument of ``measure_steps``.
     """
     by_itself = case.script.split()[:1] == [BY_ITSELF]
     return "samples_per_step=N" if by_itself else "--samples-per-step N"
@@ -375,8 +386,9 @@ def _samples(
 
 
 def _samplers(ranks: Sequence[RankRecord]) -> Iterator[str]:
-    """Report ranks whose DistributedSamplers differ, and thus do not divide one shuffled data
-    set.
+    """Report ranks whose DistributedSamplers differ.
+
+    Such samplers do not divide one shuffled data set.
     """
     samplers = [rank.watched.sampler for rank in ranks if rank.watched is not None]
     shuffles = [sampler.partition(PART)[0] for sampler in samplers]
@@ -390,10 +402,10 @@ def _samplers(ranks: Sequence[RankRecord]) -> Iterator[str]:
 
 
 def unlike_parts(ranks: Sequence[RankRecord]) -> str:
-    """Return a remark if ranks divide different parts of one data set; else empty.
+    """Return a remark if ranks divide different parts of one data set, else an empty string.
 
-    ``random_split`` without a seed has this effect (in PyTorch's minGPT-ddp, for example). It is no
-    ERROR, because steps take equally long.
+    ``random_split`` without a seed has this effect (in PyTorch's minGPT-ddp, for example). It is
+    not an ERROR, because it does not change the time of a step.
     """
     parts = [r.watched.sampler.partition(PART)[2] for r in ranks if r.watched is not None]
     if len(set(parts)) < 2 or not all(parts):
@@ -405,7 +417,7 @@ def unlike_parts(ranks: Sequence[RankRecord]) -> str:
 
 
 def saved_by_several(ranks: Sequence[RankRecord]) -> str:
-    """Return a remark on a file that several ranks of one machine write; empty if there is none."""
+    """Return a remark on a file that several ranks of one machine write, or an empty string."""
     writers: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         for name in rank.watched.saved if rank.watched is not None else ():
@@ -421,8 +433,9 @@ def saved_by_several(ranks: Sequence[RankRecord]) -> str:
 
 
 def _shared_again(ranks: Sequence[RankRecord], samples: Sequence[Samples]) -> Iterator[str]:
-    """Report a rank that trains on a part of the samples that its sampler already assigned to
-    it.
+    """Report a rank that trains on only a part of the samples that its DistributedSampler draws.
+
+    The samples are then divided between ranks twice.
     """
     for rank, of_rank in zip(ranks, samples, strict=True):
         came = float(np.median(_came(of_rank)))
@@ -451,10 +464,10 @@ def _training(
 def _in_parts(watched: Sequence[ScriptObservations]) -> bool:
     """Return whether ranks hold parts of one model.
 
-    If only the exchanges of the ranks indicate this, two more conditions apply. The parts have to
-    differ, or to be exchanged by an all-to-all (DLRM's embedding tables). Each rank also has to
-    train on the samples of another rank, because a rank that computes a part of the model needs all
-    samples.
+    If only the exchanges within forward passes indicate this, two more conditions must be met.
+    First, the parameters of ranks differ at the start, or ranks exchange data by an all-to-all
+    (DLRM's embedding tables). Second, each rank trains on the same samples as some other rank,
+    because a rank that computes a part of the model needs all samples.
     """
     if not all(w.cut for w in watched):
         return any(w.sharded for w in watched)
@@ -466,7 +479,7 @@ def _in_parts(watched: Sequence[ScriptObservations]) -> bool:
 def _replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]) -> Iterator[str]:
     """Report replicas that differ at the start or the end, and steps that exchange only weights.
 
-    Parts that each rank holds for itself may differ.
+    Rank-specific parts of the model may differ (``own_parts``).
     """
     if mistake := _unlike_replicas(ranks, watched):
         yield f"replicas: {mistake}"
@@ -484,7 +497,7 @@ def _large(watched: ScriptObservations) -> set[str]:
 
 
 def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObservations]) -> str:
-    """Return how replicas differ, with a possible cause; empty if they do not."""
+    """Return how replicas differ, with a possible cause, or an empty string if they do not."""
     names = watched[0].modules
     if of_own := own_parts(watched):
         alike = [name not in of_own for name in names]
@@ -520,7 +533,10 @@ def _unlike_replicas(ranks: Sequence[RankRecord], watched: Sequence[ScriptObserv
 
 
 def _ended_apart(watched: Sequence[ScriptObservations]) -> str:
-    """Return where replicas differ that began identical, with a possible cause."""
+    """Return a sentence on replicas that began identical and ended different.
+
+    It names the modules that differ, and a possible cause.
+    """
     of_module = _where(watched[0].modules, [w.ended for w in watched], trained=_trained(watched))
     ended = f"ranks ended with different parameters{of_module}"
     odd = next((rank for rank, w in enumerate(watched) if w.rates != watched[0].rates), 0)
@@ -540,19 +556,19 @@ def _ended_apart(watched: Sequence[ScriptObservations]) -> str:
     question = "are gradients all-reduced before every optimizer step?"
     if not _large(watched[0]):
         question += (
-            " A step all-reduces none: does a call bypass DistributedDataParallel"
+            " A step all-reduces no gradients: does a call bypass DistributedDataParallel"
             " (model.module(x)), or run within no_sync()?"
         )
     return f"{ended}: {question}"
 
 
 def own_parts(watched: Sequence[ScriptObservations]) -> list[str]:
-    """Return the parts of the model that each rank holds for itself: experts, or classes of Partial
-    FC.
+    """Return the names of the rank-specific parts of the model.
 
-    There are two kinds. Either the parts differ at the start while other parts are identical, and
-    ranks swap or gather more than single values. Or they differ at the end, and are exchanged
-    within the forward passes of their root.
+    Each rank has different parameters in such a part, for example different experts, or different
+    classes of Partial FC. There are two kinds of them. The first kind differs between ranks at the
+    start, and ranks exchange activations by an all-to-all or all-gather. The second kind differs at
+    the end, and ranks exchange data within the forward passes of its root module.
     """
     names = watched[0].modules
     if {len(w.began) for w in watched} | {len(w.ended) for w in watched} != {len(names)}:
@@ -574,11 +590,11 @@ def _unlike(names: Sequence[str], bits: Sequence[Sequence[str]]) -> list[str]:
 
 
 def by_rounding(watched: Sequence[ScriptObservations]) -> float:
-    """Return how far replicas differ by rounding alone, as a share of what training has changed.
+    """Return the difference of replicas if rounding explains it, relative to the training's change.
 
-    0 if they are identical, differ by more than rounding, or have no sums to compare. All replicas
-    have the same gradients. Each device rounds what its optimizer computes from them in its own way
-    (norms, products; cores of two kinds).
+    Return 0 if the replicas are identical, differ by more than rounding, or have no sums to
+    compare. All replicas have the same gradients. However, devices can round the optimizer's
+    computations (norms, products) differently, for example on cores of two kinds.
     """
     before = np.array(watched[0].sums_before)
     after = [np.array(w.sums_after) for w in watched]
@@ -595,8 +611,9 @@ def _rates(watched: ScriptObservations) -> str:
 
 
 def _trained(watched: Sequence[ScriptObservations]) -> list[bool]:
-    """Return, for each module, whether training has changed it on any rank; the others are
-    frozen.
+    """Return for each module whether training has changed it on any rank.
+
+    Modules without a change are frozen.
     """
     pairs = (zip(w.began, w.ended, strict=False) for w in watched)
     return [
@@ -613,8 +630,9 @@ def _where(
 ) -> str:
     """Return the names of the modules whose ``bits`` differ between ranks, as a part of a sentence.
 
-    Empty if none differs, if all ``trained`` modules differ (unless ``partly``: the modules are a
-    part of the model), or if the names do not match the digests.
+    Return an empty string if none differs, or if the names do not match the digests. Also return an
+    empty string if all ``trained`` modules differ, except with ``partly``, which says that the
+    modules are only a part of the model.
     """
     if {len(of_rank) for of_rank in bits} != {len(modules)}:
         return ""
@@ -631,8 +649,8 @@ def _where(
 def extra_exchange(watched: ScriptObservations) -> str:
     """Return an error message if gradients are exchanged more often than weights are updated.
 
-    The message is empty otherwise. A step of several updates, as of a GAN, needs an exchange for
-    each.
+    Return an empty string otherwise. A step with several updates, for example of a GAN, needs one
+    exchange for each update.
     """
     times = _exchanges(watched)
     if times <= ONCE[1] * _updates(watched) or _in_each_pass(watched) or watched.cleared:
@@ -644,9 +662,9 @@ def extra_exchange(watched: ScriptObservations) -> str:
 
 
 def accumulated(watched: ScriptObservations) -> str:
-    """Return a remark if gradients are exchanged in each of several accumulated passes; else empty.
+    """Return a remark if gradients are exchanged in each of several accumulated backward passes.
 
-    The result is correct, but the exchanges cost time.
+    The result is correct, but the exchanges cost time. Return an empty string otherwise.
     """
     if not _in_each_pass(watched):
         return ""
@@ -660,32 +678,36 @@ def accumulated(watched: ScriptObservations) -> str:
 
 
 def lost(watched: ScriptObservations) -> str:
-    """Return a remark if the gradients of passes over different samples are discarded; else empty.
+    """Return a remark if gradients of some of the samples are discarded, else an empty string.
 
-    SAM, and methods that inspect gradients of several tasks, repeat passes over the same samples.
+    Methods that repeat passes over the same samples are not reported. Examples are SAM, and methods
+    that inspect the gradients of several tasks.
     """
     passes = watched.backwards
     if not watched.cleared or passes <= _updates(watched) or watched.distinct * passes < 1.01:
         return ""
     return (
         f"gradients are cleared between the {passes} backward passes of {_step_of(watched)}, each"
-        " over other samples: is zero_grad() in the wrong place?"
+        " over different samples: is zero_grad() in the wrong place?"
     )
 
 
 def may_hide_another(watched: ScriptObservations) -> bool:
-    """Return whether all-reduces in forward passes may hide a second exchange of gradients.
+    """Return whether a second exchange of gradients may go unnoticed.
 
-    The backward pass may reduce as many bytes again, or other code may reduce gradients twice.
+    If forward passes all-reduce, the additional all-reduced bytes of a step have two possible
+    causes. The backward pass may repeat the all-reduces of the forward pass, or gradients may be
+    exchanged twice.
     """
     return _exchanges(watched, of_statistics=1) > ONCE[1] * _updates(watched)
 
 
 def _exchanges(watched: ScriptObservations, of_statistics: int = 2) -> float:
-    """Return how often a step's all-reduces carry the gradients at least; 0 if they carry none.
+    """Return a lower limit of how often a step all-reduces the gradients; 0 if it does not.
 
-    All-reduces in a forward pass carry statistics (Barlow Twins, batch norm). They are subtracted,
-    and so are as many bytes again, because the backward pass may reduce them.
+    All-reduces in a forward pass carry statistics (Barlow Twins, batch norm), and the backward pass
+    may all-reduce the same number of bytes again. ``of_statistics`` times the bytes of the forward
+    pass are therefore subtracted.
     """
     reduced = watched.collectives.get("all_reduce")
     whole = watched.trained_bytes or watched.parameter_bytes
@@ -713,10 +735,10 @@ def _step_of(watched: ScriptObservations) -> str:
 
 
 def shards(watched: ScriptObservations) -> Iterator[str]:
-    """Yield remarks on exchanges beyond need if parameters are sharded; they cost time but are
-    correct.
+    """Yield remarks on unnecessary exchanges of sharded parameters.
 
-    Gradients have to be reduced and scattered once a step, and shards gathered twice a pass.
+    Such exchanges cost time but are correct. Gradients have to be reduced and scattered once in a
+    step, and shards have to be gathered twice for each backward pass.
     """
     passes = watched.backwards
     of_all = watched.parameter_bytes
@@ -732,23 +754,25 @@ def shards(watched: ScriptObservations) -> Iterator[str]:
         if times > ONCE[1] * wanted:
             yield (
                 f"{name} moves the parameters {times:.3g} times in a step of {passes} backward"
-                f" passes, {wanted} are needed: {reason}"
+                f" passes, but {wanted} times are sufficient: {reason}"
             )
 
 
 def late(
     ahead_s: Sequence[float], queued_s: Sequence[float], step_s: float, busy: float = 0.0
 ) -> tuple[int, float] | None:
-    """Return the rank that the others wait for, and the seconds in a step; None if there is none.
+    """Return the rank for which the others wait, and its delay in s per step, or None.
 
-    Ranks meet within the backward pass, so a delay of one rank before it delays all ranks.
+    Ranks exchange data within the backward pass, so a delay of one rank before that pass delays all
+    ranks.
 
     Args:
-        ahead_s: each rank's seconds in a step up to its backward pass.
-        queued_s: each rank's seconds in a step that its threads wait for a core; the machine causes
-            them, not the script.
-        busy: the share of the cores that other processes used. Half of this share of a step is
-            added to the limit, because other processes also occupy caches.
+        ahead_s: each rank's time in a step up to its backward pass, in s.
+        queued_s: each rank's time in a step in which its threads wait for a core, in s. It is
+            subtracted, because it is caused by the machine and not by the script.
+        step_s: the time of a step in s.
+        busy: the share of the cores that other processes used. The limit is increased by half of
+            this share of a step, because other processes also occupy caches.
     """
     if len(ahead_s) < 2 or not all(ahead_s):
         return None
@@ -759,7 +783,7 @@ def late(
 
 
 def _losses(samples: Sequence[Samples]) -> Iterator[str]:
-    """Report losses that are not finite; NaN in all steps means that no loss was seen."""
+    """Report losses that are not finite; NaN in all steps means that no loss was observed."""
     for rank, of_rank in enumerate(samples):
         lost = ~np.isfinite(of_rank.loss)
         if lost.any() and not np.isnan(of_rank.loss).all():
@@ -767,16 +791,14 @@ def _losses(samples: Sequence[Samples]) -> Iterator[str]:
             return
 
 
-#: A period must be repeated this often, over at least this share of the observed cycles; the first
-#: cycles may differ.
+#: A period is accepted only if it is repeated ``REPEATS`` times or more. The repetitions must cover
+#: at least the share ``SHARE`` of the observed update cycles, because the first cycles may differ.
 REPEATS = 3
 SHARE = 0.75
 
 
 def period(words: Sequence[Hashable]) -> int | None:
-    """Return the smallest p such that ``words`` ends in repetitions of length p; None if there is
-    none.
-    """
+    """Return the length of the shortest sequence that repeats at the end of ``words``, or None."""
     for length in range(1, len(words) // REPEATS + 1):
         begun = len(words)  # index at which the repetitions begin
         while begun > length and words[begun - 1] == words[begun - 1 - length]:

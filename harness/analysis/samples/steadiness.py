@@ -1,4 +1,7 @@
-"""Determine the length of the warm-up and of the window, and whether a window was steady."""
+"""Determine the length of the warm-up and of the window, and whether a window was steady.
+
+The window consists of the timed steps after the warm-up. It is steady if step times do not drift.
+"""
 
 import functools
 import itertools
@@ -9,36 +12,40 @@ from statistics import median
 from harness.base import stats
 from harness.record import Steadiness
 
-#: MSER-5 works on means of this many steps.
+#: Number of steps in a batch; MSER-5 uses the means of batches.
 BATCH = 5
-#: Two halves of a kept window that differ by a smaller share count as steady, even if the
-#: difference is significant.
+#: If the halves of a kept window differ by less than this share, the window counts as steady, even
+#: if the difference is significant.
 DRIFT = 0.01
-#: Two-sided probability of calling a steady window drifting. It is small because a single such
-#: launch limits the verdict on its contrast.
+#: Two-sided probability that a steady window is reported as drifting by chance. It is small,
+#: because a single drifting launch affects the verdict on its contrast.
 DRIFT_ALPHA = 1e-3
 #: A drift of more than this many deviations of an arm's drifts is an outlier.
 OUTLYING = 5.0
-#: Smallest relative deviation between launches that is used when steps are traded for launches;
-#: smaller estimates are not trusted.
+#: Smallest relative deviation between launches that is assumed when the number of steps is chosen.
+#: Smaller estimates are not trusted.
 MIN_LAUNCH_SD = 0.007
-#: A window has at most ``MAX_GROWTH`` times the recipe's steps. Beyond the recipe's length, its
-#: steps take at most ``MAX_STEPPING`` times as long as the start of a launch.
+#: A window has at most ``MAX_GROWTH`` times the recipe's steps. A window that is longer than the
+#: recipe's takes at most ``MAX_STEPPING`` times as long as the rest of the launch.
 MAX_GROWTH = 8
 MAX_STEPPING = 4
 
 
 def batch_means(steps: Sequence[float]) -> list[float]:
-    """Return means of 5 consecutive steps; steps at the front that fill no batch are left out."""
+    """Return the means of batches of 5 consecutive steps.
+
+    First steps that do not fill a batch are omitted.
+    """
     first = len(steps) % BATCH
     return [math.fsum(steps[i : i + BATCH]) / BATCH for i in range(first, len(steps), BATCH)]
 
 
 def mser5(steps: Sequence[float]) -> int:
-    """Return how many steps to cut: the cut that minimizes the standard error of the rest's mean.
+    """Return how many steps to drop from the start by the rule MSER-5.
 
-    White (1997), "An effective truncation heuristic for bias reduction in simulation output". At
-    most half of the batches are cut.
+    The rule minimizes the standard error of the mean of the remaining steps, and drops at most half
+    of the batches. See White (1997), "An effective truncation heuristic for bias reduction in
+    simulation output".
     """
     means = batch_means(steps)
     num_means = len(means)
@@ -55,11 +62,12 @@ def mser5(steps: Sequence[float]) -> int:
 
 
 def warm_up_steps(steps: Sequence[float]) -> int:
-    """Return how many steps of a pilot to cut as warm-up: at most those that MSER-5 cuts.
+    """Return how many first steps of a pilot to drop as warm-up.
 
-    MSER also cuts if there is only noise, and may cut half of a pilot because of its first steps.
-    Therefore the shortest cut is returned that leaves no slower part, because every launch repeats
-    the warm-up.
+    MSER-5 drops steps even if there is only noise, and may drop half of a pilot because of its
+    first few steps. Every launch repeats the warm-up, so it should be short. This function
+    therefore returns the smallest number for which the other steps that MSER-5 drops are not
+    slower than the steps it keeps.
     """
     cut = mser5(steps)
     settled = stats.t_interval(batch_means(steps[cut:]), 0.5) if cut else None
@@ -94,11 +102,11 @@ def steadiness(steps: Sequence[float]) -> Steadiness:
 
 
 def outlier(windows: Sequence[Steadiness]) -> int | None:
-    """Return the index of a launch that drifts unlike the others of its arm; None if there is none.
+    """Return the index of the launch that drifts more than its arm's other launches, or None.
 
-    On a noisy host every launch drifts in one direction or the other. This scatter is part of the
-    interval. An outlier is a launch that is not steady and drifts by more than 5 deviations of its
-    arm.
+    On a noisy host every launch drifts in one direction or the other. This scatter is included in
+    the interval. An outlier is a launch that is not steady, and whose drift exceeds ``OUTLYING``
+    times the usual drift of its arm.
     """
     usual = median([abs(window.drift) for window in windows]) / 0.6745 if windows else 0.0
     for i, window in enumerate(windows):
@@ -108,7 +116,7 @@ def outlier(windows: Sequence[Steadiness]) -> int | None:
 
 
 def drifts(windows: Sequence[Steadiness]) -> bool:
-    """Return whether an arm drifts in the same direction in all its launches.
+    """Return whether the mean drift of an arm's launches is large and significant.
 
     A single launch may not show this. Windows that are too short for a test (under 20 steps) are
     ignored.
@@ -122,8 +130,10 @@ def drifts(windows: Sequence[Steadiness]) -> bool:
 
 
 def long_run_variance(steps: Sequence[float]) -> float:
-    """Return the variance of log step times that applies to their mean: inflated by lag-1
-    correlation.
+    """Return the long-run variance of the logarithms of step times.
+
+    Divided by the number of steps, it is the variance of their mean. It is the sample variance,
+    increased to account for the correlation of consecutive steps.
     """
     logs = [math.log(step) for step in steps]
     num_logs = len(logs)
@@ -138,13 +148,12 @@ def long_run_variance(steps: Sequence[float]) -> float:
 
 
 def best_steps(steps: Sequence[float], launch_s: float, launch_sd: float, least: int) -> int:
-    """Return the steps that a launch should time: sqrt(cost_launch / cost_step * var_step /
-    var_launch).
+    """Return the number of steps that a launch should time.
 
-    Beyond that, another launch reduces the error more than another step (Kalibera and Jones, ISMM
-    2013). The result is never less than ``least``. Cheap launches get ``least``, too, because each
-    arm has eight launches in any case. ``launch_s`` is the cost of a launch in addition to its
-    steps.
+    It is sqrt(cost_launch / cost_step * var_step / var_launch). With more steps, the same time
+    reduces the error more if it is spent on another launch (Kalibera and Jones, ISMM 2013). The
+    result is at least ``least``, because each arm has eight launches in any case. ``launch_s`` is
+    the time in seconds that a launch takes in addition to its steps.
     """
     step_s = math.fsum(steps) / len(steps)
     between = max(launch_sd, MIN_LAUNCH_SD) ** 2
@@ -154,10 +163,10 @@ def best_steps(steps: Sequence[float], launch_s: float, launch_sd: float, least:
 
 
 def sd_of_launches(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
-    """Return the relative deviation between launches of one arm; None without a pair.
+    """Return the relative standard deviation between launches of one arm, or None without a pair.
 
-    Each pair holds the kept steps of two identical launches (A/A). The scatter of the steps is
-    subtracted.
+    Each pair holds the kept steps of two identical launches (A/A). The part that the scatter of the
+    steps explains is subtracted.
     """
     if not pairs:
         return None
@@ -167,11 +176,11 @@ def sd_of_launches(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _variance_between(a: tuple[float, ...], b: tuple[float, ...]) -> float:
-    """Return the squared difference of two launches that the scatter of their steps does not
-    explain.
+    """Return the variance between launches, estimated from the step times of two of them.
 
-    It is halved, because both launches contribute. The result is cached, because each plan of a run
-    uses all pairs of pilots before it.
+    It is half of the squared difference of their log means, minus the part that the scatter of the
+    steps explains. The result is cached, because each plan of a run uses all pairs of pilots that
+    were measured before it.
     """
     d = math.log((math.fsum(a) / len(a)) / (math.fsum(b) / len(b)))
     scatter = long_run_variance(a) / len(a) + long_run_variance(b) / len(b)

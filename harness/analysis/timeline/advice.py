@@ -13,7 +13,7 @@ from harness.cases import CaseSpec, Catalogue, Data, Mode, Settings
 from harness.record import Budget, Expected, Term
 from harness.record.budget import EXPOSED
 
-#: Factors by which smaller and larger gradient buckets are tried.
+#: Factors by which the size of gradient buckets is multiplied in remedies.
 BUCKETS = (0.25, 4.0)
 
 
@@ -21,8 +21,8 @@ BUCKETS = (0.25, 4.0)
 class Remedy:
     """One change of a case. ``change`` maps names of fields and knobs to their new values.
 
-    ``alike`` is whether the training still computes the same result. A compressor loses
-    information, and a larger batch changes the training.
+    ``alike`` says whether the training still computes the same result. It is False for compressors,
+    which lose information, and for larger batches, which change the training.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Remedy:
 def remedies(
     term: Term, case: CaseSpec, expected: Expected, catalogue: Catalogue
 ) -> Iterator[Remedy]:
-    """Yield the remedies that may reduce a term, the mildest first."""
+    """Yield the remedies that may reduce a term, those that change least first."""
     settings = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
     if term in settings or (term is Term.WAIT and Term.BUBBLE in settings):
         name, _, value = settings.get(term) or settings[Term.BUBBLE]
@@ -56,7 +56,7 @@ def remedies(
 
 
 def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
-    """Yield twice the loader workers, then inputs that cost less time per step."""
+    """Yield twice as many loader workers, then inputs that take less time per step."""
     entry = catalogue.get("inputs", case.data)
     facts = entry.head["INPUT"]
     if "more" in facts:
@@ -68,9 +68,9 @@ def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
 
 
 def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
-    """Yield other bucket sizes, then compressors that send fewer bytes.
+    """Yield smaller and larger gradient buckets, then compressors that send fewer bytes.
 
-    Compressors that are controls (wrong by design) are left out.
+    Compressors that are controls, which are incorrect on purpose, are omitted.
     """
     knob = "bucket_cap_mb"
     defaults = catalogue.get("strategies", case.strategy).knobs
@@ -81,7 +81,7 @@ def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
             yield Remedy(name=f"{name}={now * factor:g}", change={name: now * factor})
     hooked = catalogue.get("strategies", case.strategy).head.get("HOOKED")
     if not hooked or any(key.startswith(f"{case.strategy}.") for key in case.knobs):
-        return  # the strategy that compresses does not have this knob
+        return  # the strategy with compressors does not have these knobs
     for other in catalogue.entries["strategies"].values():
         if not other.head["SUPPORTS"].get("compressor"):
             continue
@@ -106,12 +106,13 @@ def _number(value: str) -> Json:
         return value
 
 
-#: Share of the step below which a term is not reported.
+#: Smallest share of the step for which a term is reported.
 LARGE = 0.03
-#: Share by which the longest stage must become shorter before moving blocks is advised.
+#: To move blocks between stages is advised only if the longest stage becomes shorter by at least
+#: this share.
 MOVED = 0.05
 
-#: Advice for a script of the user, which has no settings that could be changed.
+#: Advice for a user's script, whose settings the harness cannot change.
 _LARGER = "a larger batch on each rank, or to accumulate gradients over several"
 _OF_SCRIPTS = {
     Term.TRANSFER: _LARGER,
@@ -120,14 +121,15 @@ _OF_SCRIPTS = {
     Term.DATA: "more workers in the DataLoader, and to log and evaluate less often",
     Term.MOVE: "pinned memory and non_blocking copies",
 }
-#: Terms that more work per rank may reduce, and terms that data on the device may reduce.
+#: ``_MORE`` are terms that more work per rank may reduce. ``_RESIDENT`` are terms that may be
+#: reduced by data that stay on the device.
 _MORE = (Term.TRANSFER, Term.UNDIVIDED, Term.LAUNCH, Term.IDLE, Term.OTHER)
 _RESIDENT = (Term.MOVE, Term.DATA)
 _WHAT = {
     Term.COMPUTE: "the same compute takes longer with more ranks: shared cores, memory or clocks",
-    Term.MOVE: "copies to and from the device, with no kernel running meanwhile",
+    Term.MOVE: "data are copied to or from the device while no kernel runs",
     Term.TRANSFER: "bytes are transferred while no compute runs",
-    Term.UNDIVIDED: "communication while no compute runs",
+    Term.UNDIVIDED: "ranks communicate while no compute runs",
     Term.BUBBLE: "stages without a micro-batch to work on",
     Term.DATA: "steps wait for their batch",
     Term.LAUNCH: "issuing operations takes longer than executing them",
@@ -139,9 +141,9 @@ _WHAT = {
 class TermAdvice(NamedTuple):
     """A piece of advice against one term of the budget.
 
-    ``share`` is the term's share of the step and ``what`` describes the term. ``gain`` is the most
-    that removing the term can add to the efficiency, or None if this is unknown. ``remedy`` is the
-    command or the change to try.
+    ``share`` is the share of the step that the term's excess over the baseline takes. ``what``
+    describes the term. ``gain`` is the largest possible increase of the efficiency if the excess is
+    removed, or None if this is unknown. ``remedy`` is the command or the change to try.
     """
 
     term: str
@@ -170,7 +172,7 @@ def advice(
     """Yield one piece of advice for each large term, the largest first; none if nothing was lost.
 
     ``fed`` holds the times that the workers of an input took per step (``LaunchRecord.fed``).
-    Simulated compute always takes the configured time, so it is left out.
+    Simulated compute always takes the configured time, so there is no advice on it.
     """
     if losses.step_ns <= losses.ideal_ns:
         return
@@ -195,9 +197,9 @@ def advice(
 def _moved(
     case: CaseSpec, expected: Expected, budget: Budget, settings: Settings
 ) -> TermAdvice | None:
-    """Return advice on which blocks to move away from the stage that computes longest.
+    """Return advice to move blocks of layers between the stages of a pipeline, or None.
 
-    Return None if a move would gain less than ``MOVED``.
+    Return None if the longest stage would not become shorter by ``MOVED`` or more.
     """
     if not expected.blocks or len(expected.blocks) != len(budget.ranks):
         return None
@@ -243,10 +245,10 @@ def _remedy(term: Term, case: CaseSpec, expected: Expected, settings: Settings) 
 
 
 def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> str:
-    """Return a sentence that steps wait for data, and what the loader's workers do meanwhile.
+    """Return a sentence on steps that wait for data, and on the loader's workers.
 
-    Return an empty string if they do not wait. A scaling sweep does not show this loss, because a
-    slow disk delays one rank as much as many.
+    Return an empty string if steps do not wait. A scaling sweep does not show this loss, because a
+    slow disk delays a single rank as much as many ranks.
     """
     stall = budget.mean_ns(Term.DATA)
     if stall < LARGE * budget.step_ns:
@@ -257,7 +259,7 @@ def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> 
 
 
 def _of_workers(fed: Mapping[str, float]) -> str:
-    """Return the time that the workers take for a batch, and what takes most of it."""
+    """Return text on the workers' time for a batch, and on the larger part of it."""
     read, decode = fed["read_s"], fed["decode_s"]
     what, of_it = ("reading", read) if read > decode else ("decoding", decode)
     whole = read + decode
@@ -270,7 +272,7 @@ def _waited_for(budget: Budget) -> str:
     if blame is None:
         return "ranks come to a collective at different times"
     if blame.in_turn:
-        return "ranks wait for each other in turn: which one has more to do changes with the step"
+        return "ranks wait for each other in turn: the slowest rank changes between steps"
     all_of_it = blame.share > 0.995
     share = "all waiting" if all_of_it else f"{blame.share:.0%} of the waiting"
     who = f"{share} is for rank {blame.rank}"

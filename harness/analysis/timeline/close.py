@@ -1,4 +1,8 @@
-"""Close the budget of a step: match the communications of all ranks, and divide it into terms."""
+"""Compute the budget of a step: match the communications of all ranks, and divide the step.
+
+A budget divides the time of a step into terms, such as compute and waiting. It is closed if the
+terms add up to the step.
+"""
 
 import multiprocessing
 import os
@@ -50,13 +54,14 @@ class CollectiveMatch:
     def shortest(self) -> int:
         """Return the shortest duration over the ranks, in ns.
 
-        That rank waited for nobody, whatever the offsets of the clocks are.
+        The rank with the shortest duration did not wait for others. This conclusion does not depend
+        on the clocks.
         """
         return min(operation.end - operation.start for operation in self.ops.values())
 
     @property
     def p2p(self) -> bool:
-        """Return whether it is a send with its recv."""
+        """Return whether this is a send with its recv."""
         return next(iter(self.ops.values())).p2p
 
     @property
@@ -67,10 +72,10 @@ class CollectiveMatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """The matched communications (meetings) of all ranks.
+    """The matched communications of all ranks.
 
-    ``refused`` is the reason why they could not be matched. ``lone`` counts the collectives that
-    are missing in the traces of some of their ranks.
+    ``refused`` is the reason if they could not be matched. ``lone`` is the number of collectives
+    that are missing in the traces of some of their ranks.
     """
 
     meetings: tuple[CollectiveMatch, ...] = ()
@@ -79,12 +84,12 @@ class Matched:
 
 
 def match(ranks: Sequence[Lanes]) -> Matched:
-    """Match the operations of all ranks that belong to the same collective or message."""
+    """Match those operations of all ranks that belong to the same collective or message."""
     size = max(rank.world_size for rank in ranks)
     if not any(rank.ops for rank in ranks):
         return Matched()
     if size < 0 and len(ranks) == 1:
-        return Matched(refused="only 1 traces were given")
+        return Matched(refused="only 1 trace was given")
     by_key: dict[tuple[object, ...], dict[int, list[Op]]] = {}
     for lane in ranks:
         for op in (op for op in lane.ops if op.group != ALONE):
@@ -96,7 +101,7 @@ def match(ranks: Sequence[Lanes]) -> Matched:
     for key, by_rank in by_key.items():
         first = next(iter(by_rank.values()))[0]
         if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
-            lone += 1  # the capture of some ranks began later or ended earlier
+            lone += 1  # some ranks began to record later or stopped earlier
             continue
         if refused := _unmatched(key, by_rank, len(ranks)):
             return Matched(refused=refused)
@@ -106,9 +111,7 @@ def match(ranks: Sequence[Lanes]) -> Matched:
 
 
 def _unmatched(key: tuple[object, ...], by_rank: Mapping[int, Sequence[Op]], num_ranks: int) -> str:
-    """Return why the operations of one key do not match each other, or an empty string
-    if they do.
-    """
+    """Return why the operations with the same key do not match, or an empty string if they do."""
     collective = key[0] == "collective"
     kind = str(key[1])
     if not collective and len(by_rank) != 2:
@@ -126,7 +129,7 @@ def _unmatched(key: tuple[object, ...], by_rank: Mapping[int, Sequence[Op]], num
 
 
 def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]]) -> bool:
-    """Return whether each group is complete although ranks of the world are missing."""
+    """Return whether the ranks of each group are complete although the world is not."""
     return all(
         len(by_rank) == (2 if key[0] == "p2p" else next(iter(by_rank.values()))[0].size)
         for key, by_rank in by_key.items()
@@ -134,7 +137,7 @@ def _whole_groups(by_key: Mapping[tuple[object, ...], Mapping[int, Sequence[Op]]
 
 
 def _key(rank: int, op: Op) -> tuple[object, ...]:
-    """Return the key that operations of different ranks share if they belong together."""
+    """Return a key that is equal for operations of different ranks if they belong together."""
     if op.p2p and op.peer >= 0:
         ends = (rank, op.peer) if op.kind == "send" else (op.peer, rank)
         return ("p2p", "send", op.group, *ends)
@@ -142,10 +145,10 @@ def _key(rank: int, op: Op) -> tuple[object, ...]:
 
 
 def clock_bounds(matched: Matched, reference: int, rank: int) -> tuple[int, int] | None:
-    """Return bounds of the offset (ns) to add to a rank's times; None if nothing bounds it.
+    """Return bounds of the offset (ns) to add to a rank's times, or None if they are unknown.
 
     No rank leaves a synchronising collective before the last one has entered it. For rank j and the
-    reference i this implies theta in [max(start_i - end_j), min(end_i - start_j)].
+    reference i, the offset theta is therefore in [max(start_i - end_j), min(end_i - start_j)].
     """
     low, high = None, None
     for meeting in matched.meetings:
@@ -161,8 +164,8 @@ def clock_bounds(matched: Matched, reference: int, rank: int) -> tuple[int, int]
 class ReconciledBudget:
     """A budget with the data from which it was computed.
 
-    ``tracks`` maps each rank to the instants of its terms. ``offsets_ns`` holds what was added to
-    the times of each rank.
+    ``tracks`` maps each rank to the times that belong to each term. ``offsets_ns`` maps each rank
+    to the offset that was added to its times.
     """
 
     budget: Budget
@@ -173,11 +176,11 @@ class ReconciledBudget:
 def close(
     ranks: Sequence[Lanes], offsets_ns: Mapping[int, int] | None = None, clock_ns: int | None = None
 ) -> ReconciledBudget:
-    """Close the budget of a window, which is a sequence of profiled steps of all ranks.
+    """Compute the budget of a sequence of profiled steps of all ranks.
 
-    ``offsets_ns`` is added to each rank's times to put them on one clock, and ``clock_ns`` is the
-    uncertainty of these offsets. Without measured offsets, the bounds that the collectives impose
-    are used.
+    ``offsets_ns`` is added to each rank's times to convert them to a common clock. ``clock_ns`` is
+    the uncertainty of these offsets. If no offsets are given, they are estimated from the bounds
+    that follow from the collectives.
     """
     unsure = [f"rank {lanes.rank}: {u}" for lanes in ranks for u in lanes.unsure]
     matched = match(ranks)
@@ -195,7 +198,7 @@ def close(
     steps = min(len(lanes.edges) for lanes in common)
     if any(len(lanes.edges) != steps for lanes in common):
         unsure.append(
-            "the ranks recorded different numbers of steps: only the steps that all have count"
+            "the ranks recorded different numbers of steps: only steps that all recorded are used"
         )
     by_rank: dict[int, list[_Seen]] = {lanes.rank: [] for lanes in common}
     for meeting in matched.meetings:
@@ -224,10 +227,11 @@ def close(
 
 
 class _Seen(NamedTuple):
-    """An operation of one rank, with what the other ranks say about it.
+    """An operation of one rank, with data about it from the traces of the other ranks.
 
-    ``last_start`` is when the last rank entered. ``shortest`` is how long the operation takes if
-    nobody waits in it. If ranks need not wait for each other in it, this is its own duration.
+    ``last_start`` is the time at which the last rank entered, in ns. ``shortest`` is the time that
+    the operation takes without waiting, in ns. If ranks need not wait for each other in this
+    operation, it is the duration on this rank.
     """
 
     op: Op
@@ -238,7 +242,10 @@ class _Seen(NamedTuple):
 def _tracks(
     lane: Lanes, num_edges: int, operations: Sequence[_Seen], divided: bool
 ) -> dict[Term, Intervals]:
-    """Return the instants of each term. Each term takes only what the terms before it left."""
+    """Return the times that belong to each term.
+
+    Times that could belong to several terms belong to the first of them.
+    """
     remaining = np.array([[lane.edges[0], lane.edges[num_edges - 1]]], dtype=np.int64)
     exposed = subtract(lane.awaited, merge(lane.compute, lane.move))
     late = intervals.of(
@@ -275,7 +282,7 @@ def _rank(
     tracks: Mapping[Term, Intervals],
     divided: bool,
 ) -> RankBudget:
-    """Return the terms of one rank for every step, and check that they sum to the step."""
+    """Return the terms of one rank for every step, and check that they add up to the step."""
     edges = lane.edges[:num_edges]
     terms = {str(term): tuple(per_window(track, edges).tolist()) for term, track in tracks.items()}
     step_ns = tuple(np.diff(edges).tolist())
@@ -307,9 +314,10 @@ def _rank(
 def _offsets(
     ranks: Sequence[Lanes], matched: Matched, unsure: list[str]
 ) -> tuple[dict[int, int], int | None]:
-    """Return clock offsets within the bounds of the collectives, and the largest half-width (ns).
+    """Return clock offsets that fulfil the bounds, and the largest half-width of a bound, in ns.
 
-    A rank whose bounds include 0 keeps its clock. Each correction is appended to ``unsure``.
+    The bounds follow from the collectives. If the bounds of a rank include 0, its clock is not
+    corrected. A sentence on each correction is appended to ``unsure``.
     """
     offsets: dict[int, int] = {}
     widest: int | None = None
@@ -329,10 +337,10 @@ def _offsets(
 
 
 def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
-    """Describe each rank whose two estimates of waiting differ.
+    """Return a sentence on each rank for which two estimates of the waiting time differ.
 
-    They count as different if they differ by more than the uncertainty of the clocks plus 5 % of
-    the step.
+    One estimate uses the clocks, and the other only the durations of operations. The allowed
+    difference is the uncertainty of the clocks plus 5 % of the step.
     """
     sentences = []
     for rank in ranks:
@@ -352,9 +360,10 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
 def _blame(
     lanes: Sequence[Lanes], closed: Sequence[RankBudget], matched: Matched, num_edges: int
 ) -> Blame | None:
-    """Return the rank that caused most exposed waiting of other ranks; None if no rank did.
+    """Return the rank for which other ranks waited longest, or None if no rank waited.
 
-    The result includes the term by which that rank exceeds the median of the other ranks most.
+    Only waiting without concurrent compute counts. The result includes the term of that rank that
+    exceeds the median of the other ranks most.
     """
     if len(closed) < 2:
         return None
@@ -365,7 +374,7 @@ def _blame(
     for m in matched.meetings:
         for rank, op in m.ops.items():
             low, high = int(edges[rank][0]), int(edges[rank][-1])
-            if m is opening:  # a capture that begins later on one rank makes no rank wait
+            if m is opening:  # ranks may begin to record at different times, which is no waiting
                 low = max(low, op.start + max(0, int(edges[m.last][0]) - low))
             start = max(op.start, op.waited, low)
             end = min(op.end, m.last_start, high)
@@ -379,7 +388,7 @@ def _blame(
         gross += exposed
         net[late] += exposed
         net[rank] -= exposed
-    # Within a step, a rank that is late because it waited itself passes the blame on.
+    # If a rank is late because it waited itself earlier in the step, that waiting is subtracted.
     waited = {rank: int(np.maximum(of_steps, 0).sum()) for rank, of_steps in net.items()}
     guilt = sum(waited.values())
     if not guilt:
@@ -402,7 +411,7 @@ def _blame(
     )
 
 
-#: Number of traces from which on reading them in parallel processes is worthwhile.
+#: This many traces or more are read in parallel processes. For fewer it takes longer.
 MANY = 4
 
 
@@ -414,8 +423,8 @@ def trace_path(folder: Path, launch: str, rank: int) -> Path:
 def read_all(paths: Sequence[Path]) -> list[Trace]:
     """Read the traces of all ranks, in parallel on all cores if there are many.
 
-    The traces are read before the next launch starts. A launch that ran at the same time would be
-    timed on fewer cores.
+    The next launch starts only after the traces have been read, because the reading would take
+    cores from a concurrent launch.
     """
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if len(paths) < MANY or workers < 2:
@@ -427,7 +436,7 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
 def close_launch(
     folder: Path, launch: str, ranks: Sequence[RankRecord]
 ) -> tuple[list[Trace], list[Lanes], ReconciledBudget]:
-    """Read the traces of all ranks and close the budget on the clock of rank 0."""
+    """Read the traces of all ranks, and compute the budget on the clock of rank 0."""
     traces = read_all([trace_path(folder, launch, rank.rank) for rank in ranks])
     rank_lanes = [sorted_lanes(trace, rank.rank) for trace, rank in zip(traces, ranks, strict=True)]
     offsets = {rank.rank: -rank.clock_offset_ns for rank in ranks}
@@ -441,8 +450,8 @@ def budget_of(
     """Return the budget of a launch with the operators that took longest.
 
     ``steps`` is the number of profiled steps. ``talks`` states that every rank communicates. Raise
-    ScaleproofError if the traces do not show these steps, the device or this communication. Without
-    this check the shares of what was not recorded would be 0, and would pass every threshold.
+    ScaleproofError if these steps, the activity of the device or the communication are missing in
+    the traces. Terms that were not recorded would otherwise be 0, and would pass every threshold.
     """
     traces, rank_lanes, closed = close_launch(folder, launch, ranks)
     budget = closed.budget

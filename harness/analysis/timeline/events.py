@@ -1,8 +1,8 @@
 """Decode the events of a trace into the few fields that are used.
 
-msgspec decodes whole blocks. The arguments of an event stay text until they are needed, because
-those of most events never are. If msgspec refuses a block (ids of odd types, broken text), the
-standard library decodes it event by event. Events that cannot be decoded even then are counted.
+msgspec decodes whole blocks. The arguments of most events are never needed, so arguments are stored
+as text until they are needed. If msgspec rejects a block (ids of unexpected types, damaged text),
+the standard library decodes it event by event. Events that cannot be decoded even then are counted.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import msgspec
 INT64 = (1 << 63) - 1
 #: Matches the border between two events: the end of the first, and the beginning of the second.
 BORDER = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|args|dur|id)"\s*:)')
-#: Kinds of events that the reader understands, or that are known to take no time of a device.
+#: Kinds of events that the reader understands, or that never run on a device.
 Kind = Literal[
     "cpu_op",
     "user_annotation",
@@ -47,8 +47,8 @@ Kind = Literal[
     "async_cpu_to_gpu",
     "ac2g",
 ]
-#: Kinds that are dropped: Python frames and graph nodes. They make up as much as nine tenths of a
-#: trace with stacks, and no analysis uses them.
+#: Kinds of events that are dropped, such as Python frames and arrows between events. They make up
+#: as much as nine tenths of a trace with stacks, and no analysis uses them.
 DROPPED = frozenset({"python_function", "Trace", "fwdbwd", "async_cpu_to_gpu", "ac2g"})
 _NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.S)
 
@@ -59,8 +59,9 @@ class Ties(
     gc=False,
     rename={"collective": "Collective name", "npu_stream": "Stream Id"},
 ):
-    """The fields that tie an event to others, read of every event on a device or that launches one.
+    """The arguments that relate an event to other events.
 
+    They are read for events on a device, and for host calls to the runtime of a device.
     ``npu_stream`` is the field in which torch_npu writes the stream of an Ascend device.
     """
 
@@ -91,8 +92,8 @@ class Args(
 ):
     """The arguments of an event; all are optional.
 
-    No value is a view of the text. A trace keeps some of these objects, and a view would keep the
-    whole block in memory.
+    No value refers to the text of the block. A trace keeps some of these objects, and a reference
+    would keep the whole block in memory.
     """
 
     collective: str = ""
@@ -118,7 +119,7 @@ class MemoryEvents(
         "kind": "Device Type",
     },
 ):
-    """The memory that is allocated in total after an allocation, on one kind of device."""
+    """The total allocated memory in bytes after an allocation, on one kind of device."""
 
     allocated: int = -1
     kind: int = -1
@@ -129,7 +130,10 @@ _T = TypeVar("_T", Ties, Args, MemoryEvents)
 
 
 class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
-    """One timed event as the file states it; ``ts`` and ``dur`` are in us, ``args`` is text."""
+    """One timed event of the file.
+
+    ``ts`` (the start) and ``dur`` (the duration) are in us. ``args`` is text that is not decoded.
+    """
 
     cat: str = ""
     name: str = ""
@@ -153,7 +157,8 @@ class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     args: msgspec.Raw = NO_ARGS
 
 
-#: Types for flows, metadata and all other phases of the format. Nothing of them is stored.
+#: Types for events of all other phases of the format, such as flows and metadata. Their fields are
+#: not stored.
 _OTHERS = tuple(
     msgspec.defstruct(f"_Other{ord(ph)}", (), gc=False, tag_field="ph", tag=ph)
     for ph in "sftMBEIbneCPNODVvRc()"
@@ -171,7 +176,10 @@ _of = {of: _decoder(of) for of in (Ties, Args, MemoryEvents)}
 
 
 class Found(NamedTuple):
-    """The timed events and the instants of a block, and how many events could not be read."""
+    """The timed events and the instant events of a block.
+
+    ``lost`` is the number of events that could not be read.
+    """
 
     timed: list[Event]
     instants: list[Instant]
@@ -205,7 +213,7 @@ def arguments(texts: Sequence[msgspec.Raw], of: type[_T]) -> list[_T]:
 
 
 def _salvage(block: bytes) -> list[Any]:
-    """Decode the events of a block one by one; None stands for each that could not be read."""
+    """Decode the events of a block one by one. An event that could not be read becomes None."""
     events: list[Any] = []
     begin = 1
     borders = [m.start() + 1 for m in BORDER.finditer(block)]
@@ -218,7 +226,7 @@ def _salvage(block: bytes) -> list[Any]:
 
 
 def _event(text: str) -> Any:
-    """Decode one event, with unescaped quotes in its name corrected; None if that fails."""
+    """Decode one event; escape quotes in its name if necessary. Return None if that fails."""
     for attempt in (text, _NAME.sub(_quoted, text)):
         with contextlib.suppress(ValueError):
             doc = json.loads(attempt, strict=False)
@@ -241,7 +249,7 @@ def _quoted(match: re.Match[str]) -> str:
 
 
 def _lenient(text: bytes, of: type[_T]) -> _T:
-    """Decode the arguments of a usable type; the others keep their defaults."""
+    """Decode the arguments whose values have a usable type; the others keep their defaults."""
     doc = json.loads(text.decode("utf-8", "replace"), strict=False)
     usable: dict[str, Any] = {}
     if not isinstance(doc, dict):

@@ -1,7 +1,7 @@
-"""Set operations on instants, which are stored as sorted, disjoint, half-open intervals.
+"""Set operations on sets of times, which are stored as sorted, disjoint, half-open intervals.
 
-A set is an (n, 2) array of int64 nanoseconds. All arithmetic is on exact integers, so that the
-parts into which a step is divided add up to the step.
+A set is an (n, 2) array of int64 nanoseconds. All arithmetic is on exact integers. The parts into
+which a step is divided therefore add up to the step exactly.
 """
 
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: Starts and ends in ns, of shape (n, 2): ascending, disjoint, none empty.
+#: Starts and ends in ns, of shape (n, 2). The intervals are ascending, disjoint and not empty.
 Intervals: TypeAlias = NDArray[np.int64]
 
 EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
 
 
 def union(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Intervals:
-    """Return the instants that any of these intervals covers. They may overlap or be empty."""
+    """Return the union of intervals, which may overlap or be empty."""
     full = ends > starts
     starts = starts[full]
     ends = ends[full]
@@ -44,7 +44,7 @@ def merge(*sets: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """Return the instants that are in both sets."""
+    """Return the intersection of two sets."""
     if not len(a) or not len(b):
         return EMPTY
     low = np.searchsorted(b[:, 1], a[:, 0], side="right")  # the first of b that ends after a starts
@@ -59,7 +59,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """Return the instants of ``a`` that are not in ``b``."""
+    """Return the part of ``a`` that is not in ``b``."""
     if not len(a) or not len(b):
         return a
     low = min(a[0, 0], b[0, 0])
@@ -75,14 +75,11 @@ def total(a: Intervals) -> int:
 
 
 def covered(a: Intervals, instants: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many nanoseconds of ``a`` lie before each instant.
-
-    This is a piecewise linear function of the instant, so no interval has to be cut.
-    """
+    """Return how many nanoseconds of ``a`` lie before each instant."""
     if not len(a):
         return np.zeros(len(instants), dtype=np.int64)
     before = np.concatenate(([0], np.cumsum(a[:, 1] - a[:, 0])))
-    # number of intervals that began by then
+    # number of intervals that begin at or before the instant
     index = np.searchsorted(a[:, 0], instants, side="right")
     last = np.maximum(index - 1, 0)
     over = np.where(index > 0, np.minimum(instants, a[last, 1]) - a[last, 0], 0)

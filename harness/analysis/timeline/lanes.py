@@ -1,4 +1,4 @@
-"""The lanes of one rank: when it computed, communicated and did other work on the host."""
+"""The lanes of one rank: the times in which it computed, communicated or did other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.record.spans import category_of
 
 STEP = re.compile(r"ProfilerStep#\d+$")
 _DATA = re.compile(r"enumerate\(DataLoader\)#.*__next__")
-#: Bytes of an element, by the type names that torch writes for tensors and for collectives.
+#: Bytes per element, by the type names that torch writes for tensors and for collectives.
 _ITEM_BYTES = {
     "double": 8, "long": 8, "long int": 8, "float": 4, "int": 4, "bfloat16": 2, "half": 2,
     "short": 2, "short int": 2, "byte": 1, "char": 1, "bool": 1, "unsigned char": 1,
@@ -35,7 +35,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def rows_of(trace: Trace, mask: NDArray[np.bool_]) -> Intervals:
-    """Return the instants that the selected rows cover."""
+    """Return the times that the selected rows cover."""
     return union(trace.start[mask], trace.end[mask])
 
 
@@ -44,8 +44,8 @@ def host_steps(
 ) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
     """Return the edges of the steps on the host, the thread that makes the steps, and notes.
 
-    If several threads make steps, the one that spends most time in them is used. Steps of zero
-    length are left out. The notes state what had to be assumed.
+    If several threads make steps, the thread that spends most time in them is used. Steps of zero
+    length are omitted. The notes state the assumptions that had to be made.
     """
     pattern = STEP if step_name is None else re.compile(fnmatch.translate(step_name))
     marked = trace.of_cat("user_annotation", "cpu_op") & trace.named(pattern)
@@ -108,7 +108,7 @@ def data(trace: Trace) -> NDArray[np.bool_]:
 
 
 def self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return each row's duration (ns) less that of its direct children, for nested ranges."""
+    """Return each row's duration minus the durations of its direct children, in ns."""
     remaining_ns = trace.end - trace.start
     for thread in np.unique(trace.thread[mask]):
         above = np.empty(0, dtype=np.int64)
@@ -124,7 +124,10 @@ def self_ns(trace: Trace, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 def innermost(
     trace: Trace, rows: NDArray[np.int64], thread: int, instants: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the innermost of ``rows`` that is open on a thread at each instant; -1 for none."""
+    """Return, for each instant, the innermost row of a thread that covers it; -1 if there is none.
+
+    Only ``rows`` are considered.
+    """
     places = np.full(len(instants), -1, dtype=np.int64)
     for here in levels(trace, rows[trace.thread[rows] == thread]):
         at = np.searchsorted(trace.start[here], instants, side="right") - 1
@@ -134,7 +137,10 @@ def innermost(
 
 
 def levels(trace: Trace, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of one thread by depth, outermost first. Rows of one depth are disjoint."""
+    """Yield the rows of one thread by their depth of nesting, outermost first.
+
+    Rows of the same depth are disjoint.
+    """
     ends = np.sort(trace.end[rows])
     depth = np.arange(len(rows)) - np.searchsorted(ends, trace.start[rows], side="right")
     for level in range(int(depth.max(initial=-1)) + 1):
@@ -149,12 +155,13 @@ _SETS = ("compute", "move", "data", "launch", "queued")
 
 @dataclass(frozen=True, kw_only=True)
 class Op:
-    """A communication of one rank, in ns of the rank's clock.
+    """A communication of one rank; times are in ns of the rank's clock.
 
-    ``payload`` is its input in elements of ``item_bytes`` each. ``size`` is the number of ranks in
-    the group, ``seq`` the sequence number within the group, and ``peer`` the other end of a send or
-    recv. Each is -1 if the trace does not state it. ``waited`` is the time from which the rank had
-    nothing else to do than wait for it. Before that time it cannot have delayed the rank.
+    ``payload`` is the number of elements of its input, and ``item_bytes`` the bytes per element.
+    ``size`` is the number of ranks in the group. ``seq`` is the sequence number within the group.
+    ``peer`` is the other rank of a send or recv. Each of these is -1 if the trace does not state
+    it. ``waited`` is the time from which on the rank had no other work. The communication cannot
+    have delayed the rank before that time.
     """
 
     start: int
@@ -170,17 +177,19 @@ class Op:
 
     @property
     def p2p(self) -> bool:
-        """Return whether it is a send or recv, not a collective of a group."""
+        """Return whether this is a send or recv, not a collective of a group."""
         return self.kind in _P2P
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """The lanes of one rank.
+    """The lanes of one rank; each is a set of times in which the rank did one kind of work.
 
-    ``edges`` bound its steps: step k is [edges[k], edges[k + 1]). ``queued`` are instants at which
-    the device idles although its next kernel is already queued. ``unsure`` lists what the trace
-    does not show, and ``capture`` states what was recorded.
+    ``edges`` are the times between steps: step k is [edges[k], edges[k + 1]). ``compute`` holds the
+    times of compute, ``move`` of copies to and from the device, ``data`` of loading data, and
+    ``launch`` of launching kernels or issuing communications. ``queued`` holds the times in which
+    the device was idle although its next kernel was already queued. ``ops`` are the communications.
+    ``unsure`` lists notes on incomplete data, and ``capture`` says whether operators were recorded.
     """
 
     rank: int
@@ -198,12 +207,12 @@ class Lanes:
 
     @property
     def communication(self) -> Intervals:
-        """Return the instants at which any communication was in progress."""
+        """Return the times in which any communication was in progress."""
         return intervals.of((operation.start, operation.end) for operation in self.ops)
 
     @property
     def awaited(self) -> Intervals:
-        """Return the instants at which any communication could delay the rank."""
+        """Return the times in which any communication could delay the rank."""
         return intervals.of(
             (max(operation.start, operation.waited), operation.end) for operation in self.ops
         )

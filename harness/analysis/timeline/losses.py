@@ -1,8 +1,10 @@
-"""Attribute the lost speedup of a run at N ranks to the terms of its budget, exactly.
+"""Attribute the lost speedup of a run at N ranks exactly to the terms of its budget.
 
-Let T be the mean step, N the number of ranks for each rank of the baseline, and w the work of a
-rank relative to the baseline's (1 in weak scaling, 1/N in strong scaling). Then speedup = N w T_1 /
-T_N and therefore
+A budget divides the time of a step into terms, such as compute and waiting for other ranks.
+
+Let T_N be the mean step at N ranks and T_1 the mean step of the baseline. N is the number of ranks
+for each rank of the baseline, and w is the work of a rank relative to the baseline's (1 in weak
+scaling, 1/N in strong scaling). Then speedup = N w T_1 / T_N and therefore
 
     N - speedup = N (T_N - w T_1) / T_N = sum over terms of N (term_N - w term_1) / T_N
 
@@ -16,7 +18,8 @@ from fractions import Fraction
 from harness.record import Budget, Term
 from harness.record.budget import EXPOSED
 
-#: Displayed name of each term. Compute is called inflation because it is a difference here.
+#: Displayed name of each term. Only the increase of compute over the baseline is lost, so it is
+#: called inflation.
 WORDS = {
     Term.COMPUTE: "compute inflation",
     Term.MOVE: "exposed copies",
@@ -35,10 +38,11 @@ WORDS = {
 class Losses:
     """The time that a run at N ranks lost against linear scaling, by term.
 
-    ``step_ns`` and ``ideal_ns`` are the measured mean step and w T_1. ``excess_ns`` maps each term
-    to its part of their difference. ``speedup`` and ``lost`` add up to ``ranks``.
-    ``compute_scaling`` follows POP (Performance Optimisation and Productivity): the compute of the
-    baseline for the same work, divided by the compute at N ranks.
+    ``step_ns`` is the measured mean step, and ``ideal_ns`` is the step under linear scaling, w T_1.
+    ``excess_ns`` maps each term to its part of their difference. ``speedup`` and ``lost`` add up to
+    ``ranks``. ``compute_scaling`` is the compute time of the baseline for the same work, divided by
+    the compute time at N ranks. This is the definition of POP (Performance Optimisation and
+    Productivity).
     """
 
     ranks: int
@@ -57,24 +61,27 @@ class Losses:
 
     @property
     def lost(self) -> Mapping[Term, Fraction]:
-        """Return the speedup that each term cost; the sum is ``ranks - speedup`` exactly."""
+        """Return the speedup that was lost to each term; the sum is exactly ``ranks - speedup``."""
         return {term: self.ranks * value / self.step_ns for term, value in self.excess_ns.items()}
 
     def gain(self, term: Term) -> float:
-        """Return the most that removing a term's excess can add to the efficiency."""
+        """Return the largest increase of the efficiency if a term's excess is removed."""
         step_without_ns = self.step_ns - max(self.excess_ns[term], Fraction(0))
         return float(self.ideal_ns / step_without_ns - self.efficiency) if step_without_ns else 0.0
 
 
 def losses(base: Budget, rung: Budget, *, ranks: int, work: Fraction) -> Losses:
-    """Return the difference of two budgets; ``ranks`` and ``work`` are N and w of the module."""
+    """Return the time lost at a larger world size, from the budgets of both world sizes.
+
+    ``ranks`` and ``work`` are N and w in the docstring of the module.
+    """
     known = [
         term
         for term in Term
         if any(term in rank.terms for budget in (base, rung) for rank in budget.ranks)
     ]
     divided = not any(budget.total_ns(Term.UNDIVIDED) for budget in (base, rung))
-    if not divided:  # if one budget could not be divided into terms of communication, neither is
+    if not divided:  # the terms of communication are unknown in at least one of the budgets
         known = [term for term in known if term not in EXPOSED] + [Term.UNDIVIDED]
     busy = _term(rung, Term.COMPUTE, divided)
     difference = Losses(

@@ -35,7 +35,8 @@ _COLORS = {
 }
 
 
-#: Case name -> function that reads its window. Only one window is held in memory at a time.
+#: Maps the name of a case to a function that reads its profiled steps. Only one case at a time is
+#: in memory.
 Windows = Mapping[str, Callable[[], ShownBudget]]
 
 
@@ -46,7 +47,7 @@ def write(path: Path, windows: Windows) -> None:
 
 
 def packed(windows: Windows) -> bytes:
-    """Return the merged trace as bytes. The same windows give the same bytes."""
+    """Return the merged trace as bytes. Equal input results in equal bytes."""
     buffer = io.BytesIO()
     _pack(buffer, windows)
     return buffer.getvalue()
@@ -55,7 +56,8 @@ def packed(windows: Windows) -> bytes:
 def _pack(file: IO[bytes], windows: Windows) -> None:
     """Write the merged trace, in which each process is one rank of one case.
 
-    The absolute time is recorded only for a single case, because several cases all begin at zero.
+    The absolute time is recorded only if there is a single case. Several cases all begin at time
+    zero.
     """
     numbers = itertools.count()
     several = len(windows) > 1
@@ -75,7 +77,7 @@ def _pack(file: IO[bytes], windows: Windows) -> None:
 
 
 def _base(window: ShownBudget) -> int:
-    """Return when the first rank of a window begins, in ns on the common clock."""
+    """Return the time at which the trace of the first rank begins, in ns on the common clock."""
     offsets = window.closed.offsets_ns
     return min(
         int(trace.start[0]) + offsets.get(lane.rank, 0)
@@ -92,7 +94,7 @@ def _window(about: str, window: ShownBudget, base: int, numbers: Iterator[int]) 
 
 
 def _counters(readings: Sequence[Json], base: int, process: str) -> Iterator[Json]:
-    """Yield clock, power and other readings of each device as counters."""
+    """Yield readings of each device, such as clock rate and power, as counters."""
     for reading in readings:
         for name, value in reading.items():
             if name not in ("time_ns", "index", "name") and value is not None:
@@ -109,7 +111,7 @@ def _counters(readings: Sequence[Json], base: int, process: str) -> Iterator[Jso
 def _events(
     trace: Trace, lane: Lanes, closed: ReconciledBudget, base: int, process: tuple[int, str]
 ) -> Iterator[Json]:
-    """Yield the events of one rank, as the process with this number and name."""
+    """Yield the events of one rank. ``process`` is the number and name that the rank gets."""
     number, name = process
     shift = closed.offsets_ns.get(lane.rank, 0) - base
     head = {"ph": "M", "pid": number, "ts": 0}

@@ -33,20 +33,20 @@ from harness.base.errors import ScaleproofError
 from harness.base.packs import opened
 
 BLOCK_BYTES = 1 << 20
-#: Bytes at the end of a block that are not split into events yet, because the tail of a trace may
-#: look like events.
+#: Number of bytes at the end of a block that are not yet split into events. They may belong to the
+#: tail of the trace, which can look like events.
 HELD_BYTES = 1 << 16
-#: Largest size of an event in bytes, above that of any profiler. A damaged file that seems to have
-#: a larger event would otherwise be held in memory as a whole.
+#: Largest size of an event in bytes; no profiler writes larger ones. Without this limit, a damaged
+#: file without recognizable events would be read into memory as a whole.
 EVENT_BYTES = 64 << 20
 _START = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
 
 
 class Blocks:
-    """The blocks of a file, each a JSON list of whole events.
+    """The blocks of a trace file, each a JSON list of whole events.
 
-    After iteration, ``meta`` holds the header and the tail of the trace, and ``broken`` states what
-    is wrong with the file.
+    After iteration, ``meta`` holds the fields before and after the events (the header and the
+    tail). ``broken`` then describes the damage of the file (empty if there is none).
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,8 +67,9 @@ class Blocks:
             ) from None
 
     def _chunks(self, handle: IO[bytes]) -> Iterator[bytes]:
-        """Yield the text of the file, decompressed if necessary; of a damaged file, what is
-        readable.
+        """Yield the text of the file, decompressed if necessary.
+
+        If the file is damaged, yield the text before the damage.
         """
         magic = handle.read(2)
         handle.seek(0)
@@ -81,7 +82,7 @@ class Blocks:
         while chunk := handle.read(max(1, BLOCK_BYTES // 8)):
             while chunk:
                 try:
-                    # limits memory: zeros grow a thousandfold
+                    # The limit saves memory, because zeros can grow a thousandfold.
                     text = member.decompress(chunk, BLOCK_BYTES)
                 except zlib.error as error:
                     self.broken = f"the compressed file is damaged ({error})"
@@ -105,7 +106,7 @@ class Blocks:
         if start is not None:
             self._header(rest[: start.start()])
             rest = rest[start.end() :]
-        elif rest.lstrip()[:1] == b"[":  # the other form of the format is a bare list
+        elif rest.lstrip()[:1] == b"[":  # the format also allows a list without a header
             rest = rest.lstrip()[1:]
         else:
             return
@@ -117,7 +118,7 @@ class Blocks:
                     return
                 rest, more = b"", rest + more
                 border = _last_border(more)
-            if border is not None:  # joined once, because each copy takes as long as the reading
+            if border is not None:  # joined once, because a copy takes as long as reading the text
                 yield b"".join((b"[", rest, memoryview(more)[: border.start() + 1], b"]"))
                 more = more[border.end() :]
             rest = more
@@ -127,8 +128,8 @@ class Blocks:
         """Yield the last events of a file, and read its tail or report a broken end.
 
         The tail may contain further lists, such as the devices. The events therefore end at the
-        last bracket for which both the events and the tail are valid JSON. If an event is damaged,
-        they end at the last bracket that can follow an event.
+        last closing bracket for which both the events and the tail are valid JSON. If an event is
+        damaged, they end at the last closing bracket that can follow an event.
         """
         ends = [m.start() for m in re.finditer(rb"\]", rest)][::-1]
         for whole in (_is_whole, _may_end):
@@ -156,8 +157,9 @@ class Blocks:
 
 
 def _last_border(chunk: bytes) -> re.Match[bytes] | None:
-    """Return the last border between events that is certain; the event after it may be
-    incomplete.
+    """Return the last border between events that is certain, or None.
+
+    The event after it may be incomplete.
     """
     last = max(0, len(chunk) - HELD_BYTES)
     for sight in (HELD_BYTES // 16, HELD_BYTES, last):
@@ -181,22 +183,22 @@ def _may_end(events: bytes) -> bool:
     return not events or events.endswith((b"}", b"["))
 
 
-#: Kinds of events that the reader understands, or that are known to take no time of a device.
+#: Kinds of events that the reader understands, or that never run on a device.
 KNOWN = frozenset(get_args(Kind))
-#: Names of kinds before 2022, with the names of today.
+#: Names of kinds in traces before 2022, with the present names.
 _RENAMED = {
     "Kernel": "kernel", "Operator": "cpu_op", "Runtime": "cuda_runtime", "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }  # fmt: skip
 #: Kinds of events of devices that this reader does not support.
 _OTHER_DEVICES = re.compile(r"mtia|hpu|glow|collective_comm|privateuse")
-#: Resolution of timestamps in us; a note reports coarser ones.
+#: Resolution of timestamps in us; if it is coarser, a note says so.
 COARSE_US = 0.01
-#: Largest valid time in us, later than that of any clock. Up to this value float64 represents whole
-#: microseconds exactly, and the sum with the base fits into int64 ns.
+#: Largest valid time in us; the times of real clocks are smaller. Up to this value, float64
+#: represents whole microseconds exactly, and the sum with the trace's base time fits into int64 ns.
 LATEST_US = float(1 << 52)
 LATEST_BASE_NS = 1 << 62
-#: Kinds of events that have no arguments which tie them to a device.
+#: Kinds of events whose arguments do not relate them to a device.
 _BARE = frozenset({"cpu_op", "Operator", "user_annotation"})
 _COLUMNS = ("start", "end", "name", "cat", "thread", "correlation", "stream")
 _GROWN = {
@@ -216,12 +218,13 @@ class Trace:
     """The events of one rank in columns of equal length, ascending by start time.
 
     Times are in ns. ``name``, ``cat`` and ``thread`` are indices into ``names``, ``cats`` and
-    ``threads``. ``meta`` holds the header and the tail of the trace. ``rank`` and ``world_size``
-    are those that the trace states, or -1. ``extra`` maps a row to its arguments if they matter, as
-    for collectives, sends and receives. ``partial`` states what could not be read, and ``notes``
-    hold further caveats. ``allocated`` are (ns, bytes) of allocated memory if memory was profiled.
-    ``device_memory`` is whether this is the memory of a device; the memory of the host is used only
-    if there is none of a device.
+    ``threads``. ``meta`` holds the fields of the file before and after its events. ``rank`` and
+    ``world_size`` are -1 if the trace does not state them. ``extra`` maps a row to its arguments if
+    they are needed, for example for collectives, sends and receives. ``partial`` describes events
+    that could not be read, and ``notes`` hold further caveats. If memory was profiled,
+    ``allocated`` holds pairs of a time (ns) and the allocated memory (bytes). ``device_memory``
+    says whether this is the memory of a device. If the trace does not contain the memory of a
+    device, it is the memory of the host.
     """
 
     path: str
@@ -249,13 +252,14 @@ class Trace:
         return np.array([c in cats for c in self.cats], dtype=bool)[self.cat]
 
     def named(self, matches: re.Pattern[str]) -> NDArray[np.bool_]:
-        """Return a mask of the rows with a name that the pattern matches from its beginning."""
+        """Return a mask of the rows whose names match the pattern from their beginning."""
         return np.array([bool(matches.match(name)) for name in self.names], dtype=bool)[self.name]
 
 
 def split(trace: Trace) -> list[Trace]:
-    """Split a trace into one for each process that makes steps, because a file may hold
-    all ranks.
+    """Split a trace into one trace for each process that makes steps.
+
+    A file may contain all ranks as processes.
     """
     steps = trace.named(re.compile(r"ProfilerStep#\d+$")) & trace.of_cat("user_annotation")
     process = np.array([thread.partition("/")[0] for thread in trace.threads])[trace.thread]
@@ -286,7 +290,7 @@ def split(trace: Trace) -> list[Trace]:
 
 
 class _Ids(dict[Any, int]):
-    """Values numbered in the order in which they are first looked up."""
+    """A map from values to numbers, which are assigned in the order of the first look-ups."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -294,7 +298,7 @@ class _Ids(dict[Any, int]):
 
 
 class _Names(_Ids):
-    """Numbered names, with the numbers of those that communicate in ``talking``."""
+    """A map from names to numbers; ``talking`` lists the numbers of names of communications."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,8 +316,8 @@ class _Growing:
     """The columns of a trace while it is read, block by block.
 
     Each column of ``_GROWN`` grows in place, because a list of pieces would fragment the memory.
-    Times are in ns since the base of the trace. A place is the triple that many events share: their
-    kind, their process and their thread.
+    Times are in ns since the base time of the trace. A place is a triple of kind, process and
+    thread, and is stored once for all its events.
     """
 
     names: _Names = field(default_factory=_Names)
@@ -328,7 +332,7 @@ class _Growing:
     untimely: int = 0
 
     def add(self, parsed: Found) -> None:
-        """Append the events of a block; count the events with impossible times."""
+        """Append the events of a block, except those with impossible times, which are counted."""
         if instants := [instant for instant in parsed.instants if abs(instant.ts) < LATEST_US]:
             memory = arguments([instant.args for instant in instants], MemoryEvents)
             at = _ns(np.array([instant.ts for instant in instants]))
@@ -365,10 +369,10 @@ class _Growing:
     def _ties(
         self, events: list[Event], name: NDArray[np.int32], place: NDArray[np.int32]
     ) -> Iterator[NDArray[Any]]:
-        """Yield the correlation ids and the streams of the events, and store arguments in
-        ``extra``.
+        """Yield the correlation ids, then the streams, and store needed arguments in ``extra``.
 
-        Only arguments of events that may have one of these are decoded, because decoding is slow.
+        Arguments are decoded only if the kind of event can have such fields, because decoding is
+        slow.
         """
         bare = np.array([cat in _BARE for cat, _, _ in self.places])
         rows = np.flatnonzero(~bare[place])
@@ -384,7 +388,7 @@ class _Growing:
         self.extra.update(zip((self.rows + i for i in telling), args, strict=True))
 
     def whole(self, column: str) -> NDArray[Any]:
-        """Return a column and release it, so that a large trace is never held twice."""
+        """Return a column and release it, because a large trace must not be in memory twice."""
         return np.frombuffer(self.grown.pop(column), dtype=_GROWN[column])
 
 
@@ -409,7 +413,7 @@ def _integers(values: list[int]) -> NDArray[np.int64]:
 
 
 def _narrow(values: NDArray[np.int64]) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return the values in 32 bits if these are enough."""
+    """Return the values as int32 if they fit, otherwise unchanged."""
     return values.astype(np.int32) if values.max() < 1 << 31 and values.min() >= -1 else values
 
 
@@ -419,7 +423,7 @@ def read(path: Path) -> Trace:
     skipped = 0
     blocks = Blocks(path)
     enabled = gc.isenabled()
-    gc.disable()  # half of the time would go into a search for cycles, which cannot exist here
+    gc.disable()  # it would take half of the time to search for cycles, which cannot exist here
     try:
         for block in blocks:
             decoded = decode(block)
@@ -475,7 +479,7 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
 
 
 def _whole(value: object) -> int:
-    """Return a number that a header states, or -1 for anything else."""
+    """Return a value of the header as an integer, or -1 if it is not a number."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         return int(value)  # type: ignore[call-overload,no-any-return]
     return -1

@@ -1,4 +1,7 @@
-"""Sort the trace of one rank into lanes, whether the rank computes on the host or on a device."""
+"""Sort the trace of one rank into lanes, for ranks that compute on the host or on a device.
+
+A lane is the set of times in which the rank did one kind of work, such as compute.
+"""
 
 import math
 import re
@@ -19,14 +22,14 @@ from harness.record.budget import OUTLINE
 from harness.record.spans import GROUPS
 
 _ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
-#: Bookkeeping of the autograd engine around an operator and its hooks. A hook may wait inside it,
-#: so it never counts as compute.
+#: Ranges of the autograd engine around an operator and its hooks. A hook may wait within such a
+#: range, so the range does not count as compute.
 _AROUND = re.compile(r"autograd::engine::evaluate_function|RegisterPostBackwardFunction")
-#: Operator names that identify a thread of the autograd engine. Such threads train, in addition to
-#: the thread that makes the steps.
+#: Operator names that identify a thread of the autograd engine. The work of these threads counts,
+#: in addition to the work of the thread that makes the steps.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 GLOO = re.compile(r"gloo:")
-#: Spans in which a trainer works. The span ``step`` is left out because it encloses all of them.
+#: Spans in which a trainer works. The span ``step`` is omitted because it encloses all of them.
 _WORK = re.compile(r"scaleproof\.\w+\.(forward|backward|optimizer)$")
 _PEER = re.compile(r"scaleproof\.peer\.(send|recv)\.(\d+)$")
 
@@ -39,8 +42,8 @@ def outlined(trace: Trace) -> bool:
 def outline_lanes(trace: Trace, rank: int) -> Lanes:
     """Return the lanes of an outline, which records spans but no operators.
 
-    Compute is all time inside the spans of the training in which the rank neither waits nor loads
-    data, including the time that Python takes. If a step has no such spans, the whole step counts.
+    Compute is the time inside the spans of the training, without waiting and loading of data. It
+    includes the time of Python code. If a trace has no such spans, the whole steps are used.
     """
     edges, _, unsure = marks.host_steps(trace)
     work = trace.named(_WORK) & marks.marked(trace, Category.STEP, Category.OPTIMIZER)
@@ -83,9 +86,8 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     """Return the lanes of a rank that computes on the host.
 
     Operators count as compute, gloo's ranges as communication, and gaps as idle time of the host.
-    At each instant the innermost range of a thread decides what the thread does. An operator
-    computes, but an annotation does not, because a wait leaves no range, only a gap inside an
-    annotation.
+    At any time, the innermost range of a thread determines what the thread does. Annotations do not
+    count as compute, because a wait inside an annotation has no range.
     """
     edges, main, unsure = marks.host_steps(trace, step_name)
     gloo = trace.named(GLOO)
@@ -130,10 +132,10 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
 def _innermost(
     trace: Trace, here: NDArray[np.bool_], *wanted: NDArray[np.bool_]
 ) -> list[Intervals]:
-    """Return for each mask in ``wanted`` when the innermost range of one thread belongs to it.
+    """Return, for each mask in ``wanted``, the times in which the innermost range is in the mask.
 
-    ``here`` selects the rows of the thread. Ranges of a thread nest, so ranges of one depth are
-    disjoint, and deeper ranges take precedence over those around them.
+    ``here`` selects the rows of one thread. Ranges of a thread nest, so ranges of the same depth
+    are disjoint. Deeper ranges take precedence over the ranges around them.
     """
     lanes = [EMPTY] * len(wanted)
     deeper = EMPTY
@@ -147,12 +149,11 @@ def _innermost(
 
 
 def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) -> Iterator[Op]:
-    """Yield the communications of the host: gloo's ranges, and the harness's spans around backends
-    that record none.
+    """Yield the communications of the host.
 
-    A gloo range does not name its group, but its thread determines the group. It does not name its
-    peer either. The k-th ``gloo:send`` belongs to the k-th ``c10d::send``, or to the k-th peer that
-    an outline notes.
+    They are gloo's ranges, and the harness's spans around backends that record no ranges. A gloo
+    range names neither its group nor its peer. The group follows from the thread. The k-th
+    ``gloo:send`` belongs to the k-th ``c10d::send``, or to the k-th peer that an outline records.
     """
     peers: dict[str, list[int]] = {}
     for kind, operator in (("send", "c10d::send"), ("recv", "c10d::recv_")):
@@ -180,7 +181,7 @@ def host_ops(trace: Trace, gloo: NDArray[np.bool_], spans: NDArray[np.bool_]) ->
 
 
 def _groups(trace: Trace) -> dict[int, str]:
-    """Return the group of ranks of each thread that communicates within a subgroup of the world."""
+    """Return the process group of each thread that communicates within a subgroup of the world."""
     named = trace.meta.get(GROUPS)
     known = named if isinstance(named, dict) else {}
     of = {i: str(known.get(t.rpartition("/")[2], "")) for i, t in enumerate(trace.threads)}
@@ -190,15 +191,16 @@ def _groups(trace: Trace) -> dict[int, str]:
 def _from_its_wait(op: Op, busy: Intervals) -> Op:
     """Return a send or recv of gloo with the time at which the rank began to wait for it.
 
-    A range of gloo lasts from the call to the end of the transfer. The wait begins after the last
-    work of the rank (``busy``) before that end.
+    A range of gloo lasts from the call to the end of the transfer, but the rank may do other work
+    (``busy``) in between. The wait begins at the end of the last work that starts before the
+    transfer ends.
     """
     before = int(np.searchsorted(busy[:, 0], op.end, side="left"))
     return replace(op, waited=int(busy[before - 1, 1]) if before else op.start)
 
 
 def _peer(args: Args | None) -> int:
-    """Return the destination or source rank in the operands of a send or recv; -1 if unknown."""
+    """Return the destination or source rank from the inputs of a send or recv; -1 if unknown."""
     if args is None or not args.inputs:
         return -1
     numbers = [v for v in args.inputs if re.fullmatch(r"-?\d+", v)]
@@ -238,18 +240,18 @@ _DEVICE_COMM = re.compile(
     re.I,
 )
 _ACROSS = re.compile(r"Memcpy (HtoD|DtoH|PtoP)")
-#: Nanoseconds within which a kernel on an idle device begins after its launching call has returned.
-#: A kernel that begins later waited for something else.
+#: Longest time in ns between the return of a kernel-launch call and the begin of its kernel on an
+#: idle device. A kernel that begins later waited for something else.
 _BEGINS_NS = 10_000
-#: Marks a row that no call launched. It cannot be -1 because times in a trace may be negative.
+#: Value for a row that no call launched. It cannot be -1 because times in a trace may be negative.
 _NONE = np.iinfo(np.int64).min
 
 
 def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
     """Return the lanes of a rank that computes on a device.
 
-    Kernels are compute or communication. A gap between kernels is attributed to what delayed the
-    next kernel.
+    Kernels are compute or communication. A gap between kernels is attributed to the cause of the
+    next kernel's delay.
     """
     host_edges, _, unsure = lanes.host_steps(trace, step_name)
     kernels = trace.of_cat("kernel")
@@ -287,9 +289,9 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
 
 
 def _launches(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return when the host call that launched each row of the device began and returned, in ns.
+    """Return when the host calls that launched device rows began and returned, as two arrays in ns.
 
-    Rows without such a call get ``_NONE``.
+    ``rows`` are the device rows. Rows without such a call get ``_NONE``.
     """
     calls = trace.of_cat("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime")
     launching = np.flatnonzero(calls & (trace.correlation >= 0))
@@ -313,10 +315,10 @@ def _device_steps(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return the edges of the steps on the device, and notes about them.
 
-    Step k ends with the last kernel that the host launched during step k or earlier. The first step
-    of a trace has no predecessor that would mark its beginning, so it only serves as the anchor at
-    which the second step starts. If the trace has a single step, that step begins where the host's
-    step begins. Steps that launch nothing are left out.
+    Step k ends with the last kernel that the host launched during step k or earlier. A step begins
+    at the end of the step before it. The first step of a trace therefore has no known begin, and
+    only its end is used. If the trace has a single step, that step begins when the host's step
+    begins. Steps that launch no kernels are omitted.
     """
     known = launched != _NONE
     if not known.any():
@@ -331,7 +333,8 @@ def _device_steps(
     if count == 1:
         edges = np.array([host_edges[0], max(ends[0], host_edges[1])], dtype=np.int64)
         return edges, (
-            "a single step, from its begin on the host to the end of its work on the device",
+            "the trace has a single step; it is measured from its begin on the host to the end of"
+            " its work on the device",
         )
     reached = np.maximum.accumulate(ends)
     edges = np.unique(reached[reached != _NONE])
@@ -347,10 +350,11 @@ def _gaps(
     busy: Intervals,
     edges: NDArray[np.int64],
 ) -> tuple[Intervals, Intervals]:
-    """Return the idle instants of the device with the next kernel queued, and those of its launch.
+    """Return the idle times of the device, as two sets.
 
-    The launch of a kernel lasts for the launching call plus ``_BEGINS_NS``. A kernel that begins
-    later than that was queued and waited for something else.
+    In the first set, the next kernel is already queued and waits for something else. In the second
+    set, the host is launching the next kernel. The launch of a kernel lasts for the launching call
+    plus ``_BEGINS_NS``.
     """
     span = np.array([[edges[0], edges[-1]]], dtype=np.int64)
     idle = subtract(span, busy)
@@ -388,22 +392,22 @@ def _device_ops(trace: Trace, talk: NDArray[np.bool_]) -> Iterator[Op]:
         )
 
 
-#: Trace categories of calls to a device's runtime. ``_LAUNCH`` matches those calls that start a
+#: Trace categories of calls to a device's runtime. ``_LAUNCH`` matches the calls that launch a
 #: kernel.
 _RUNTIME = (
     "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver",
     "privateuse1_runtime", "privateuse1_driver",
 )  # fmt: skip
 _LAUNCH = re.compile(r"\w*launch", re.IGNORECASE)
-#: Number of runtime calls that the profiler itself may make if nothing runs on the device.
+#: Largest number of runtime calls that the profiler makes if nothing runs on the device.
 _OF_PROFILER = 2
 #: Categories of device rows other than kernels.
 _ON_DEVICE = ("gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
 #: Operators that run on a device only. ``cudnn_is_acceptable`` is excluded because it also runs on
 #: hosts.
 _DEVICE_OPERATOR = re.compile(r".*(cudnn_(?!is_acceptable)|cublas|miopen|nccl:)")
-#: Smallest share of launches with a kernel in a complete trace. The profiler may stop before the
-#: last kernels run.
+#: A damaged trace is usable if at least this share of its kernel-launch calls have their kernel in
+#: the trace. It is below 1 because the profiler may stop before the last kernels run.
 _WHOLE = 0.9
 
 
@@ -412,7 +416,7 @@ def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = 
 
     ``rank`` is used if the file does not state its rank. ``step_name`` is the name (or glob) of the
     annotation that counts as a step; the default is the profiler's ``ProfilerStep``. Raise
-    ScaleproofError if the trace shows no training, or lacks the activity of its device.
+    ScaleproofError if the trace contains no training, or no activity of the device that was used.
     """
     known = trace.rank if trace.rank >= 0 else (rank or 0)
     on_device = bool(trace.of_cat("kernel").any())
@@ -454,9 +458,9 @@ def sorted_lanes(trace: Trace, rank: int | None = None, step_name: str | None = 
 
 
 def _missing(trace: Trace, *, on_device: bool) -> str:
-    """Describe the rows of the device that a trace lacks.
+    """Describe the device rows that are missing in a trace.
 
-    Return an empty string if none are missing, or if the trace is of a host only.
+    Return an empty string if none are missing, or if the training ran on the host only.
     """
     launches = trace.of_cat(*_RUNTIME) & trace.named(_LAUNCH)
     count = int(launches.sum())

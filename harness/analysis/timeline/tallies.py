@@ -1,4 +1,4 @@
-"""Totals by name: operators by their self time, and ranges by the time that they were open."""
+"""Totals by name: the self times of operators, and the durations of named ranges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from harness.record.spans import category_of
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """All ranges of one name over all ranks; times are in ns."""
+    """The totals of all ranges with one name, over all ranks; times are in ns."""
 
     name: str
     category: str
@@ -29,8 +29,8 @@ def operators(
 ) -> tuple[Operator, ...]:
     """Return the operators with the largest self time in the steps, longest first.
 
-    These are kernels if a device computed, and host operators otherwise. ``ranks`` are the lanes of
-    ``traces``. Times and counts are per mean step of a mean rank.
+    They are kernels if the rank used a device, and host operators otherwise. ``ranks`` are the
+    lanes of ``traces``. Times and counts are averages over steps and ranks.
     """
     totals: dict[str, list[int]] = {}
     for trace, lane in zip(traces, ranks, strict=True):
@@ -63,7 +63,7 @@ def ranges(traces: Sequence[Trace]) -> list[Range]:
     for trace in traces:
         ours = [i for i, n in enumerate(trace.names) if category_of(n) is not None]
         mask = trace.of_cat("user_annotation") | np.isin(trace.name, ours)
-        # otherwise the range on the host is already counted
+        # A range on the device counts only if its range on the host has not been counted.
         alone = ~np.isin(trace.name, np.unique(trace.name[mask]))
         mask |= trace.of_cat("gpu_user_annotation") & alone
         for name in np.unique(trace.name[mask]).tolist():

@@ -1,4 +1,4 @@
-"""Views of a profiled window: totals by name, kernels, idle time, communications, differences."""
+"""Views of profiled steps: kernels, idle time, communications, and differences between two runs."""
 
 import json
 import re
@@ -28,7 +28,7 @@ DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Part(NamedTuple):
-    """One rank of a window. ``terms`` are in ns of the rank's clock, like its trace."""
+    """One rank of the profiled steps. ``terms`` are in ns of the rank's clock, like its trace."""
 
     trace: Trace
     lanes: Lanes
@@ -37,10 +37,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ShownBudget:
-    """A profiled window with its budget.
+    """The profiled steps of all ranks (a window) with their budget.
 
-    ``traces`` and ``lanes`` have the same order. ``readings`` are measurements of the devices, such
-    as clocks and power.
+    ``traces`` and ``lanes`` have the same order of ranks. ``readings`` are measurements of the
+    devices, such as clock rates and power.
     """
 
     traces: Sequence[Trace]
@@ -50,7 +50,7 @@ class ShownBudget:
 
     @property
     def rank_steps(self) -> int:
-        """Return the number of steps of all ranks together, by which totals are divided."""
+        """Return the number of steps, summed over ranks. Totals are divided by it."""
         return len(self.traces) * self.closed.budget.steps
 
     def parts(self) -> Iterator[Part]:
@@ -62,9 +62,7 @@ class ShownBudget:
 
 
 def shown(folder: Path, launch: LaunchRecord) -> ShownBudget:
-    """Return the window of a profiled launch. Raise ScaleproofError if its traces are
-    unreadable.
-    """
+    """Return the profiled steps of a launch. Raise ScaleproofError if its traces are unreadable."""
     traces, rank_lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     devices = folder / "launches" / launch.launch / "gpus.json"
     readings = json.loads(devices.read_text(encoding="utf-8")) if devices.is_file() else ()
@@ -77,11 +75,11 @@ BUSY = (Term.COMPUTE, Term.MOVE, Term.TRANSFER, Term.WAIT, Term.BUBBLE, Term.UND
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """Kernels of one name that one operator launched, per mean step of a mean rank.
+    """The kernels of one name that one operator launched, averaged over steps and ranks.
 
-    ``ns`` is the time of the term during which they ran. Kernels that run concurrently all count
-    the same instant, so their sum may exceed the term. ``by`` is the operator, or an empty string
-    if it is unknown.
+    ``by`` is the operator, or an empty string if it is unknown. ``ns`` is the part of the term's
+    time during which the kernels ran. If kernels run concurrently, each of them counts this time,
+    so the sum over kernels may exceed the term. ``count`` is the number of kernels.
     """
 
     term: Term
@@ -94,7 +92,7 @@ class Kernel:
 def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
     """Return the ``most`` longest kernels of each term, in the order of the terms.
 
-    The trace of a host has none.
+    Return none if the ranks compute on the host.
     """
     spent: Counter[tuple[Term, str, str]] = Counter()
     count: Counter[tuple[Term, str, str]] = Counter()
@@ -128,7 +126,7 @@ def _longest(some: Sequence[Kernel], most: int) -> list[Kernel]:
 
 
 def launched_by(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each device row the innermost operator around the call that launched it, or -1."""
+    """Return the row of the innermost operator that launched each device row, or -1."""
     calls = np.flatnonzero(trace.of_cat(*CALLS) & (trace.correlation >= 0))
     calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
     launcher = np.full(len(rows), -1, dtype=np.int64)
@@ -162,8 +160,10 @@ PYTHON = "Python, between operators"
 
 @dataclass(frozen=True, kw_only=True)
 class Idleness:
-    """One cause of idle time: ns per mean step of a mean rank, in a call or operator of
-    the host.
+    """One cause of idle time of a device.
+
+    ``where`` is the call or operator of the host during which the device was idle. ``ns`` is the
+    idle time, averaged over steps and ranks.
     """
 
     term: Term
@@ -175,7 +175,7 @@ class Idleness:
 def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
     """Return the ``most`` longest causes of idle time of each term.
 
-    A trace of a host has none, because its gaps are time in Python.
+    Return none if the ranks compute on the host, because gaps are then time in Python.
     """
     spent: Counter[tuple[Term, str, str]] = Counter()
     for trace, lane, terms in window.parts():
@@ -193,9 +193,10 @@ def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
 
 
 def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Term, str, str]]:
-    """Attribute each instant to the host call or operator that is open on a training thread then.
+    """Attribute the times of a term to the host calls or operators that run in them.
 
-    If several threads have one open, the one that started last counts.
+    Only threads that train are considered. If several of them run a call or operator, the one that
+    started last counts.
     """
     rows = np.flatnonzero(trace.of_cat("cpu_op", *CALLS))
     is_call = trace.of_cat(*CALLS)
@@ -224,7 +225,7 @@ def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Ter
 
 
 def _threads(trace: Trace) -> list[int]:
-    """Return the threads that call the driver of the device, and the one that makes the steps."""
+    """Return the thread that makes the steps and the threads that call the device's driver."""
     _, main, _ = lanes.host_steps(trace)
     calling: NDArray[np.int32] = np.unique(trace.thread[trace.of_cat(*CALLS)])
     return sorted({main, *calling.tolist()})
@@ -247,11 +248,12 @@ _OPERATIONS = {
 class Communication:
     """All communications of one kind, size and set of ranks; times are in ns per communication.
 
-    ``shortest_ns`` is the shortest duration among the ranks, in which that rank did not wait.
-    ``waited_ns`` is the mean time between a rank's entry and that of the last rank. ``late`` is the
-    rank that most often entered last, and ``late_share`` how often it did. ``bytes`` is the input
-    of one rank, or -1 if the trace does not state it. ``bus_bps`` is the rate of the busiest link,
-    as in a bandwidth sweep of the fabric.
+    ``count`` is the number of communications in a step. ``shortest_ns`` is the shortest duration
+    among the ranks, because the rank with this duration did not wait. ``waited_ns`` is the mean
+    time from a rank's entry to the entry of the last rank. ``late`` is the rank that most often
+    entered last, and ``late_share`` the share of communications in which it did. ``bytes`` is the
+    size of the input of one rank, or -1 if the trace does not state it. ``bus_bps`` is the rate of
+    the busiest link in B/s, as in a bandwidth sweep of the fabric.
     """
 
     kind: str
@@ -266,7 +268,7 @@ class Communication:
 
 
 def communications(window: ShownBudget) -> tuple[Communication, ...]:
-    """Return the communications of a window, those that take longest in total first.
+    """Return the communications of the profiled steps, in descending order of their total time.
 
     Return none if the operations of the ranks could not be matched.
     """
@@ -321,7 +323,10 @@ def _communication(
 
 @dataclass(frozen=True, kw_only=True)
 class TermChange:
-    """A term or name in two windows, in ns per mean step of a mean rank; 0 if it is absent."""
+    """The time of a term, kernel or operator before and after a change.
+
+    The times are in ns, averaged over steps and ranks; 0 if the name is absent.
+    """
 
     name: str
     before_ns: float
@@ -334,7 +339,7 @@ class TermChange:
 
 
 def terms(before: Budget, after: Budget) -> tuple[TermChange, ...]:
-    """Return the change of every term of either budget; they add up to the change of the step."""
+    """Return the changes of all terms of both budgets, which add up to the change of the step."""
     both = ((term, before.mean_ns(term), after.mean_ns(term)) for term in Term)
     return tuple(TermChange(name=term, before_ns=a, after_ns=b) for term, a, b in both if a or b)
 
@@ -344,8 +349,8 @@ def names(
 ) -> tuple[TermChange, ...]:
     """Return the changes of kernels or operators by name, the largest first.
 
-    Unless both lists are complete (``whole``), names that one list lacks are left out, because they
-    may only be too short for that list.
+    ``whole`` says that both lists are complete. Otherwise a name that one list lacks is omitted,
+    because it may be absent only due to its short time.
     """
     was, now = (
         {operator.name: operator.self_ns for operator in operators} for operators in (before, after)

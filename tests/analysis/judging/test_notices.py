@@ -76,4 +76,8 @@ def test_lower_clocks_are_reported_as_part_of_the_loss(sample_run: RunRecord) ->
 
     run = dataclasses.replace(sample_run, launches=tuple(map(clocked, sample_run.launches)))
     told = [finding for finding in sentences(run) if "MHz" in finding]
-    assert any("at 1782 MHz, its baseline's at 1980: 10.0% of speed" in f for f in told)
+    assert any(
+        "at 1782 MHz, and its baseline's GPUs at 1980 MHz; lower clocks reduced the speed by 10.0%"
+        in f
+        for f in told
+    )

@@ -85,7 +85,7 @@ class Mesh:
 
     @property
     def uncut(self) -> bool:
-        """Whether each rank holds the whole of every parameter that it trains."""
+        """Whether no parameter is split: each rank holds all elements of those that it trains."""
         return self.sizes.keys().isdisjoint({Dim.FSDP, Dim.EP, Dim.TP})
 
     @property
@@ -113,7 +113,7 @@ class Mesh:
         return index
 
     def shard(self, rank: int) -> int:
-        """Return the index of the part of every batch that this rank trains on."""
+        """Return the index of the shard (part of each batch) on which a rank trains."""
         return self.place(rank, *DATA)
 
     def at(self, world_size: int) -> Mesh:

@@ -172,7 +172,7 @@ def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
         yield what, ", ".join(supports.dims), f"--set mesh={flat}"
     if mesh.ranks != case.world_size:
         what = f"mesh {case.mesh} has {mesh.ranks} ranks, but the world has {case.world_size}"
-        yield what, "as many places as ranks", f"--set mesh={mesh.at(case.world_size) or flat}"
+        yield what, "one position per rank", f"--set mesh={mesh.at(case.world_size) or flat}"
     if case.shares:
         yield "shares divide the batch of data-parallel ranks only", "no mesh", ""
 
@@ -191,12 +191,12 @@ def _sharing(case: CaseSpec, supports: Supports) -> Mistakes:
     if StandIn.SHARED_GPU not in case.stand_in or case.world_size == 1:
         return
     if supports.packages:
-        what = f"strategy {case.strategy!r} with --shared-gpu: it gives each rank a separate GPU"
+        what = f"{case.strategy} does not support --shared-gpu: it gives each rank a separate GPU"
         yield what, "a GPU for each rank", "--set strategy=ddp"
         return
     for dim in _NOT_OVER_GLOO:
         if dim in supports.dims and (dim == supports.dims[0] or str(dim) in case.mesh):
-            what = f"strategy {case.strategy!r} with --shared-gpu: gloo cannot carry {str(dim)!r}"
+            what = f"gloo, which --shared-gpu needs, does not support dimension {str(dim)!r}"
             yield what, "a GPU for each rank, or data parallelism", "--set strategy=ddp"
             return
 

@@ -145,7 +145,7 @@ def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL)
     """
     if case.data == Data.RESIDENT:
         raise SpecError(
-            "the data of this case is on the device already: nothing is read",
+            "the data of this case is on the device already, so nothing is read",
             where=case.id,
             expected="data=files",
             fix="--set data=files",

@@ -154,7 +154,7 @@ METRICS: Mapping[str, Metric] = {
         per_rank=True,
         of_schedule=True,
         of_fabric=True,
-        means="efficiency relative to the limit by this run's single device and measured fabric",
+        means="efficiency relative to the limit set by this run's single device and its fabric",
     ),
     "speedup": replace(
         _RATE_RATIO, unit="x", scaling=True, means="throughput of the case relative to its baseline"

@@ -288,7 +288,7 @@ def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
     """
     if kind is Ablation.DATA and rung.case.data == Data.RESIDENT:
         raise SpecError(
-            "the data of this case is on the device already: nothing to ablate",
+            "the data of this case is already on the device, so there is nothing to ablate",
             where=rung.case.id,
             expected="data=loaded",
             fix="--set data=loaded",

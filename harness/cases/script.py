@@ -212,7 +212,7 @@ def script_plan(
 
 
 def accepted(words: str) -> str:
-    """Return the checks that ``replicas,idle`` names, sorted and without duplicates.
+    """Return the checks in a list such as ``replicas,idle``, sorted and without duplicates.
 
     Raises SpecError for a check that does not exist.
     """

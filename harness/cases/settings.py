@@ -12,8 +12,8 @@ class Settings:
 
     ``nodes`` is the number of ranks that each node can hold. ``cluster`` is the file with the
     engine's settings. ``budget_s`` is the time limit of the whole run, in seconds. If it is not
-    set, every plan gets its first blocks. Undecided plans then get more blocks, as long as a
-    decision is likely and the run has taken less than ``more_until_s`` seconds. ``packed`` states
+    set, every plan gets its first blocks. Undecided plans then get more blocks, while a decision
+    is likely and the run has taken less than ``more_until_s`` seconds. ``packed`` states
     that small worlds run concurrently if they have separate nodes or devices. ``nonce`` is a text
     that the person who asked for the run has chosen. It proves that the run was made afterwards.
 

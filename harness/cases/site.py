@@ -108,7 +108,7 @@ class Site:
 
 
 def parse_name(name: str) -> tuple[str, str | None, str, str]:
-    """Split ``ddp/decoder-tiny`` into strategy, compressor (or None), model and size."""
+    """Split a name like ``ddp/decoder-tiny`` into strategy, compressor (or None), model, size."""
     head, _, tail = name.partition("/")
     strategy, _, compressor = head.partition(":")
     model, _, size = tail.partition("-")

@@ -452,9 +452,9 @@ def _refuse_line(words: Sequence[str]) -> None:
     raise SpecError(
         f"{words[0]} {shlex.join(options)} runs a command line of a shell",
         where=shlex.join(words),
-        expected="the words of that line"
+        expected="the command itself, without a shell"
         if alone
-        else "that line in launch.sh, with its ranks as $1",
+        else "that line in a file launch.sh, with $1 as the number of ranks",
         fix=f"{RUN} {shlex.join(inner if alone else ['bash', 'launch.sh', '{ranks}'])}",
     )
 

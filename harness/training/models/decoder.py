@@ -200,7 +200,7 @@ def tokens(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 (P - P_embedding - P_norm) S + 12 L S^2 d (PaLM, app. B).
+    """Return the FLOPs 6 (P - P_embedding - P_norm) S + 12 L S^2 d (PaLM, app. B).
 
     Attention counts fully, although causal attention needs only half of the FLOPs.
     """

@@ -147,7 +147,7 @@ def _patches(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, including attention, or 4 if the input needs no gradient."""
+    """Return FLOPs: 6 per multiply-add (with attention), or 4 if the input needs no gradient."""
     d, layers = size["d"], size["layers"]
     s = tokens(size)
     square = size["patch"] ** 2

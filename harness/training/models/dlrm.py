@@ -137,7 +137,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, or 4 in the first layer, whose input needs no gradient.
+    """Return FLOPs: 6 per multiply-add, or 4 in the first layer, whose input needs no gradient.
 
     Looking up rows needs no FLOPs.
     """

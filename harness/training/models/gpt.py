@@ -78,7 +78,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 (12 L d^2 + V d) S + 12 L S^2 d (PaLM, app. B).
+    """Return the FLOPs 6 (12 L d^2 + V d) S + 12 L S^2 d (PaLM, app. B).
 
     Attention counts fully, although causal attention needs only half of the FLOPs.
     """

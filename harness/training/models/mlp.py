@@ -39,6 +39,6 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per weight, or 4 in the first layer, whose input needs no gradient."""
+    """Return FLOPs: 6 per weight, or 4 in the first layer, whose input needs no gradient."""
     d = size["d"]
     return float(6.0 * (size["layers"] * d * d + d * size["classes"]) - 2.0 * d * d)

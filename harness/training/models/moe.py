@@ -114,7 +114,7 @@ class ExpertBlock(nn.Module):
             sure = sure / sure.sum(-1, keepdim=True)
         room = math.ceil(self.capacity * count * self.top / num)
         wanted = functional.one_hot(chosen.T.flatten(), num)  # first choices come first
-        counted = wanted.T.contiguous().cumsum(1).T  # by rows; CUDA takes 6 ms by columns
+        counted = wanted.T.contiguous().cumsum(1).T  # along rows: columns take 6 ms on CUDA
         place = (counted * wanted).sum(-1) - 1
         lies = torch.where(place < room, chosen.T.flatten() * room + place, num * room)
         source = torch.arange(count, device=x.device).repeat(self.top)

@@ -63,6 +63,6 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 d^2 per product, or 4 d^2 for the first, whose input needs no gradient."""
+    """Return FLOPs: 6 d^2 per product, or 4 d^2 for the first, whose input needs no gradient."""
     repeats, _ = _shape(size)
     return float(6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2)

@@ -107,7 +107,7 @@ def _patches(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, including attention.
+    """Return FLOPs: 6 per multiply-add, including attention.
 
     The embedding of the patches counts 4, because its input needs no gradient.
     """

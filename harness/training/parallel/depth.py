@@ -109,7 +109,7 @@ def _computed(block: nn.Module, x: Tensor) -> DepthBlock:
     meta = {name: parameter.to("meta") for name, parameter in block.named_parameters()}
     meta |= {name: tensor.to("meta") for name, tensor in block.named_buffers()}
     counter = FlopCounterMode(display=False)
-    compiled = bool(compiled_blocks(block))  # avoid importing the compiler if not
+    compiled = bool(compiled_blocks(block))  # import the compiler only if needed
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     with eager, counter, torch.no_grad():
         output = torch.func.functional_call(block, meta, (x,))

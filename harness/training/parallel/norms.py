@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-#: Attribute of a plain parameter that is only a part of a tensor: the group that holds all parts.
+#: Name of the attribute of a plain parameter that is only a part of a tensor. Its value is the
+#: group of the ranks that hold the parts.
 PARTED = "parted_over"
 
 

@@ -257,7 +257,10 @@ class Schedule:
 
 @cache
 def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
-    """Return a schedule with its orders, from a cache because many ranks take seconds."""
+    """Return a schedule with its orders.
+
+    The result is cached, because hundreds of ranks take seconds.
+    """
     schedule = Schedule(name, ranks, per_rank, micro)
     _ = schedule.orders
     return schedule

@@ -38,7 +38,7 @@ KNOBS = dict(
     bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,
     overlap_optimizer=False,
 )  # fmt: skip
-HOOKED = True  # a compressor's communication hook can be used
+HOOKED = True  # compressors can register a communication hook
 
 
 def expect(

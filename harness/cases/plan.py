@@ -78,7 +78,7 @@ class Window:
     pairs: int = 0
 
     def outlined(self, step: int) -> bool:
-        """Return whether the profiler runs in this step of a profile in outline mode."""
+        """Return whether the profiler runs in this step."""
         first = self.steps - self.profiled
         return step >= first or (first - 2 * self.pairs - 1 <= step and (first - step) % 2 == 0)
 

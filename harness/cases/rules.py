@@ -381,7 +381,10 @@ _SAME = (
 
 
 def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, mistake, expected) for each bound that all or no possible values meet."""
+    """Yield (key, mistake, expected) for each bound that cannot decide anything.
+
+    Either all possible values meet such a bound, or none does.
+    """
     metric = metrics.metric(rule["metric"])
     low, high = metric.possible
     for key in ("at_least", "at_most"):

@@ -178,7 +178,8 @@ class Compressor:
     def build(self, ctx: RankContext) -> Any:
         """Return a communication hook for DDP (a ``transports.Hook``).
 
-        The hook compresses in every step; the caller handles the dense steps before ``start``.
+        The hook compresses in every step. The caller handles the uncompressed steps before
+        ``start``.
         """
         return self.module.build(ctx, self.knobs)
 

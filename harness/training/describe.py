@@ -141,7 +141,8 @@ _WORK: dict[str, WorkBySamples] = {}
 _TWINS: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 
-#: Cache of model facts. Files are not part of its keys: a process describes cases of one set only.
+#: Cache of model facts. The keys do not name the case's files, because a process describes only
+#: cases of one set of files.
 _KNOWN: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 

@@ -361,7 +361,7 @@ class Coding(Protocol):
 
     @property
     def start(self) -> int:
-        """The number of dense steps before the compressor starts."""
+        """The number of uncompressed steps before the compressor starts."""
         ...
 
 

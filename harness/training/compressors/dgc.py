@@ -9,7 +9,7 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs, Sparse, generator
 
 ERROR_BOUND = 1.0
-#: ``warm_up`` is the number of first steps in which more entries are sent; it has four stages.
+#: In the first ``warm_up`` steps more entries are sent, in four stages with fewer and fewer entries.
 #: ``clip`` is the largest allowed norm of the gradients added over all ranks; 0 sets no limit.
 KNOBS = dict(rho=0.01, momentum=0.9, sampled=0.01, feedback=True, warm_up=0, clip=0.0)
 LOSSLESS = dict(rho=1.0, sampled=1.0, momentum=0.0, clip=0.0)
@@ -22,7 +22,7 @@ TWIN = dict(warm_up=2)
 METHOD = dict(optimizer="sgd")
 #: A threshold is estimated from at least this many sampled entries.
 FEWEST_SAMPLED = 256
-#: Fraction of entries that the first stage of the warm-up sends; stage i sends ``FIRST`` to the i.
+#: Fraction of entries that the first stage of the warm-up sends. Stage i sends ``FIRST ** i``.
 FIRST = 0.25
 STAGES = 4
 

@@ -19,7 +19,10 @@ MEANING = transports.lookup(2, (-1.0, 0.0, 1.0, 0.0))
 
 
 class Codec:
-    """A codec that keeps an element with the probability |x| / largest (Wen et al., 2017)."""
+    """A codec that keeps or drops each element at random (Wen et al., 2017).
+
+    The probability of keeping x is |x| divided by the largest magnitude in its block.
+    """
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
         self.unit = int(knobs["block"])

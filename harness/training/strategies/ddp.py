@@ -149,7 +149,7 @@ class Replicated(LocalTrainer):
 
 
 class InBackward(LocalTrainer):
-    """A trainer that updates the parameters of each bucket during backward, once it is reduced."""
+    """A trainer that updates parameters during backward, as soon as their bucket is reduced."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)

@@ -137,7 +137,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     def average() -> None:
         """Divide the experts' gradients by the number of shards, and add them up over replicas.
 
-        Each gradient is a sum over ranks, because a rank's loss is a mean over its samples only.
+        A rank's loss is the mean over its samples. An expert's gradient is the sum of the gradients
+        of all these losses, so it is divided to get the gradient of their mean.
         """
         for parameter in mine:
             assert parameter.grad is not None

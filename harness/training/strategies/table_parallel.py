@@ -187,7 +187,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     def average() -> None:
         """Divide the gradients of tables by the world size.
 
-        Each gradient is a sum over ranks, because a rank's loss is a mean over its samples only.
+        A rank's loss is the mean over its samples. A table's gradient is the sum of the gradients
+        of all these losses, so it is divided to get the gradient of their mean.
         """
         for parameter in held:
             parameter.grad /= ctx.world_size

@@ -24,7 +24,7 @@ class Scaled:
         self._scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=self.enabled)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the scaled loss, from which backward starts."""
+        """Return the scaled loss, on which the caller runs backward."""
         return self._scaler.scale(loss) if self.enabled else loss
 
     def step(self, optimizer: Optimizer) -> None:

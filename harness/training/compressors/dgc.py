@@ -9,7 +9,7 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs, Sparse, generator
 
 ERROR_BOUND = 1.0
-#: In the first ``warm_up`` steps more entries are sent, in four stages with fewer and fewer entries.
+#: In the first ``warm_up`` steps more entries are sent. Their number falls in four stages.
 #: ``clip`` is the largest allowed norm of the gradients added over all ranks; 0 sets no limit.
 KNOBS = dict(rho=0.01, momentum=0.9, sampled=0.01, feedback=True, warm_up=0, clip=0.0)
 LOSSLESS = dict(rho=1.0, sampled=1.0, momentum=0.0, clip=0.0)

@@ -4,13 +4,13 @@
     plan        arms, contrasts and the protocol of a plan
     recipes     functions from a site to plans; ladders has further ones
     site        the hardware that a run may use
-    rules       thresholds, and thresholds that can judge nothing
+    rules       thresholds, and the detection of thresholds that can decide nothing
     metrics     every metric: its form, unit and source
     catalogue   names of strategies, models, compressors, inputs, engines and suites
     heads       literal heads of files, and what features add
-    targets     what a command line can name to be measured
+    targets     the cases, recipes and files that a command line can name
     script      a user's script as a plan; typed parses launchers and interpreters
-    settings    how a run is made; never part of a case's identity
+    settings    the settings of a run, which do not identify its cases
 
 Import the types from this package, and the functions from their modules.
 """

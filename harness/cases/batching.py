@@ -10,11 +10,11 @@ from harness.cases.case import CaseSpec, Mesh, Mode
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """The division of a global batch: one micro-batch size per shard, each trained on
-    ``accumulate`` times per step.
+    """The division of a global batch among shards and accumulation steps.
 
-    ``last`` is the number of samples in the last batch of an epoch. The last shards of it get fewer
-    samples, or none.
+    ``micros`` holds the micro-batch size of each shard, in samples. In each step a shard trains on
+    ``accumulate`` micro-batches. ``last`` is the number of samples in the last batch of an epoch.
+    If it is short, the last shards get fewer samples, or none.
     """
 
     micros: tuple[int, ...]
@@ -24,7 +24,7 @@ class Batching:
 
     @property
     def shards(self) -> int:
-        """The number of parts of a batch that are trained on in parallel."""
+        """The number of parts of a batch that ranks train on in parallel."""
         return len(self.micros)
 
     @property
@@ -43,11 +43,10 @@ class Batching:
         return slice(start, start + self.micros[shard] * self.accumulate)
 
     def weight(self, samples: int, of: int) -> float:
-        """Return the weight of the mean loss over ``samples`` in the mean over shards, for a batch
-        of ``of`` samples.
+        """Return the factor of the mean loss of ``samples`` samples in a batch of ``of`` samples.
 
-        The weight is 1.0 for a whole shard if all shards have one size. DDP and FSDP average over
-        ranks, so without weights the samples of smaller micro-batches would count more.
+        DDP and FSDP average over ranks. Without this factor the samples of smaller micro-batches
+        would count more. The factor is 1.0 for a whole shard if all shards have the same size.
         """
         return samples * self.shards / of
 
@@ -78,8 +77,9 @@ def batching(case: CaseSpec, default_micro: int, mesh: Mesh) -> Batching:
 
 
 def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Divide ``total`` into whole parts in these proportions, by the largest-remainder (Hamilton)
-    method.
+    """Divide ``total`` into whole parts that are proportional to ``shares``.
+
+    Remainders are assigned by the largest-remainder (Hamilton) method.
     """
     exact = [total * share / math.fsum(shares) for share in shares]
     parts = [math.floor(x) for x in exact]
@@ -90,11 +90,11 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
-    """Return the case with the batch per rank of the larger ``target`` world.
+    """Return the case with the batch per rank that the larger world of ``target`` has.
 
     Communication and waiting overlap with compute. Small worlds therefore predict a large one only
-    if each rank computes as much as in the large one. Raises SpecError if the target's global batch
-    does not divide evenly.
+    if each of their ranks computes as much as a rank of the large one. Raises SpecError if the
+    target's global batch does not divide evenly.
     """
     if case.mode is Mode.WEAK or target.global_batch is None:
         return case
@@ -116,21 +116,24 @@ COPIES = 3
 
 
 def copied(rank: int, step: int, copy: int, num_ranks: int) -> int:
-    """Return the micro-batch that a rank computes as its ``copy``-th in a step. It changes with
-    every step.
+    """Return the index of the ``copy``-th micro-batch that a rank computes in a step.
+
+    It differs from step to step.
     """
     return (rank - step - copy * _stride(num_ranks)) % num_ranks
 
 
 def copier(micro: int, step: int, copy: int, num_ranks: int) -> int:
-    """Return the rank that computes a micro-batch as its ``copy``-th. This is the inverse of
-    ``copied``.
+    """Return the rank whose ``copy``-th micro-batch in a step is ``micro``.
+
+    This is the inverse of ``copied``.
     """
     return (micro + step + copy * _stride(num_ranks)) % num_ranks
 
 
 def _stride(num_ranks: int) -> int:
-    """Return the distance between ranks that compute the same micro-batch, large enough to reach
-    other nodes.
+    """Return the distance between ranks that compute the same micro-batch.
+
+    It is a third of the world, so these ranks are usually on different nodes.
     """
     return max(1, num_ranks // COPIES)

@@ -1,5 +1,6 @@
-"""The definition of a case: its fields, its mesh of ranks, its id and its hash. This module does
-not import torch.
+"""The definition of a case: its fields, its mesh of ranks, its id and its hash.
+
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from harness.base.documents import Json, to_doc
 
 
 class Dim(StrEnum):
-    """A dimension of a mesh. The comment beside each one says what is divided along it."""
+    """A dimension of a mesh. The comment of each member names what is divided along it."""
 
     PP = "pp"  # the depth of the model, into stages
     DP = "dp"  # the samples; parameters are replicated
@@ -29,17 +30,18 @@ class Dim(StrEnum):
     ROLE = "role"  # the work: some ranks generate the samples that other ranks train on
 
 
-#: Along these dimensions every position trains on different samples.
+#: Dimensions along which ranks train on different samples.
 DATA = frozenset({Dim.DP, Dim.FSDP, Dim.EP})
-#: Along these dimensions a sum is split at other places than on one device, so it rounds
-#: differently.
+#: Dimensions along which sums inside layers are split among ranks. These sums are added in an order
+#: that differs from the order on one device, so they round differently.
 SPLITS = frozenset({Dim.EP, Dim.CP, Dim.TP})
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The sizes of a mesh by dimension, outermost first: consecutive ranks differ in the last
-    dimension.
+    """The sizes of a mesh by dimension, outermost first.
+
+    Consecutive ranks differ in the last dimension.
     """
 
     sizes: Mapping[Dim, int]
@@ -65,8 +67,9 @@ class Mesh:
         return ",".join(f"{dim}:{size}" for dim, size in self.sizes.items())
 
     def size(self, *dims: Dim) -> int:
-        """Return the number of positions along these dimensions together. A dimension that the mesh
-        does not have counts as 1.
+        """Return the product of the sizes of these dimensions.
+
+        A dimension that the mesh does not have counts as 1.
         """
         return math.prod(self.sizes.get(dim, 1) for dim in dims)
 
@@ -77,32 +80,30 @@ class Mesh:
 
     @cached_property
     def shards(self) -> int:
-        """The number of parts of a batch that are trained on in parallel."""
+        """The number of parts of a batch that ranks train on in parallel."""
         return self.size(*(size for size in self.sizes if size in DATA))
 
     @property
     def uncut(self) -> bool:
-        """Whether each rank holds the whole of every parameter that it trains."""
+        """Whether no parameter is split: each rank holds all elements of those that it trains."""
         return self.sizes.keys().isdisjoint({Dim.FSDP, Dim.EP, Dim.TP})
 
     @property
     def exact(self) -> bool:
-        """Whether gradients can be bitwise equal to those of one device.
+        """Whether gradients can be bitwise equal to the gradients of one device.
 
         The sum of two numbers has the same bits in either order. The sum of three or more numbers
-        does not.
+        may have different bits in different orders.
         """
         return self.shards <= 2 and not self.splits
 
     @property
     def splits(self) -> bool:
-        """Whether layers themselves are split, so that their sums run in another order than on one
-        device.
-        """
+        """Whether layers are split. Their sums then run in a different order than on one device."""
         return not self.sizes.keys().isdisjoint(SPLITS)
 
     def place(self, rank: int, *dims: Dim) -> int:
-        """Return the position of a rank along these dimensions together, in the mesh's order."""
+        """Return the index of a rank along these dimensions, counted in the order of the mesh."""
         index, stride = 0, 1
         for dim, size in reversed(list(self.sizes.items())):
             rank, along = divmod(rank, size)
@@ -112,14 +113,15 @@ class Mesh:
         return index
 
     def shard(self, rank: int) -> int:
-        """Return the index of the part of every batch that this rank trains on."""
+        """Return the index of the shard (part of each batch) on which a rank trains."""
         return self.place(rank, *DATA)
 
     def at(self, world_size: int) -> Mesh:
         """Return the mesh for another world size.
 
-        The first data dimension (or the first dimension if there is none) absorbs the change. The
-        other dimensions keep their sizes, or shrink if there are too few ranks, outermost first.
+        The first data dimension changes its size, or the first dimension if there is no data
+        dimension. The other dimensions keep their sizes if there are enough ranks. If not, they
+        shrink, outermost first.
         """
         free = next((d for d in self.sizes if d in DATA), next(iter(self.sizes), Dim.DP))
         unplaced = world_size
@@ -135,15 +137,16 @@ class Mesh:
 PLAIN = "single"
 #: The strategy name of a user's script, which trains by any method.
 SCRIPT = "script"
-#: The first word of the command that stands for a training that records itself.
+#: The first word of the command of a training that records itself with ``harness.measure_steps``.
 BY_ITSELF = "measure_steps"
 #: The 8-bit floating-point format with 4 exponent bits.
 FLOAT8 = "float8_e4m3fn"
 
 
 class Mode(StrEnum):
-    """Weak scaling (the global batch grows with the world size) or strong scaling (the global batch
-    is fixed).
+    """Weak or strong scaling.
+
+    In weak scaling the global batch grows with the world size. In strong scaling it is fixed.
     """
 
     WEAK = "weak"
@@ -151,15 +154,16 @@ class Mode(StrEnum):
 
 
 class Device(StrEnum):
-    """The kind of device that ranks compute on."""
+    """The kind of device on which ranks compute."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Data(StrEnum):
-    """The inputs that the code refers to by name: ``resident``, the default, whose batches stay on
-    the device.
+    """The name of the default input, ``resident``, whose batches stay on the device.
+
+    The code needs to know only this name; ``scaleproof run list`` prints the names of all inputs.
     """
 
     RESIDENT = "resident"
@@ -168,9 +172,10 @@ class Data(StrEnum):
 class Precision(StrEnum):
     """The precision of a training.
 
-    ``fp32`` is full precision, ``bf16`` has parameters and gradients in bf16. The other three keep
-    fp32 parameters: ``autocast`` to bf16, ``fp16`` autocast with loss scaling, and ``fp8`` for the
-    products of linear layers.
+    ``fp32`` is full precision. ``bf16`` has parameters and gradients in bf16. The other three keep
+    parameters in fp32. Of these, ``autocast`` computes in bf16 under autocast, ``fp16`` computes in
+    fp16 under autocast with loss scaling, and ``fp8`` computes the products of linear layers in 8
+    bits.
     """
 
     FP32 = "fp32"
@@ -191,8 +196,9 @@ class Attention(StrEnum):
 
 
 class Compiled(StrEnum):
-    """The compiler of the model's blocks: none, AOTAutograd without code generation, or
-    Inductor.
+    """The compiler of the model's blocks.
+
+    It is none, AOTAutograd without code generation, or Inductor.
     """
 
     NO = "no"
@@ -201,8 +207,9 @@ class Compiled(StrEnum):
 
 
 class Stepping(StrEnum):
-    """The implementation with which SGD and AdamW update parameters. ``usual`` is torch's default
-    for the device.
+    """The implementation with which SGD and AdamW update parameters.
+
+    ``usual`` is torch's default for the device.
     """
 
     USUAL = "usual"
@@ -245,8 +252,9 @@ USUAL_LR: Mapping[Optimizer, float] = {
 
 
 class LearningRate(StrEnum):
-    """How the learning rate grows with the global batch: not at all, linearly, or with its square
-    root.
+    """How the learning rate grows with the global batch.
+
+    It is fixed, grows linearly, or grows with the square root of the global batch.
     """
 
     FIXED = "fixed"
@@ -262,8 +270,9 @@ class Passes(StrEnum):
 
 
 class StandIn(StrEnum):
-    """A kind of simulation that replaces missing hardware. Every screen that shows a result shows
-    this label.
+    """A kind of simulation that replaces missing hardware.
+
+    Every screen that shows a result shows this label.
     """
 
     PACED = "paced"
@@ -273,7 +282,7 @@ class StandIn(StrEnum):
 
 
 class Ablation(StrEnum):
-    """The part of a step that an ablated arm omits, so that the difference in time is its cost."""
+    """The part of a step that an arm omits. The time that this saves is the cost of the part."""
 
     COMMUNICATION = "communication"
     DATA = "data"
@@ -281,54 +290,58 @@ class Ablation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CaseSpec:
-    """The configuration that is run. It has only fields that identify the case, not how often or
-    how long it is measured.
+    """The configuration that is run.
+
+    All fields identify the case. They do not include how often or how long it is measured.
 
     ``nodes`` is the number of ranks on each node: (8,), (4, 4), (4, 8, 16). ``micro_batch`` is the
-    number of samples per rank and forward pass; None = the model's default for its size.
+    number of samples per rank and forward pass; None selects the model's default for its size.
 
     ``global_batch`` is required in strong mode and derived in weak mode.
 
-    ``last_batch`` is the size of the last batch of an epoch as a share of a whole one. The
-    correctness check trains on it; timed steps use whole batches.
+    ``last_batch`` is the size of the last batch of an epoch as a fraction of a full batch. The
+    correctness check trains on it; timed steps use full batches.
 
-    ``clip`` is the largest norm of all gradients, 0 for no limit. ``lr`` is the learning rate, 0
-    for the optimizer's default. ``learning_rate`` says how it grows with the global batch beyond
-    ``base_batch``; the training reaches it after ``warm_up`` steps.
+    ``clip`` is the largest allowed norm of all gradients; 0 sets no limit. ``lr`` is the learning
+    rate; 0 selects the optimizer's default. ``learning_rate`` states how the rate grows if the
+    global batch is larger than ``base_batch``. The training reaches the rate after ``warm_up``
+    steps.
 
-    ``first_device`` is the device (or core) of local rank 0; each rank has ``devices_per_rank``.
+    ``first_device`` is the device (or core) of local rank 0. Each rank has ``devices_per_rank``
+    devices.
 
-    ``shares`` is the speed of each rank's device relative to the others. The batch is divided in
-    this proportion, and gradients are weighted so that every sample counts equally; empty = equal
-    speeds.
+    ``shares`` holds the relative speed of each rank's device. The batch is divided in this
+    proportion, and gradients are weighted so that every sample counts equally. If it is empty, all
+    speeds are equal.
 
-    ``mesh`` is ``dp:2,tp:4``, ranks by dimension; empty = all along the strategy's first dimension,
-    or the mesh that the strategy declares as ``usual``.
+    ``mesh`` is the number of ranks by dimension, for example ``dp:2,tp:4``. If it is empty, the
+    mesh that the strategy declares as ``usual`` is used. If the strategy declares none, all ranks
+    are along its first dimension.
 
     ``stragglers`` slows ranks on purpose: ``1:0.5`` gives rank 1 half of a core. ``n3:0.95`` slows
-    whichever ranks are on node 3 of the run (nodes count from 0). Several entries are separated by
-    commas.
+    all ranks on node 3 of the run (nodes count from 0). Several entries are separated by commas.
 
     ``script`` is the command line of a user's training; strategy, model and size are then only
     names. ``samples_per_step`` is the number of samples per step and rank that the user states.
     ``accepted`` names the checks that may fail because the user intends it (``replicas,idle``).
-    ``setup`` names the software environment that trains, if it differs from that of the run
-    (``Settings.setups``).
+    ``setup`` names the software environment in which the case trains, if it differs from the
+    environment of the run (``Settings.setups``).
 
-    ``data`` is the input that batches come from: the name of a file. ``phase=forward`` runs only
-    the forward pass: there are no gradients, and weights stay the same.
+    ``data`` is the name of the input from which batches come. ``phase=forward`` runs only the
+    forward pass: there are no gradients, and weights stay the same.
 
-    ``communicate`` is False only for an ablation: collectives return at once, with wrong results.
+    ``communicate`` is False only for an ablation: collectives return immediately, with wrong
+    results.
 
     ``knobs`` maps "file.knob" to a value that differs from the file's default. ``environment``
-    holds the variables of the backend that can change speed (not time-outs, not logs).
+    holds the backend's environment variables that can change the speed (no time-outs, no logs).
 
-    These fields say how the case is computed. With ``checkpoint`` the backward pass recomputes one
-    block in ``checkpoint_every``, except its matrix products if ``selective`` is set. With
-    ``offload`` activations are kept in host memory. ``attention``, ``compiled`` and ``stepping``
-    select kernels. ``tf32``, ``cudnn_benchmark`` and ``priority_stream`` (of NCCL) are CUDA
-    switches. ``power_cap_w`` is the power limit of each GPU, in W, while the case runs; 0 leaves it
-    unchanged.
+    The remaining fields select how the case is computed. With ``checkpoint`` the backward pass
+    recomputes one block in ``checkpoint_every``, except its matrix products if ``selective`` is
+    set. With ``offload`` activations are kept in host memory. ``attention``, ``compiled`` and
+    ``stepping`` select kernels. ``tf32``, ``cudnn_benchmark`` and ``priority_stream`` (of NCCL) are
+    CUDA switches. ``power_cap_w`` is the power limit of each GPU, in W, while the case runs; 0
+    leaves it unchanged.
     """
 
     strategy: str
@@ -381,8 +394,9 @@ class CaseSpec:
     environment: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        """Convert strings to members of the enumeration of their field. ``checks`` reports unknown
-        strings.
+        """Convert strings to the enumeration of their field.
+
+        ``checks`` reports the strings that are not members of it.
         """
         for name, kind in _WORDS.items():
             word = getattr(self, name)
@@ -391,8 +405,9 @@ class CaseSpec:
 
     @cached_property
     def series(self) -> Mapping[str, str]:
-        """The identity of the case as ordered strings: the required fields, then fields that differ
-        from their defaults.
+        """The identity of the case as ordered strings.
+
+        The required fields come first, then all fields that differ from their defaults.
         """
         doc = to_doc(self)
         required = ("strategy", "model", "size", "mode", "world_size", "nodes", "device", "backend")
@@ -409,14 +424,18 @@ class CaseSpec:
 
     @cached_property
     def hash(self) -> str:
-        """The first 16 hex digits of the sha256 of ``series``. Adding a field to the class keeps
-        all earlier hashes.
+        """The first 16 hex digits of the sha256 of ``series``.
+
+        A new field with a default does not change the hash of existing cases.
         """
         return digest(dict(self.series))
 
     @cached_property
     def family(self) -> str:
-        """The id without its world, such as ``ddp/decoder-tiny/weak``. Thresholds match it."""
+        """The id without world and settings, such as ``ddp/decoder-tiny/weak``.
+
+        Thresholds match it.
+        """
         strategy = f"{self.strategy}:{self.compressor}" if self.compressor else self.strategy
         return f"{strategy}/{self.model}-{self.size}/{self.mode}"
 
@@ -432,8 +451,9 @@ class CaseSpec:
 
     @cached_property
     def extras(self) -> str:
-        """The settings that differ from their defaults, in order:
-        ``+precision=bf16+ddp.bucket_cap_mb=5``.
+        """The settings that differ from their defaults, in a fixed order.
+
+        For example ``+precision=bf16+ddp.bucket_cap_mb=5``.
         """
         named = {"strategy", "model", "size", "mode", "world_size", "nodes", "device"}
         named |= {"compressor", "stand_in", "backend"}
@@ -448,7 +468,7 @@ class CaseSpec:
 
     @cached_property
     def slowed(self) -> Mapping[int, float]:
-        """The ranks that are slowed on purpose, and the share of a core that each one gets.
+        """The ranks that are slowed on purpose, and the fraction of a core that each one gets.
 
         Raises ValueError if ``stragglers`` cannot be parsed.
         """
@@ -456,14 +476,12 @@ class CaseSpec:
 
     @cached_property
     def slow_nodes(self) -> Mapping[int, float]:
-        """The nodes of the run whose ranks are slowed on purpose, and the share of a core that each
-        rank gets.
-        """
+        """The nodes whose ranks are slowed on purpose, and the fraction of a core for each rank."""
         return {number: share for (node, number), share in self._slowed.items() if node}
 
     @cached_property
     def _slowed(self) -> Mapping[tuple[bool, int], float]:
-        """The shares by (whether the number is that of a node, number of the node or rank)."""
+        """The fractions of a core by (whether a node is named, number of the node or rank)."""
         factors: dict[tuple[bool, int], float] = {}
         for part in filter(None, self.stragglers.split(",")):
             match = re.fullmatch(r"(n?)(\d+):(0?\.\d+)", part)
@@ -474,8 +492,9 @@ class CaseSpec:
         return factors
 
     def accepts(self, mistake: str) -> bool:
-        """Return whether the user of a script accepts this failure. The name of its check stands
-        before the ``:``.
+        """Return whether the user of a script accepts this failure of a check.
+
+        ``mistake`` begins with the name of the check and a colon.
         """
         return bool(self.script) and mistake.partition(":")[0] in self.accepted.split(",")
 
@@ -501,25 +520,26 @@ class CaseSpec:
 
     @property
     def brief(self) -> str:
-        """The id, without the command of a user's script, which a screen prints only once."""
+        """The id without the command of a user's script, which screens print separately."""
         return self.id.replace(f"+script={self.series['script']}", "") if self.script else self.id
 
     @cached_property
     def pytest_id(self) -> str:
-        """The id, reduced to characters that pytest accepts in ``-k`` and in node ids."""
+        """The id with only characters that pytest accepts in ``-k`` and in node ids."""
         text = f"{self.family.replace('-', '_').replace('/', '-')}-{self.world}{self.extras}"
         return text.translate(str.maketrans(":+=/", "_-__"))
 
     def fed_by(self, data: str) -> CaseSpec:
-        """Return the case with another input, and without the knobs of its present input."""
+        """Return the case with the input ``data``, and without the knobs of its previous input."""
         knobs = {
             key: knob for key, knob in self.knobs.items() if not key.startswith(f"{self.data}.")
         }
         return replace(self, data=data, knobs=knobs)
 
     def at(self, world_size: int, nodes: tuple[int, ...] | None = None) -> CaseSpec:
-        """Return the case at another world size, with the shares and stragglers of the
-        first ranks.
+        """Return the case at another world size.
+
+        Its ``shares`` and ``stragglers`` are reduced to the ranks that remain.
         """
         slow = [(p, p.partition(":")[0]) for p in self.stragglers.split(",")]
         return replace(

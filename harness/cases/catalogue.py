@@ -1,7 +1,8 @@
 """The catalogue of names that a case can use: strategies, models, compressors, engines and suites.
 
-Each file adds one entry. Its *literal head* (docstring, SUPPORTS, KNOBS, SIZES, ...) is read with
-``ast``. Nothing is imported, so listing and collecting never load torch or a user's code.
+Each file adds one entry. Its *literal head* (the docstring and upper-case literals such as
+SUPPORTS, KNOBS and SIZES) is read with ``ast``. Nothing is imported, so listing and collecting
+never load torch or a user's code.
 """
 
 import functools
@@ -23,8 +24,10 @@ from harness.cases.heads import EngineFacts, Supports, facts, read_head
 
 
 class EntryKind(NamedTuple):
-    """A kind of catalogue entry: its singular, the folder with its files, and the name that marks
-    its heads.
+    """A kind of catalogue entry.
+
+    ``word`` is its name in messages, and ``folder`` is the folder of the package with its files.
+    ``mark`` is the literal that a file must have to be an entry of this kind.
     """
 
     word: str
@@ -68,22 +71,22 @@ class Entry:
 
     @functools.cached_property
     def supports(self) -> Supports:
-        """The head SUPPORTS of a strategy. Raises SpecError for mistakes in it."""
+        """The literal SUPPORTS of a strategy. Raises SpecError for mistakes in it."""
         return facts(Supports, self.head["SUPPORTS"], f"{self.path}: SUPPORTS")
 
     @property
     def measured_by(self) -> str:
-        """The strategy with which the learning of this strategy is compared; empty if only its
-        speed matters.
+        """The strategy with which the learning of this strategy is compared.
 
-        It is also empty for a shipped strategy that names itself, because its speed is its purpose.
+        It is empty if only the speed of this strategy matters. It is also empty for a strategy of
+        this package that names itself as ``beside``.
         """
         beside = self.supports.beside
         return "" if self.shipped and beside == self.name else beside
 
     @functools.cached_property
     def engine(self) -> EngineFacts:
-        """The head ENGINE of an engine. Raises SpecError for mistakes in it."""
+        """The literal ENGINE of an engine. Raises SpecError for mistakes in it."""
         return facts(EngineFacts, self.head["ENGINE"], f"{self.path}: ENGINE")
 
     def check(self) -> None:
@@ -95,8 +98,9 @@ class Entry:
 
     @property
     def knobs(self) -> Mapping[str, Json]:
-        """The defaults of the knobs. ``version`` is one of them, so that a new version starts a new
-        series.
+        """The defaults of the knobs.
+
+        ``version`` is one of them, so results of a new version are not compared with older ones.
         """
         return {"version": 1, **self.head.get("KNOBS", {})}
 
@@ -116,8 +120,9 @@ class Catalogue:
 
     @functools.cached_property
     def entries(self) -> Mapping[str, Mapping[str, Entry]]:
-        """The entries by kind and name. A user's file must not have the name of an entry of the
-        package.
+        """The entries by kind and name.
+
+        Raises SpecError if a user's file has the name of an entry of the package.
         """
         by_kind: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
         for kind, known in _KINDS.items():
@@ -137,8 +142,9 @@ class Catalogue:
 
     @staticmethod
     def _add(by_kind: dict[str, dict[str, Entry]], path: Path, kind: str | None) -> None:
-        """Add the entry of a file if its head has a mark. Raise SpecError if the name exists
-        already.
+        """Add the entry of a file if its head has the mark of a kind.
+
+        Raise SpecError if an entry of this kind already has the name.
         """
         doc, head = read_head(path)
         for key, known in _KINDS.items():
@@ -156,8 +162,9 @@ class Catalogue:
                 by_kind[key][path.stem] = entry
 
     def get(self, kind: str, name: str) -> Entry:
-        """Return the entry of that name. Raise SpecError with the nearest names if there is
-        none.
+        """Return the entry with this name.
+
+        Raise SpecError with the most similar names if there is none.
         """
         known = self.entries[kind]
         if name not in known:
@@ -178,16 +185,17 @@ class Catalogue:
     def files(self, case: CaseSpec) -> dict[str, str]:
         """Return the files that a case names, by kind.
 
-        Files of this package are named by module, because a node may have the package in another
-        folder. A user's files are named by path, which must be the same on every node.
+        Files of this package are named by module, because the package may be in a different folder
+        on each node. A user's files are named by path, which must be the same on all nodes.
         """
         if case.script:
             return {}
         return {entry.kind: entry.module for entry in self.entries_of(case)}
 
     def entries_of(self, case: CaseSpec) -> list[Entry]:
-        """Return the entries that a case names: its strategy, model and input, and its
-        compressor.
+        """Return the entries that a case names.
+
+        They are its strategy, model, input and, if there is one, compressor.
         """
         names = {"strategies": case.strategy, "models": case.model, "inputs": case.data}
         if case.compressor is not None:
@@ -195,11 +203,12 @@ class Catalogue:
         return [self.get(kind, name) for kind, name in names.items()]
 
     def normalise(self, case: CaseSpec) -> CaseSpec:
-        """Return the case checked and in canonical form, without default knobs and with simulations
-        labelled.
+        """Check the case and return its canonical form.
+
+        Knobs with default values are dropped, and simulations are labelled.
         """
         if case.script:
-            return case  # only the command of a script is known
+            return case  # of a user's script only the command is known, so nothing can be checked
         entries = self.entries_of(case)
         strategy, model, *_ = entries
         check(case, strategy.supports, model.head["SIZES"])
@@ -211,7 +220,7 @@ class Catalogue:
         for entry in (*entries, *shaping):
             if (version := entry.head.get("VERSION", 1)) != 1:
                 knobs[f"{entry.name}.version"] = version
-        # one node uses no link between nodes, so the engine's network knobs have no effect
+        # A single node uses no network, so the network knobs of the engine have no effect.
         if len(case.nodes) == 1:
             knobs = {
                 key: knob for key, knob in knobs.items() if key.partition(".")[0] not in engines
@@ -230,7 +239,7 @@ class Catalogue:
 
     @staticmethod
     def checked(entries: Sequence[Entry], asked: Mapping[str, Json], where: str) -> dict[str, Json]:
-        """Return the knobs that differ from the defaults of these files."""
+        """Check the knobs, and return those that differ from the defaults of these files."""
         defaults = {
             f"{entry.name}.{key}": knob for entry in entries for key, knob in entry.knobs.items()
         }
@@ -251,9 +260,9 @@ class Catalogue:
     def twin(self, case: CaseSpec, number: int = 0) -> CaseSpec:
         """Return the twin of a case for the correctness check.
 
-        The twin has the same strategy, knobs, world and precision, with the smallest model size and
-        the batch of that size. ``number`` is the index of the first candidate that the strategy
-        accepts, as an agent reported it.
+        The twin has the same strategy, knobs, world and precision, but usually the smallest model
+        size and the batch of that size. ``number`` is the index of the first candidate that the
+        strategy accepts; an agent has reported it.
         """
         sizes = self.get("models", case.model).head["SIZES"]
         strategy = self.get("strategies", case.strategy)
@@ -266,13 +275,14 @@ class Catalogue:
         return next(itertools.islice(twins.candidates(case, sizes, less), number, None))
 
 
-#: Names of files that many folders have and that no file imports by name.
+#: Names of files that several folders may have, because no file imports them by name.
 _COMMON = {"__init__", "conftest", "setup"}
 
 
 def _refuse_doubles(folders: Sequence[Path]) -> None:
-    """Raise SpecError if two folders have a file of the same name, because ``import`` would find
-    only one.
+    """Raise SpecError if two folders have a file of the same name.
+
+    ``import`` would find only one of them.
     """
     folder_of: dict[str, Path] = {}
     for folder in dict.fromkeys(folders):
@@ -288,17 +298,15 @@ def _refuse_doubles(folders: Sequence[Path]) -> None:
 
 
 def _word(kind: str) -> str:
-    """Return the singular of a kind."""
+    """Return the name of a kind in messages, in the singular."""
     return _KINDS[kind].word if kind in _KINDS else "suite"
 
 
 def _entry_point_folders() -> list[Path]:
-    """Return the folders of packages that distributions list in the entry-point group
-    ``scaleproof.paths``.
-    """
+    """Return the folders of all packages in the entry-point group ``scaleproof.paths``."""
     folders = []
     for point in entry_points(group="scaleproof.paths"):
-        # finding a top-level package does not import it
+        # ``find_spec`` does not import a top-level package.
         spec = importlib.util.find_spec(point.value)
         folders += [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     return folders

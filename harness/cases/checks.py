@@ -1,4 +1,4 @@
-"""All checks that a case can run. They are made when the case is named."""
+"""Checks whether a case can run. They are made when a user names the case."""
 
 import json
 import math
@@ -34,9 +34,7 @@ Mistakes = Iterator[tuple[str, str, str]]
 
 
 def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
-    """Yield (mistake, expected, fix) for everything that is wrong, in the order in which a user
-    should see it.
-    """
+    """Yield (mistake, expected, fix) for each mistake in a case, the most important first."""
     yield from _unsupported(case, supports, sizes)
     yield from _numbers(case)
     yield from _batches(case, supports)
@@ -51,7 +49,7 @@ def mistakes(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
 
 
 def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
-    """Yield options that the strategy or the model does not support."""
+    """Yield a mistake for each option that the strategy or the model does not support."""
     strategy, model = f"strategy {case.strategy!r}", f"model {case.model!r}"
     if case.size not in sizes:
         what = f"{model} has no size {case.size!r}{nearest(case.size, sizes)}"
@@ -71,7 +69,7 @@ def _unsupported(case: CaseSpec, supports: Supports, sizes: Sizes) -> Mistakes:
 
 
 def _numbers(case: CaseSpec) -> Mistakes:
-    """Yield numbers that are too small or not finite."""
+    """Yield a mistake for each number that is too small or not finite."""
     for name in ("micro_batch", "global_batch", "seq_len", "accumulate", "devices_per_rank"):
         if (value := getattr(case, name)) is not None and value < 1:
             yield f"{name} = {value}", "at least 1", f"--set {name}=1"
@@ -81,7 +79,7 @@ def _numbers(case: CaseSpec) -> Mistakes:
 
 
 def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
-    """Yield a size of the last batch that is impossible, or that the strategy does not support."""
+    """Yield a mistake if the size of the last batch is impossible or not supported."""
     if not 0 < case.last_batch <= 1:
         yield (
             f"last_batch = {case.last_batch}",
@@ -100,19 +98,19 @@ def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
 
 
 def _shares(case: CaseSpec) -> Mistakes:
-    """Yield a mistake unless the shares of the batch are positive, one for each rank."""
+    """Yield a mistake unless ``shares`` has one positive number for each rank."""
     if case.shares and (len(case.shares) != case.world_size or min(case.shares) <= 0):
         what = f"shares {case.shares} do not fit {case.world_size} ranks"
         yield what, "a number above 0 for each rank", f"--set shares={_equal(case)}"
 
 
 def _equal(case: CaseSpec) -> str:
-    """Return an equal share for each rank, as ``--set`` takes it."""
+    """Return the value of ``shares`` with which all ranks are equal, as ``--set`` takes it."""
     return ",".join(["1"] * case.world_size)
 
 
 def _stragglers(case: CaseSpec) -> Mistakes:
-    """Yield stragglers that cannot be parsed, or that have no effect on the device."""
+    """Yield a mistake if ``stragglers`` cannot be parsed or has no effect on the device."""
     try:
         slow_on_gpus = case.slowed and case.device is Device.CUDA
     except ValueError as error:
@@ -124,8 +122,8 @@ def _stragglers(case: CaseSpec) -> Mistakes:
 
 
 def _places(case: CaseSpec, sizes: Sizes) -> Mistakes:
-    """Yield a sequence length for a model without one, or nodes that do not add up to the world
-    size.
+    """Yield a mistake if the model has no sequence length to set, or if the ranks of the nodes do
+    not add up to the world size.
     """
     if case.seq_len is not None and "seq" not in sizes[case.size]:
         yield f"model {case.model!r} has no sequence length", "no seq_len", ""
@@ -135,8 +133,9 @@ def _places(case: CaseSpec, sizes: Sizes) -> Mistakes:
 
 
 def _variables(case: CaseSpec) -> Mistakes:
-    """Yield variables of another backend, because they would identify a case without
-    affecting it.
+    """Yield a mistake for each environment variable of a backend that the case does not use.
+
+    Such a variable would change the identity of the case, but not its speed.
     """
     for name in case.environment or {}:
         reader = name.partition("_")[0].lower()
@@ -146,7 +145,7 @@ def _variables(case: CaseSpec) -> Mistakes:
 
 
 def _mode(case: CaseSpec) -> Mistakes:
-    """Yield a missing batch that the mode needs, or a batch that the mode derives."""
+    """Yield a mistake if a batch size is missing, or if one is set that the mode derives."""
     strong = case.mode is Mode.STRONG
     if strong and case.global_batch is None:
         yield "strong mode needs a global batch", "global_batch", "--set global_batch=16"
@@ -157,8 +156,8 @@ def _mode(case: CaseSpec) -> Mistakes:
 
 
 def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
-    """Yield a mesh that cannot be parsed, that the strategy does not support, or that has another
-    number of ranks.
+    """Yield a mistake if the mesh cannot be parsed, is not supported by the strategy, or does not
+    have as many ranks as the world.
     """
     flat = f"{supports.dims[0]}:{case.world_size}"
     if not case.mesh:
@@ -173,38 +172,39 @@ def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
         yield what, ", ".join(supports.dims), f"--set mesh={flat}"
     if mesh.ranks != case.world_size:
         what = f"mesh {case.mesh} has {mesh.ranks} ranks, but the world has {case.world_size}"
-        yield what, "as many places as ranks", f"--set mesh={mesh.at(case.world_size) or flat}"
+        yield what, "one position per rank", f"--set mesh={mesh.at(case.world_size) or flat}"
     if case.shares:
         yield "shares divide the batch of data-parallel ranks only", "no mesh", ""
 
 
-#: Dimensions whose collectives fail over gloo on GPUs: it reads device pointers as host pointers
-#: without a check (pytorch #132471). Along the last dimension, ranks send the samples that they
-#: generated.
+#: Dimensions whose collectives fail over gloo on GPUs, because gloo reads device pointers as host
+#: pointers without a check (pytorch #132471).
 _NOT_OVER_GLOO = (Dim.FSDP, Dim.PP, Dim.TP, Dim.CP, Dim.EP, Dim.ROLE)
 
 
 def _sharing(case: CaseSpec, supports: Supports) -> Mistakes:
-    """Yield strategies whose ranks cannot share a GPU.
+    """Yield a mistake if ranks share a GPU although the strategy does not allow it.
 
-    Such ranks communicate over gloo, which copies only few collectives through the host. Other
-    frameworks choose the device by the rank's number.
+    Ranks that share a GPU communicate over gloo, which can copy only a few kinds of collectives
+    through the host. Strategies of other frameworks give each rank the GPU with its local number.
     """
     if StandIn.SHARED_GPU not in case.stand_in or case.world_size == 1:
         return
     if supports.packages:
-        what = f"strategy {case.strategy!r} with --shared-gpu: it gives each rank a separate GPU"
+        what = f"{case.strategy} does not support --shared-gpu: it gives each rank a separate GPU"
         yield what, "a GPU for each rank", "--set strategy=ddp"
         return
     for dim in _NOT_OVER_GLOO:
         if dim in supports.dims and (dim == supports.dims[0] or str(dim) in case.mesh):
-            what = f"strategy {case.strategy!r} with --shared-gpu: gloo cannot carry {str(dim)!r}"
+            what = f"gloo, which --shared-gpu needs, does not support dimension {str(dim)!r}"
             yield what, "a GPU for each rank, or data parallelism", "--set strategy=ddp"
             return
 
 
 def _computed(case: CaseSpec) -> Mistakes:
-    """Yield kernels that the device does not have, and settings of features that are off."""
+    """Yield a mistake for each kernel that the device does not have, and for each setting of an
+    option that is off.
+    """
     if case.checkpoint_every < 1:
         what = f"checkpoint_every = {case.checkpoint_every}"
         yield what, "at least 1", "--set checkpoint_every=1"
@@ -252,7 +252,7 @@ def _computed(case: CaseSpec) -> Mistakes:
         yield what, "any, math or flash", "--set attention=flash"
 
 
-#: Upper limit of the value of a knob, beyond any size, count or time.
+#: Upper limit of the value of a knob. It is larger than any reasonable size, count or time.
 LARGEST = 1e15
 
 
@@ -261,7 +261,7 @@ _TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def _like(default: Json) -> str:
-    """Return a default as ``--set`` takes it."""
+    """Return a default value of a knob in the form that ``--set`` takes."""
     return json.dumps(default) if isinstance(default, bool) else str(default)
 
 
@@ -273,8 +273,8 @@ def check_knobs(
 ) -> dict[str, Json]:
     """Return the knobs that differ from their defaults.
 
-    Raises SpecError for a knob that no file has, or whose value has the wrong type or is out of
-    range.
+    Raises SpecError if no file has a knob of this name, or if the value of a knob has the wrong
+    type or is out of range.
     """
     knobs = {}
     for key, value in asked.items():

@@ -1,5 +1,6 @@
-"""Fault scenarios: a rank is stopped, and training resumes. They measure the time that this takes
-and the lost work.
+"""Fault scenarios: a rank is stopped, and training resumes.
+
+They measure the time until training has resumed, and the work that is lost.
 """
 
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from harness.cases.case import CaseSpec
 
 
 class Fault(StrEnum):
-    """The fault that is injected: into a rank, into the agent of its node, or into its whole node,
-    which then stops answering.
+    """The fault that is injected.
+
+    ``kill`` and ``hang`` affect one rank, and ``agent`` affects the agent of its node. ``node``
+    affects the whole node, which then stops answering.
     """
 
     NONE = "none"
@@ -21,18 +24,20 @@ class Fault(StrEnum):
 
 
 def title(case: str, fault: str, later: bool, before: int, into: int) -> str:
-    """Return the name of a scenario: ``ddp/decoder-nano/weak@2cpu kill``, with its kind of
-    checkpoint and its later world size.
+    """Return the name of a scenario, for example ``ddp/decoder-nano/weak@2cpu kill``.
+
+    ``async`` is added if checkpoints are asynchronous (``later``), and the world size after the
+    fault (``into``) is added if it differs from the size before.
     """
     return f"{case} {fault}{' async' if later else ''}{'' if into == before else f' into {into}'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultScenario:
-    """A fault in one rank after another, the kind of checkpoint, and the world in which training
-    resumes.
+    """A fault that is injected into a different rank in each trial.
 
-    ``into`` is the case after the fault, if its world size differs.
+    ``case`` is the case before the fault. ``asynchronous`` states that checkpoints are written in
+    the background. ``into`` is the case that resumes after the fault, if its world size differs.
     """
 
     case: CaseSpec
@@ -48,8 +53,9 @@ class FaultScenario:
         return title(self.case.id, self.fault, self.asynchronous, size, into.world_size)
 
     def victim(self, i: int) -> int:
-        """Return the rank that trial i stops. A fault of a whole node affects the first
-        rank on it.
+        """Return the rank that trial i stops.
+
+        If the fault affects a whole node, this is the first rank of the node.
         """
         nodes = self.case.nodes if self.fault in (Fault.AGENT, Fault.NODE) else ()
         firsts = [sum(nodes[:n]) for n in range(len(nodes))] or range(self.case.world_size)
@@ -57,8 +63,9 @@ class FaultScenario:
 
 
 def resharded(case: CaseSpec) -> tuple[FaultScenario, FaultScenario]:
-    """Return two scenarios that resume on one rank fewer and on one rank more. Neither needs more
-    devices than the case has.
+    """Return two scenarios: one resumes on one rank fewer, the other on one rank more.
+
+    Neither needs more devices than the case has.
     """
     smaller = case.at(case.world_size - 1)
     return (

@@ -1,17 +1,4 @@
-"""Read the literal head of a file without importing it, and find what the features add.
-
-The core names no feature. A file of a feature states in its head what it adds:
-
-    HELP       commands (``interface/cli/main.py``)
-    SECTION    a part of every report (``interface/report/sections.py``)
-    SERIES     ``series(run)``: what is judged besides plans (``analysis/judging/series.py``)
-    AUDIT      ``differences(run)``: how a record differs from its evidence (``analysis/audit.py``)
-    WATCH      ``watch(progress, address)``: shows a run to another program while it goes on
-    COURSES    ``Recoverer(session)``: measures an interrupted training (``interface/plugin``)
-
-Within a feature, ``OTHERS`` marks readers of other tools' results, and ``SINK`` marks tools that
-results are sent to.
-"""
+"""Reads the literal head of a file without importing it, and finds the files of features."""
 
 import ast
 import dataclasses
@@ -28,7 +15,7 @@ from harness.base.errors import SpecError, nearest
 from harness.base.programs import PACKAGE
 from harness.cases.case import DATA, CaseSpec, Dim, Mesh, Precision
 
-#: Names that a strategy can require in a model's head, and what they describe.
+#: Names that a strategy can require in a model's head, and a description of each.
 NEEDED = {
     "TENSOR": "how its layers are divided by width",
     "CONTEXT": "which modules see the whole sequence",
@@ -36,7 +23,7 @@ NEEDED = {
     "TABLES": "where its embedding tables are",
 }
 
-#: The precisions of a strategy that does not list others.
+#: The precisions of a strategy that lists none.
 USUAL = (Precision.FP32, Precision.BF16, Precision.AUTOCAST)
 
 Facts = TypeVar("Facts")
@@ -46,32 +33,34 @@ _NOT_LITERAL = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
-    """The head SUPPORTS of a strategy: the options that it supports, and what its results must
-    satisfy.
+    """The literal SUPPORTS of a strategy: the options that it supports, and the checks that its
+    results must pass.
 
-    ``oracle`` is the single-device reference of the strategy. ``shard_ordered``: the shards of the
-    world in rank order. ``micro_batched``: a batch that is divided into ``parts`` (the name of the
-    knob with their number). ``compressed``: the shards, within the error of the compressor.
-    ``simulated``: all ranks in one process, for strategies whose ranks train separately for some
-    steps.
+    ``oracle`` selects the single-device reference with which the strategy is compared.
+    ``shard_ordered`` adds up the gradients of the world's shards in rank order. ``micro_batched``
+    divides a batch into micro-batches; ``parts`` names the knob with their number. ``compressed``
+    is ``shard_ordered``, but allows the error of the compressor. ``simulated`` runs all ranks in
+    one process, for strategies whose ranks train separately for some steps.
 
-    ``initial`` says whose initial weights the ranks train from; ranks of ``broadcast`` strategies
-    are initialized differently in the check. ``dims`` are the mesh dimensions that the strategy
-    supports. Without a mesh in the case, the ranks are arranged as in ``usual``, or all along the
-    first dimension. ``replicas``: ranks with the same parameters end with bitwise equal ones.
-    ``buffers`` says whose buffers the first forward pass of a step uses: those of each rank, or
-    those of rank 0, which are broadcast before it.
+    ``initial`` states where the initial weights come from: from the same seed on all ranks, from a
+    broadcast, or from each rank itself. In the check, the ranks of ``broadcast`` strategies start
+    with different weights. ``dims`` lists the mesh dimensions that the strategy supports. If the
+    case has no mesh, ranks are arranged as in ``usual``, or along the first dimension if ``usual``
+    is empty. ``replicas`` states that ranks with the same parameters have bitwise equal values
+    after training. ``buffers`` states which buffers the first forward pass of a step uses: the
+    buffers of each rank, or the buffers of rank 0, which are broadcast before it.
 
-    ``uneven``: the last batch of an epoch may be short. ``forward``: the forward pass can run alone
-    (phase=forward). ``recovers``: a checkpoint of module and optimizer, written by all ranks
-    together, holds the complete state. ``jobs`` is the number of independent trainings that share
-    the ranks. ``compiles``: blocks can be compiled, which communication inside of them prevents.
+    ``uneven`` states that the last batch of an epoch may be short. ``forward`` states that the
+    forward pass can run alone (phase=forward). ``recovers`` states that a checkpoint of module and
+    optimizer, written by all ranks together, holds the complete state. ``jobs`` is the number of
+    independent trainings that share the ranks. ``compiles`` states that blocks can be compiled,
+    which is impossible if there is communication inside them.
 
-    ``needs`` are names that a model's head must have. ``packages`` are what pip must install on the
-    machines of the ranks. ``precisions`` are those that the strategy can train in. ``products`` are
-    tested meshes of several dimensions. ``on_host`` is the knob with which the ranks also exchange
-    host tensors. ``beside`` is the strategy with which its learning is compared. ``metrics`` and
-    ``baselines`` are the defaults of its scaling sweep.
+    ``needs`` lists names that a model's head must have. ``packages`` lists the pip packages that
+    the machines of the ranks need. ``precisions`` lists the precisions in which the strategy can
+    train. ``products`` lists tested meshes of several dimensions. ``on_host`` names the knob with
+    which ranks also exchange host tensors. ``beside`` is the strategy with which the learning of
+    this strategy is compared. ``metrics`` and ``baselines`` are the defaults of its scaling sweep.
     """
 
     worlds: Literal["any", "one"]
@@ -100,7 +89,7 @@ class Supports:
     baselines: tuple[str, ...] = ("plain", "wrapped")
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the oracle needs another field that is missing."""
+        """Raise ValueError if a field is missing that the oracle needs."""
         if self.oracle == "simulated" and not self.beside:
             raise ValueError(
                 "oracle 'simulated' needs beside, the strategy that it is compared with"
@@ -111,8 +100,9 @@ class Supports:
             raise ValueError("oracle 'micro_batched' needs parts, the knob with their number")
 
     def misses(self, head: Iterable[str], precision: Precision) -> str:
-        """Return why the strategy cannot train a model with these names in its head; empty if it
-        can.
+        """Return why the strategy cannot train a model with this head in this precision.
+
+        ``head`` holds the names in the model's head. Return an empty string if the strategy can.
         """
         if "RAGGED" in head and self.dims[0] not in DATA:
             return "needs samples of equal length"
@@ -132,14 +122,16 @@ class Supports:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The head ENGINE of an engine.
+    """The literal ENGINE of an engine, which starts the agents on the nodes.
 
-    ``joins``: its agents connect over the network. ``remote``: they run on other machines.
-    ``one_machine``: several of its nodes are all on this machine. ``always_emulated``: this is a
-    simulation even with one node. ``queues``: a run can be submitted to its queue. ``packs``:
-    worlds can run concurrently, on any of its nodes. ``slows_ranks``: it can slow ranks on purpose
-    (stragglers). ``shapes_links``: its knobs set the rate of links. ``faults``: faults that
-    ``recover`` can inject there, besides crash and hang.
+    ``multi_node`` states that the engine can start several nodes. ``one_machine`` states that all
+    of them are on this machine. ``always_emulated`` states that the engine is a simulation even
+    with a single node. ``joins`` states that its agents connect over the network, and ``remote``
+    that they run on other machines. ``queues`` states that a run can be submitted to a queue.
+    ``packs`` states that several worlds can run concurrently, on any of the nodes. ``slows_ranks``
+    states that ranks can be slowed on purpose (stragglers). ``shapes_links`` states that knobs set
+    the rate of links. ``faults`` lists the faults that ``recover`` can inject, in addition to crash
+    and hang.
     """
 
     multi_node: bool = False
@@ -154,8 +146,8 @@ class EngineFacts:
     faults: tuple[str, ...] = ()
 
 
-#: Names that the heads of files may have, by kind. Ranks import these files, but plans read the
-#: heads from the text alone.
+#: The names that the head of a file may have, by kind. Ranks import these files, but plans read
+#: only the text of their heads.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "strategies": ("SUPPORTS", "KNOBS", "RANGES", "TWIN", "WEIGHTED", "HOOKED", "VERSION"),
     "models": (
@@ -169,20 +161,21 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-#: Names by which a model sets step times that it keeps by waiting. Such a model simulates compute.
+#: Names that only models with simulated compute have. Such a model waits until a step has taken a
+#: certain time.
 SCHEDULED = ("AT_ONCE", "period_s", "step_s", "slow_down")
 
 
 def check_imported(kind: str, path: Path, imported: Mapping[str, object]) -> None:
-    """Raise SpecError if an imported file contradicts the head in its text, which plans have read.
+    """Raise SpecError if an imported file contradicts its head, which plans read from the text.
 
-    Raises it also if a model waits instead of computing, and its head does not have STAND_IN.
+    Raise it also if a model waits instead of computing, but has no STAND_IN in its head.
     """
     _, head = read_head(path)
     waits = next((name for name in SCHEDULED if name in imported), "")
     if kind == "models" and waits and "STAND_IN" not in head:
         raise SpecError(
-            f"a model with {waits} waits instead of computing: it simulates compute",
+            f"{waits} shows that the model waits instead of computing: its compute is simulated",
             where=str(path),
             expected='STAND_IN = "paced", which every verdict on it then shows',
             fix=f"grep -n {waits} {path}",
@@ -203,7 +196,7 @@ def check_imported(kind: str, path: Path, imported: Mapping[str, object]) -> Non
 
 
 def _same(imported: object, literal: Json) -> bool:
-    """Return whether a value equals a literal. No method of a user's class is called."""
+    """Return whether a value equals a literal, without calling methods of a user's class."""
     if type(imported) is not type(literal):
         return False
     if isinstance(literal, dict):
@@ -221,7 +214,7 @@ def _same(imported: object, literal: Json) -> bool:
 
 
 def read_head(path: Path) -> tuple[str, dict[str, Json]]:
-    """Return the first docstring line and the literal upper-case assignments of a Python file."""
+    """Return the first line of a Python file's docstring, and its upper-case literals by name."""
     try:
         return _head_of(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -236,9 +229,9 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
 
 @functools.lru_cache(maxsize=1024)
 def _head_of(source: str) -> tuple[str, dict[str, Json]]:
-    """Return the head of a source. It is cached because many catalogues contain the same files."""
+    """Return the head in a source text, from a cache because catalogues read the same files."""
     tree = ast.parse(source)
-    last = dict(_literals(tree))  # the last value counts if a name is assigned twice
+    last = dict(_literals(tree))  # of two assignments the last one counts
     head = {name: value for name, value in last.items() if value is not _NOT_LITERAL}
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else ""), head
@@ -277,7 +270,7 @@ def _literals(tree: ast.Module) -> Iterator[tuple[str, Json]]:
 
 
 def _literal(node: ast.expr) -> Json:
-    """Return the value of a literal, which includes ``dict(a=1)``; otherwise _NOT_LITERAL."""
+    """Return the value of a literal (``dict(a=1)`` counts as one), or _NOT_LITERAL."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
         if node.args or not all(keyword.arg for keyword in node.keywords):
             return _NOT_LITERAL  # dict(OTHER, a=1), dict(**OTHER)
@@ -301,7 +294,7 @@ FEATURES = PACKAGE / "features"
 
 @functools.cache
 def files(mark: str) -> Sequence[Path]:
-    """Return the files of all features whose head has this mark."""
+    """Return the files of features that have this name in their head."""
     named = (
         path for path in sorted(FEATURES.rglob("*.py")) if mark in path.read_text(encoding="utf-8")
     )
@@ -310,7 +303,7 @@ def files(mark: str) -> Sequence[Path]:
 
 @functools.cache
 def modules(mark: str) -> Sequence[ModuleType]:
-    """Return the imported modules of all features whose head has this mark."""
+    """Import the files of features that have this name in their head, and return the modules."""
     return [importlib.import_module(name_of(path)) for path in files(mark)]
 
 

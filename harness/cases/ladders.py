@@ -1,7 +1,7 @@
-"""Sweeps over other quantities than ranks: sequence length, model size, batch, readers,
-checkpoints.
+"""Sweeps over quantities other than the number of ranks.
 
-Each sweep is one plan. Its arms are measured in the same blocks, and ratios refer to the first arm.
+They vary the sequence length, the model size, the batch, the data readers, or the checkpoints. Each
+sweep is one plan: its arms are measured in the same blocks, and ratios refer to the first arm.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def _several(count: int, what: str, case: CaseSpec) -> None:
 
 
 def lengths(case: CaseSpec, seqs: Sequence[int], *, tokens: int, protocol: Protocol = REAL) -> Plan:
-    """Return a plan with increasing sequence lengths and constant tokens per rank and step, on one
-    world.
+    """Return a plan with increasing sequence lengths on one world.
 
-    FLOPs per second show how busy the devices are. Tokens per second show what a user gets. They
-    differ because attention needs more FLOPs per token as the sequence grows.
+    The number of tokens per rank and step stays the same. FLOPs per second show how busy the
+    devices are, and tokens per second show what a user gets. They differ because attention needs
+    more FLOPs per token if the sequence is longer.
 
     Args:
         seqs: tokens of a sample, the shortest first; each divides ``tokens``.
@@ -52,11 +52,10 @@ def lengths(case: CaseSpec, seqs: Sequence[int], *, tokens: int, protocol: Proto
 
 
 def sizes(case: CaseSpec, names: Sequence[str], *, protocol: Protocol = REAL) -> Plan:
-    """Return a plan with increasing model sizes on the same devices, to see which fit and how busy
-    they keep the devices.
+    """Return a plan with increasing model sizes on the same devices.
 
-    A size that needs more memory than there is becomes a SKIP, which states the memory that it
-    needs.
+    It shows which sizes fit, and how busy they keep the devices. The verdict of a size that does
+    not fit is a SKIP, which states the memory that the size needs.
 
     Args:
         names: sizes of the model, the smallest first.
@@ -75,15 +74,15 @@ def batches(
     to_loss: float = 0.3,
     protocol: Protocol = LEARNING,
 ) -> Plan:
-    """Return a plan with increasing batches up to the same loss, which measures the samples and the
-    time.
+    """Return a plan that trains with increasing batches to the same loss.
 
-    Up to the critical batch size, a larger batch needs hardly more samples (McCandlish et al.,
-    2018). The learning rate grows with the square root of the batch, as is usual for AdamW.
+    It measures how many samples and how much time each batch needs. Up to the critical batch size,
+    a larger batch needs hardly more samples (McCandlish et al., 2018). The learning rate grows with
+    the square root of the batch, as is usual for AdamW.
 
     Args:
         micro_batches: samples of a rank, the smallest first.
-        to_loss: nats above the floor of the data.
+        to_loss: target loss in nats above the entropy floor of the data.
     """
     _several(len(micro_batches), "batches", case)
     first = micro_batches[0] * case.world_size * case.accumulate
@@ -99,11 +98,11 @@ def batches(
 
 
 def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
-    """Return a plan that measures how much the communication of a second job slows a first one on
-    the same nodes.
+    """Return a plan that measures how much a second job's communication slows the first job.
 
-    Each job has half of the ranks. Both jobs compute in both arms, but in one arm the second job
-    does not communicate. Their ratio therefore contains only the effect of the shared network.
+    Each job has half of the ranks, on the same nodes. Both jobs compute in both arms, but in one
+    arm the second job does not communicate. The ratio of the arms therefore shows only the effect
+    of the shared network.
 
     Args:
         case: a case on a multiple of four ranks. Its strategy trains several jobs and has the knob
@@ -120,10 +119,10 @@ def interference(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
 
 
 def power_caps(case: CaseSpec, watts: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
-    """Return a plan that lowers the power limit of the GPUs, and measures time and energy per
-    token.
+    """Return a plan that measures time and energy per token at several power limits of the GPUs.
 
-    If NVML does not let this user set limits, each arm is a SKIP that states this.
+    If NVML does not allow the user to set limits, the verdict of each arm is a SKIP with this
+    reason.
 
     Args:
         watts: power limit of each GPU; the first arm leaves the limit unchanged.
@@ -139,14 +138,14 @@ def power_caps(case: CaseSpec, watts: Sequence[int], *, protocol: Protocol = REA
 def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL) -> Plan:
     """Return a plan that measures the cost of reading data at each world size.
 
-    Each world is also measured with batches that are made only once.
+    Each world is also measured with batches that are made once and stay on the device.
 
     Args:
         worlds: numbers of ranks; each rank reads separately.
     """
     if case.data == Data.RESIDENT:
         raise SpecError(
-            "the data of this case is on the device already: nothing is read",
+            "the data of this case is on the device already, so nothing is read",
             where=case.id,
             expected="data=files",
             fix="--set data=files",
@@ -163,10 +162,10 @@ def readers(case: CaseSpec, worlds: Sequence[int], *, protocol: Protocol = REAL)
 
 
 def checkpoints(case: CaseSpec, worlds: Sequence[int]) -> list[FaultScenario]:
-    """Return fault scenarios that save checkpoints at each world size, synchronously and in the
-    background.
+    """Return two fault scenarios per world size: with synchronous and with background checkpoints.
 
-    A recovery measures bandwidth and stall of its checkpoints, and the time of a resume.
+    A scenario measures the bandwidth of checkpoints, how long training waits for them, and the time
+    of a resume.
     """
     return [
         FaultScenario(case=case.at(ranks), fault=Fault.KILL, asynchronous=behind)

@@ -1,8 +1,8 @@
 """The metrics that a contrast or a threshold can name.
 
-A metric that can be computed from existing samples is one more entry of ``METRICS``. A new measured
-value also needs a field of ``record.RankRecord``, and a property of ``record.LaunchRecord`` that
-reduces it over the ranks.
+To add a metric that can be computed from existing samples, add an entry to ``METRICS``. A metric of
+a newly measured value also needs a field of ``record.RankRecord``, and a property of
+``record.LaunchRecord`` that reduces it over the ranks.
 """
 
 import math
@@ -24,9 +24,7 @@ class Form(StrEnum):
 
 
 class Factor(StrEnum):
-    """A property of a case or of its device that converts the measured value of a launch into
-    another unit.
-    """
+    """A property of a case or of its device that converts a measured value to another unit."""
 
     TOKENS = "tokens"  # tokens in a sample
     # FLOPs of a sample, forward and backward, counting each operation once
@@ -40,19 +38,20 @@ class Factor(StrEnum):
 class Metric:
     """The definition of one metric.
 
-    ``means`` is its description, which docs/metrics.md prints. ``read`` is a path of attributes of
-    ``record.LaunchRecord`` that holds the value of a launch. ``tail`` is the same for the 95th
-    percentile of steps. The value is multiplied by the factors in ``times`` and divided by those in
-    ``over``.
+    ``means`` is its description, which docs/metrics.md prints. ``read`` is the path of the
+    attribute of ``record.LaunchRecord`` that holds the value of a launch. ``tail`` is the path of
+    the value at the 95th percentile of steps. The value is multiplied by the factors in ``times``
+    and divided by the factors in ``over``.
 
-    ``of_time``: background load on the host can change the value. ``scaling``: the metric needs a
-    scaling sweep and a mode. ``per_rank``: the ratio is divided by linear scaling. ``of_schedule``:
-    it is also divided by the limit of the strategy's schedule. ``of_fabric``: it is also divided by
-    the limit of the measured fabric.
+    ``of_time`` states that background load on the host can change the value. ``scaling`` states
+    that the metric needs a scaling sweep and a mode. ``per_rank`` states that the ratio is divided
+    by linear scaling. ``of_schedule`` states that it is also divided by the limit of the strategy's
+    schedule, and ``of_fabric`` that it is also divided by the limit of the measured fabric.
 
-    ``between_ranks``: a single rank has no value. ``signed``: the value may be negative, so ratios
-    are not defined. ``of_device``: only accelerators report the value. ``share``: the value is a
-    part of a whole. ``measured_by`` is the command that measures the metric if plans do not.
+    ``between_ranks`` states that a single rank has no value. ``signed`` states that the value may
+    be negative, so ratios are not defined. ``of_device`` states that only accelerators report the
+    value. ``share`` states that the value is a fraction of a whole. ``measured_by`` is the command
+    that measures the metric if plans do not measure it.
     """
 
     form: Form
@@ -86,10 +85,10 @@ class Metric:
 
     @property
     def possible(self) -> tuple[float, float]:
-        """The range of possible values. A bound outside of it can never be missed, or never be met.
+        """The range of possible values.
 
-        A ratio per rank is 1 for perfect scaling. Values above IMPLAUSIBLE times that are
-        measurement errors.
+        A bound outside of this range is always or never met. A ratio per rank is 1 for perfect
+        scaling; larger values than ``IMPLAUSIBLE`` are measurement errors.
         """
         if self.form is Form.SAVED:
             return -math.inf, 1.0
@@ -128,7 +127,7 @@ _GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", share=True, measured_by="scalepr
 
 
 def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:
-    """Return a metric that is a share of the time of a step."""
+    """Return a metric that is a fraction of the time of a step."""
     read = f"budget.{name}"
     share = Metric(form=Form.ABSOLUTE, unit="1", read=read, more_is_better=False, share=True)
     return replace(share, means=means, between_ranks=between_ranks)
@@ -155,7 +154,7 @@ METRICS: Mapping[str, Metric] = {
         per_rank=True,
         of_schedule=True,
         of_fabric=True,
-        means="efficiency relative to the limit by this run's single device and measured fabric",
+        means="efficiency relative to the limit set by this run's single device and its fabric",
     ),
     "speedup": replace(
         _RATE_RATIO, unit="x", scaling=True, means="throughput of the case relative to its baseline"
@@ -224,13 +223,13 @@ METRICS: Mapping[str, Metric] = {
         means="mfu including recomputed FLOPs: how busy a device is, not how fast it trains",
     ),
     "step_s": replace(
-        _STEP, means="mean step time of the window; each step counts as long as on its slowest rank"
+        _STEP, means="mean step time of the window; the time of a step is that of its slowest rank"
     ),
     "median_step_s": replace(
         _STEP,
         read="steps.median_s",
         tail="",
-        means="median step time of the window; each step counts as long as on its slowest rank",
+        means="median step time of the window; the time of a step is that of its slowest rank",
     ),
     "peak_bytes": replace(
         _PEAK, means="peak memory of the largest rank: allocated on a GPU, resident on CPUs"
@@ -425,9 +424,10 @@ COMPARABLE = tuple(
 
 
 def metric(name: str) -> Metric:
-    """Return a metric by name. ``sent_bytes/step_s`` is the ratio of two absolute metrics, in B/s.
+    """Return the metric of this name.
 
-    Raises KeyError for a name that is neither.
+    A name such as ``sent_bytes/step_s`` is the ratio of two absolute metrics, here in B/s. Raises
+    KeyError if the name is neither a metric nor such a ratio.
     """
     above, slash, below = name.partition("/")
     if not slash:

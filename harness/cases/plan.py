@@ -1,4 +1,4 @@
-"""The plan of one measurement: its arms, contrasts and protocol. This module has only data."""
+"""The plan of a measurement: its arms, contrasts and protocol. This module holds only data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.cases.case import CaseSpec, digest
 
 #: Number of steps that a profiled launch traces.
 PROFILED = 8
-#: Number of steps without the profiler before the traced steps. They show how much the profiler
-#: adds to a step.
+#: Number of steps without the profiler before the traced steps. They show by how much the profiler
+#: lengthens a step.
 UNPROFILED = 4
-#: Number of step pairs in a profile in outline mode: one step with the profiler, one without. Their
-#: difference is the cost of the profiler.
+#: Number of pairs of steps in a profile in outline mode. One step of a pair runs with the profiler
+#: and one without; their difference is the cost of the profiler.
 PAIRS = 6
 #: The kinds of baseline to which a ratio can refer.
 BASELINES = (
@@ -36,7 +36,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A case and its role in a comparison. It is measured once in every pass over the plan."""
+    """A case and its role in a comparison. Each pass over the plan launches each arm once."""
 
     name: str
     case: CaseSpec
@@ -45,13 +45,13 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """The comparison of one metric of a subject arm with its baseline arms, or its absolute value
-    without baseline.
+    """The comparison of a metric of a subject arm with its baseline arms.
 
-    ``against`` names the kind of baseline (plain, wrapped, one_node, smallest_fit, sum_of_devices,
-    ...). The values of several baseline arms are added up. ``ideal`` is the ratio that perfect
-    scaling would give; a ratio metric is divided by it. ``curve``: the contrast is measured in a
-    single block, and judged only if the corresponding contrast with ``curve=False`` fails.
+    If there is no baseline, the contrast is the absolute value of the metric. ``against`` names the
+    kind of baseline (plain, wrapped, one_node, smallest_fit, sum_of_devices, ...). The values of
+    several baseline arms are added up. ``ideal`` is the ratio that perfect scaling would give; a
+    ratio metric is divided by it. ``curve`` states that the contrast is measured in a single block
+    for the scaling curve. It is judged only if the contrast at the largest world fails.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The steps of a launch. The first ``cut`` steps warm up, the last ``profiled`` steps are
-    traced.
+    """The steps of a launch.
 
-    Before the traced steps, ``pairs`` single steps with the profiler alternate with steps without
-    it.
+    The launch has ``steps`` steps. The first ``cut`` steps are warm-up, and the profiler traces the
+    last ``profiled`` steps. Before the traced steps, ``pairs`` steps with the profiler alternate
+    with as many steps without it.
     """
 
     steps: int
@@ -78,29 +78,28 @@ class Window:
     pairs: int = 0
 
     def outlined(self, step: int) -> bool:
-        """Return whether the profiler records this step."""
+        """Return whether the profiler runs in this step."""
         first = self.steps - self.profiled
         return step >= first or (first - 2 * self.pairs - 1 <= step and (first - step) % 2 == 0)
 
 
-#: Number of steps that a calibration launch (pilot) keeps for each step that a timed launch keeps
-#: at least.
+#: A calibration launch (pilot) has this many times the minimum number of timed steps of a timed
+#: launch.
 HORIZON = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """The settings by which a plan is measured. They do not identify the cases.
+    """The settings with which a plan is measured. They do not identify the cases.
 
-    ``steps`` is the number of optimizer steps per launch, and the first ``cut`` of them are
-    warm-up. A pilot runs these numbers, a timed launch runs at least these. On devices whose clocks
-    need time to settle, a launch warms up for at least ``cut_s`` seconds and is timed for at least
-    ``kept_s`` seconds.
+    ``steps`` is the smallest number of optimizer steps of a timed launch, and the first ``cut`` of
+    them are warm-up. On devices whose clocks need time to settle, a launch warms up for at least
+    ``cut_s`` seconds and is timed for at least ``kept_s`` seconds. Calibration launches (pilots)
+    determine whether step time and noise require more steps, unless the numbers are ``fixed``.
 
-    A block is one pass over the arms in order and one in reverse, which gives two pairs per
-    contrast. The judge evaluates the results after every block from ``min_blocks`` to
-    ``max_blocks``. Pilots lengthen the warm-up and the window as step time and noise require,
-    unless they are ``fixed``.
+    A block is one pass over the arms in order and one pass in reverse order, which gives two pairs
+    per contrast. The judge evaluates the results after every block from ``min_blocks`` to
+    ``max_blocks``. ``seed`` seeds the random order of launches.
     """
 
     steps: int
@@ -120,8 +119,9 @@ class Protocol:
             )
 
     def lasting(self, window: Window, step_s: float) -> Window:
-        """Return the window, lengthened to the durations of the protocol. ``step_s`` is the time of
-        a step in s.
+        """Return the window, lengthened to the minimum durations of the protocol.
+
+        ``step_s`` is the time of a step in seconds.
         """
         cut = max(window.cut, math.ceil(self.cut_s / step_s))
         num_kept = max(window.steps - window.cut, math.ceil(self.kept_s / step_s))
@@ -134,8 +134,8 @@ class Plan:
 
     ``epoch_samples`` is the number of samples in an epoch, if the recipe states it; reports then
     print the duration of an epoch. ``to_loss`` is a target loss in nats above the entropy floor of
-    the data. With a target, every launch trains all steps of the protocol, and the time to the
-    target is measured. ``target`` is the subject at a size that is not launched; its speed is
+    the data. If it is set, every launch trains all steps of the protocol, and the time to this loss
+    is measured. ``target`` is the subject at a world size that is not launched; its speed is
     predicted from the launched sizes.
     """
 
@@ -149,15 +149,16 @@ class Plan:
 
     @property
     def brief(self) -> str:
-        """The name, without the command of a user's script, which a screen prints only once."""
+        """The name without the command of a user's script, which screens print separately."""
         name = self.name
         for case in (arm.case for arm in self.arms if arm.case.script):
             name = name.replace(f"+script={case.series['script']}", "")
         return name
 
     def arm(self, name: str) -> Arm:
-        """Return the arm of that name. Raise AssertionError if the plan does not have
-        exactly one.
+        """Return the arm of this name.
+
+        Raise AssertionError if the plan does not have exactly one arm of this name.
         """
         named = [a for a in self.arms if a.name == name]
         assert len(named) == 1, f"plan {self.name}: {len(named)} arms named {name!r}"
@@ -165,13 +166,14 @@ class Plan:
 
     @property
     def judged_arms(self) -> list[Arm]:
-        """The arms that every block launches: all arms that some contrast outside of the curve
-        needs.
+        """The arms that every block launches.
+
+        These are the arms that contrasts with ``curve=False`` need.
         """
         return list(self.only([c for c in self.contrasts if not c.curve]).arms) or list(self.arms)
 
     def num_first_launches(self, arms: Collection[Arm]) -> int:
-        """Return how many timed launches of these arms the first ``min_blocks`` blocks have."""
+        """Return the number of timed launches of these arms in the first ``min_blocks`` blocks."""
         judged = [arm for arm in self.judged_arms if arm in arms]
         blocks = self.protocol.min_blocks
         return 2 * ((len(arms) + (blocks - 1) * len(judged)) if blocks else 0)
@@ -183,15 +185,14 @@ class Plan:
 
     @property
     def in_pilots(self) -> bool:
-        """Whether the arms train only in their pilots, so that nothing is compared in the same
-        blocks.
-        """
+        """Whether the arms run only in their pilots, so that no blocks are measured."""
         return not self.contrasts and self.protocol.max_blocks > self.protocol.min_blocks == 0
 
     @property
     def pilot(self) -> Window:
-        """The window of a pilot. It is longer than that of a timed launch, to show events that
-        occur rarely.
+        """The window of a pilot.
+
+        It is longer than the window of a timed launch, so that rare events occur in it.
         """
         cut, steps = self.protocol.cut, self.protocol.steps
         if self.to_loss is not None or self.protocol.fixed:
@@ -199,8 +200,9 @@ class Plan:
         return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 
     def profile(self, outline: bool) -> Window:
-        """Return the window of a profiled launch. It includes steps without the profiler for
-        comparison.
+        """Return the window of a profiled launch.
+
+        It includes steps without the profiler, with which the traced steps are compared.
         """
         cut = self.protocol.cut
         if outline:
@@ -220,7 +222,8 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """The hash of the content. Equal plans are measured once. Adding a field to the class keeps
-        all earlier hashes.
+        """The hash of the content; equal plans are measured only once.
+
+        A new field with a default does not change the hash of existing plans.
         """
         return digest(lean(self))

@@ -26,15 +26,15 @@ Nodes = Callable[[int], tuple[int, ...]]
 REAL = Protocol(steps=32, cut=6)
 #: The protocol of simulated compute, whose step times hardly vary.
 PACED = Protocol(steps=16, cut=2)
-#: The protocol of plans that train to a target loss: every launch is a short, complete training.
+#: The protocol of plans that train to a target loss. Every launch is a short but complete training.
 LEARNING = Protocol(steps=320, cut=6, max_blocks=4)
-#: The protocol on GPUs, whose clocks and power need seconds to settle, regardless of the number of
-#: steps.
+#: The protocol on GPUs. It states durations, because clocks and power need seconds to settle,
+#: however many steps that is.
 ON_GPUS = Protocol(steps=6, cut=2, cut_s=2.0, kept_s=2.0)
 
 
 def plain(case: CaseSpec) -> CaseSpec:
-    """Return the case on one device without a wrapper, as a user would run it without
+    """Return the case on one device and without a wrapper, as a user would run it without any
     parallelism.
     """
     return replace(case.at(1), strategy=PLAIN, compressor=None, mesh="", knobs=_of_model(case))
@@ -56,9 +56,10 @@ def device(case: CaseSpec, number: int) -> CaseSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """A baseline of a scaling sweep: arms whose values are added up, and their number of ranks.
+    """A baseline of a scaling sweep.
 
-    ``exactly``: only the world with the same number of ranks is compared with it.
+    The values of its ``arms`` are added up. ``ranks`` is their total number of ranks. ``exactly``
+    states that only the world with this number of ranks is compared with it.
     """
 
     kind: str
@@ -103,9 +104,7 @@ def _smallest_fit(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[A
 
 
 def _sum_of_devices(case: CaseSpec, worlds: Sequence[int], nodes: Nodes) -> list[Against]:
-    """Return the baselines ``sum_of_devices``: for each world, all of its devices measured
-    separately.
-    """
+    """Return the baselines ``sum_of_devices``: each device of a world, measured separately."""
     alone = [
         Arm(name=f"plain@device{i}", case=device(case, i), role=Role.BASELINE)
         for i in range(max(worlds))
@@ -149,19 +148,19 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
     Args:
         worlds: world sizes, ascending.
         baselines: plain (``single`` on one device), wrapped (the strategy on one rank), one_node
-            (the first node alone), smallest_fit (the smallest world size that the case fits in,
-            determined after an agent has described memory needs), sum_of_devices (each device
-            alone, added up).
+            (the first node alone), smallest_fit (the smallest world size whose memory suffices;
+            agents compute it), sum_of_devices (the sum of all devices, each measured alone).
         metrics: metrics that are judged at each world size against each baseline.
-        shape: function that returns the ranks per node of a world; without it all ranks are on one
-            node.
-        ablations: parts that an additional arm at the largest world size omits, in the same blocks.
+        shape: function that returns the number of ranks on each node for a world size. Without it
+            all ranks are on one node.
+        ablations: parts of a step. For each of them an additional arm at the largest world size
+            omits the part, in the same blocks.
         epoch_samples: samples of one epoch; reports then print the duration of an epoch.
-        predict: number of nodes and ranks on each node of a size that is predicted from the
-            measured ones. Each rank gets the batch that it has at the predicted size, so a strong
-            case is measured as a weak one.
-        largest_only: judge only the largest world size. The smaller ones are measured in one block
-            for the curve, and judged only if the largest fails.
+        predict: (number of nodes, ranks on each node) of a world that is not launched, but
+            predicted from the launched worlds. Each rank gets the batch that it has in the
+            predicted world, so a case in strong mode is measured in weak mode.
+        largest_only: judge only the largest world size. Smaller worlds are measured in a single
+            block for the curve, and are judged only if the largest fails.
     """
     nodes = shape or _one
     target = case.at(math.prod(predict), (predict[1],) * predict[0]) if predict else None
@@ -188,7 +187,7 @@ def ladder(  # noqa: PLR0913  (all that a ladder may ask for)
         arm, contrast = ablated(arms[f"@{max(worlds)}"], ablation)
         arms[arm.name] = arm
         contrasts.append(contrast)
-    # Baselines come first so that every pass starts with what the subjects are compared with.
+    # Baselines come first, so that the first results of a pass can already be compared.
     order = sorted(arms.values(), key=lambda a: (a.role is Role.SUBJECT, a.case.world_size))
     return Plan(
         name=f"{case.family}{case.extras}",
@@ -224,11 +223,12 @@ def _contrasts(name: str, n: int, against: Sequence[Against]) -> Iterator[Contra
 
 
 def compared(plan: Plan, name: str, other: CaseSpec, metrics: Sequence[str]) -> Plan:
-    """Return a scaling sweep whose largest world is also compared with another case in the same
-    blocks.
+    """Return a scaling sweep whose largest world is also compared with the case ``other``.
+
+    Both are measured in the same blocks.
 
     Args:
-        name: name of the arm with the case ``other``.
+        name: name of the arm of ``other``.
         metrics: metrics that are compared.
     """
     rung = max((a for a in plan.arms if a.role is Role.SUBJECT), key=lambda a: a.case.world_size)
@@ -249,12 +249,11 @@ def compared(plan: Plan, name: str, other: CaseSpec, metrics: Sequence[str]) -> 
 def shapes(
     case: CaseSpec, layouts: Sequence[tuple[int, ...]], *, protocol: Protocol = REAL
 ) -> Plan:
-    """Return a plan that places the ranks on nodes in several ways and compares each with the
-    first: [1x8, 2x4].
+    """Return a plan that compares several layouts of the same number of ranks on nodes.
 
     Args:
-        layouts: ranks on each node; the first layout is a single node, and all have equally many
-            ranks.
+        layouts: number of ranks on each node, for each layout, such as (8,) and (4, 4). All layouts
+            are compared with the first one, which is a single node.
     """
     cases = [case.at(sum(nodes), nodes) for nodes in layouts]
     if len(layouts[0]) != 1 or len({c.world_size for c in cases}) != 1:
@@ -283,13 +282,13 @@ def shapes(
 
 
 def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
-    """Return an ablation arm of a world size, and the contrast that measures the saved time.
+    """Return an arm that omits a part of the step, and the contrast that measures the saved time.
 
-    The arm omits communication, or keeps its data on the device.
+    The arm does not communicate, or keeps its batches on the device.
     """
     if kind is Ablation.DATA and rung.case.data == Data.RESIDENT:
         raise SpecError(
-            "the data of this case is on the device already: nothing to ablate",
+            "the data of this case is already on the device, so there is nothing to ablate",
             where=rung.case.id,
             expected="data=loaded",
             fix="--set data=loaded",
@@ -311,7 +310,7 @@ def ablated(rung: Arm, kind: Ablation) -> tuple[Arm, Contrast]:
 def versus(a: CaseSpec, b: CaseSpec, metrics: Sequence[str], *, protocol: Protocol = REAL) -> Plan:
     """Return a plan that compares ``b`` with ``a`` in the same blocks.
 
-    Uses are memory saved, bytes saved, the break-even of a compressor, and A/A tests.
+    It is used to measure saved memory, saved bytes, the break-even of a compressor, and A/A tests.
     """
     return Plan(
         name=f"{b.family}{b.extras} vs {a.id}",
@@ -340,8 +339,8 @@ def beside(
     """Return a plan that measures several cases in the same blocks, with ratios to the first case.
 
     Args:
-        cases: cases by the name of their row in the table.
-        metrics: metrics, the columns of the table.
+        cases: cases by name; reports show one row per case.
+        metrics: metrics; reports show one column per metric.
     """
     first, *others = cases
     roles = {first: Role.BASELINE}
@@ -372,14 +371,13 @@ def beside(
 def learning(
     case: CaseSpec, by: str, *, to_loss: float = 0.3, protocol: Protocol = LEARNING
 ) -> Plan:
-    """Return a plan that compares the time to a loss with strategy ``by`` and with ranks that do
-    not communicate.
+    """Return a plan that compares how fast a case and the strategy ``by`` reach the same loss.
 
-    Strategies that change the mathematics need this because their step time alone does not show how
-    well they learn.
+    A third arm is ``by`` without communication. Strategies that change the mathematics of training
+    need this plan, because their step time does not show how well they learn.
 
     Args:
-        to_loss: nats above the floor of the data.
+        to_loss: target loss in nats above the entropy floor of the data.
     """
     usual = replace(case, strategy=by, knobs=_of_model(case))
     cases = {by: usual, "no communication": replace(usual, communicate=False), case.strategy: case}
@@ -393,22 +391,23 @@ def learning(
 
 
 def like(case: CaseSpec, *, protocol: Protocol = REAL) -> Plan:
-    """Return a plan that compares the case with itself (A/A). Every difference is noise, so no
-    verdict may be decided.
+    """Return a plan that compares the case with itself (A/A).
+
+    Every difference is noise, so a PASS or FAIL because of a difference would be an error.
     """
     plan = versus(case, case, ("throughput_ratio",), protocol=protocol)
     return replace(plan, name=f"{case.id} A/A")
 
 
-#: The name of the pinned environment, which stays the same over time.
+#: The name of the pinned environment: an installation whose software never changes.
 PINNED = "control"
 
 
 def pinned(plan: Plan) -> Plan:
     """Return the plan with an arm that measures its largest world size in the pinned environment.
 
-    Changes of the machine affect both arms equally and cancel in their ratio. A plan without timed
-    subjects is returned unchanged.
+    Changes of the machine affect the subject and this arm equally, and cancel in their ratio. A
+    plan without timed subjects is returned unchanged.
     """
     subjects = [a for a in plan.arms if a.role is Role.SUBJECT]
     if not subjects or not plan.protocol.max_blocks or subjects[-1].case.script:
@@ -428,8 +427,9 @@ def pinned(plan: Plan) -> Plan:
 
 
 def control(case: CaseSpec) -> Plan:
-    """Return a plan for a known-incorrect case. It passes only if the correctness check detects the
-    defect.
+    """Return a plan for a case that is incorrect on purpose.
+
+    The plan passes only if the correctness check detects the defect.
     """
     return Plan(
         name=f"{case.family}{case.extras} control",
@@ -454,13 +454,14 @@ def gated(case: CaseSpec) -> Plan:
 
 
 def paired(case: CaseSpec) -> Plan:
-    """Return a plan that trains a case on pairs of nodes to find slow nodes."""
+    """Return a plan that trains a case on pairs of nodes, to find slow nodes."""
     return replace(gated(case), name=f"{case.id} pairs")
 
 
 def strong_worlds(case: CaseSpec, worlds: Sequence[int]) -> tuple[int, ...]:
-    """Return the world sizes that divide the global batch of the case, or all if it has no global
-    batch.
+    """Return the world sizes that divide the global batch of the case.
+
+    Return all world sizes if the case has no global batch.
     """
     if case.global_batch is None:
         return tuple(worlds)

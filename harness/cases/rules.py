@@ -1,4 +1,4 @@
-"""Thresholds: the limits that metrics of cases must meet, and the checks of a thresholds file."""
+"""Thresholds: limits for the metrics of cases, and the checks of a thresholds file."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ LARGEST = 1_000_000
 
 
 class Statistic(StrEnum):
-    """The statistic that a threshold limits: the mean of the kept window, the 95th percentile of
-    steps, or the worst launch.
+    """The statistic that a threshold limits.
+
+    It is the mean of the timed steps, their 95th percentile, or the mean of the worst pair of
+    launches.
     """
 
     MEAN = "mean"
@@ -44,7 +46,8 @@ class Statistic(StrEnum):
 class BoundSource(StrEnum):
     """The origin of a bound.
 
-    A ``claimed`` bound alone gives no PASS; a ``provisional`` one gives neither a PASS nor a FAIL.
+    A ``claimed`` bound alone cannot give a PASS. A ``provisional`` bound can give neither a PASS
+    nor a FAIL.
     """
 
     REQUIREMENT = "requirement"
@@ -56,7 +59,7 @@ class BoundSource(StrEnum):
 
 
 class Reach(StrEnum):
-    """Whether a threshold applied in a run. Reports list thresholds that did not apply."""
+    """Whether a threshold applied to a result of a run. Reports list those that did not."""
 
     MATCHED = "matched"
     OUT_OF_REACH = "out of reach"
@@ -65,7 +68,10 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:
-    """An expected failure: the reason, and the last day (ISO date) on which the waiver is valid."""
+    """The permission for a threshold to fail.
+
+    ``reason`` states why it may fail, and ``expires`` is the last day (ISO date) of the permission.
+    """
 
     reason: str
     expires: str
@@ -75,18 +81,18 @@ class Waiver:
 class Threshold:
     """A limit for one metric of some cases.
 
-    ``case`` is a pattern for the family of a case, ``ddp/decoder-*/weak``, or for its whole id if
-    the pattern names a world: ``ddp/decoder-tiny/weak@2cpu``.
+    ``case`` is a pattern for the family of a case, such as ``ddp/decoder-*/weak``. If the pattern
+    names a world, it must match the whole id: ``ddp/decoder-tiny/weak@2cpu``.
 
-    ``world`` and ``nodes`` restrict the threshold to world sizes and node counts (empty = any).
-    ``hardware`` is a pattern for the machine's hardware class. ``fingerprint`` lists further
-    ``key=value`` properties that must equal those of the measurement of the bound (empty = none).
-    ``unit`` is the unit of the metric. A file must state it for absolute metrics, whose bounds have
-    no meaning without it.
+    ``world`` and ``nodes`` restrict the threshold to these world sizes and numbers of nodes; if
+    empty, it applies to all. ``hardware`` is a pattern for the machine's hardware class.
+    ``fingerprint`` lists further ``key=value`` properties of the measurement from which the bound
+    was taken. If a run has different properties, its result is only recorded. ``unit`` is the unit
+    of the metric. A thresholds file must state it for absolute metrics.
 
-    ``fabric`` names what connects the ranks of the case: the link inside one node, or the network
-    between several (``harness.host.fabric``; empty = any). ``gbit_s`` is the least rate per GPU, in
-    Gbit/s, that this network must have.
+    ``fabric`` lists the links inside a node, or the networks between nodes, to which the threshold
+    applies (``harness.host.fabric``); if empty, it applies to all. ``gbit_s`` is the least rate of
+    the network per GPU, in Gbit/s, to which the threshold applies.
     """
 
     name: str
@@ -121,14 +127,15 @@ class Threshold:
         return f"<={self.at_most:g}{x}{unit}"
 
     def missed_by(self, value: float) -> bool:
-        """Return whether a single value is outside of the bound. A verdict compares an interval
-        instead.
+        """Return whether a single value does not meet the bound.
+
+        Verdicts compare an interval with the bound instead.
         """
         below = self.at_least is not None and value < self.at_least
         return below or (self.at_most is not None and value > self.at_most)
 
     def family_matches(self, case: CaseSpec) -> bool:
-        """Return whether the threshold applies to this family of cases, for any world."""
+        """Return whether the threshold applies to the family and mode of this case."""
         name = case.id if "@" in self.case else case.family + case.extras
         return (
             fnmatchcase(name, self.case)
@@ -136,7 +143,7 @@ class Threshold:
         ) and self.mode in (None, case.mode)
 
     def about(self, case: CaseSpec) -> bool:
-        """Return whether the threshold applies to this case on its world, for any hardware."""
+        """Return whether the threshold applies to this case and its world, on some hardware."""
         place = self.applies_on(case.device, case.world_size, len(case.nodes))
         return place and self.family_matches(case)
 
@@ -149,7 +156,7 @@ class Threshold:
         )
 
     def holds_on(self, machine: Machine, num_nodes: int) -> bool:
-        """Return whether the threshold applies to worlds on this many of these machines."""
+        """Return whether the threshold applies to worlds on ``num_nodes`` of these machines."""
         return (
             fnmatchcase(machine.hardware_class, self.hardware)
             and (not self.fabric or machine.joined(num_nodes) in self.fabric)
@@ -183,9 +190,10 @@ KEYS = keys_of(
 
 
 def load_thresholds(path: Path, catalogue: Catalogue | None = None) -> tuple[Threshold, ...]:
-    """Read a thresholds file. Raise ConfigError with the line of every mistake and a suggestion.
+    """Read a thresholds file.
 
-    With a catalogue, a pattern that matches nothing in it is also a mistake.
+    Raise ConfigError with the line of each mistake and a suggestion. If a catalogue is given, a
+    pattern that matches nothing in it is also a mistake.
     """
     tables, problems = read_tables(path, "rule", "--thresholds")
     rules = [
@@ -214,14 +222,14 @@ def load_thresholds(path: Path, catalogue: Catalogue | None = None) -> tuple[Thr
 
 
 def rule_of(table: TomlTable, problems: Problems) -> Threshold | None:
-    """Return the threshold of a table, or None after reporting mistakes to ``problems``."""
+    """Convert a table to a threshold. If it has mistakes, add them to ``problems``, return None."""
     values = table.values
     before = len(problems.found)
     for key, value in values.items():
         if isinstance(value, str) and value != value.strip():
             message = f"{key} = {value!r} has a blank at its end: it would match nothing"
             problems.add(table.lines.get(key, table.line), message, f"{key} = {value.strip()!r}")
-    # a verdict with an empty rule name counts as one without a threshold
+    # Verdicts with an empty threshold name count as verdicts without a threshold.
     if values.get("name") == "":
         problems.add(table.lines["name"], "a rule needs a name", 'name = "ddp_weak"')
     if _check_metric(table, problems):
@@ -246,9 +254,9 @@ _PREFIXES = {
 
 
 def _in_unit(values: Mapping[str, Json], unit: object, wanted: str) -> Iterator[str]:
-    """Yield the bounds converted to the wanted unit.
+    """Yield the bounds of a table, converted to the unit ``wanted``.
 
-    A suggestion contains them because a correction of the unit alone would change the limit.
+    A suggested fix contains them. If a user corrected only the unit, the limit would change.
     """
     factor = _PREFIXES.get(str(unit).removesuffix(wanted)) if wanted != "1" else None
     factor = 0.01 if (unit, wanted) == ("%", "1") else factor
@@ -258,8 +266,9 @@ def _in_unit(values: Mapping[str, Json], unit: object, wanted: str) -> Iterator[
 
 
 def _check_metric(table: TomlTable, problems: Problems) -> bool:
-    """Return whether the metric of a table exists. Report a wrong unit, or a missing baseline or
-    mode.
+    """Return whether the metric of a table exists.
+
+    Add a mistake if it does not, if the unit is wrong, or if a baseline or mode is missing.
     """
     name = table.values["metric"]
     try:
@@ -312,7 +321,7 @@ def _of_no_fabric(values: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_bounds(table: TomlTable, problems: Problems) -> None:
-    """Report a missing or contradictory bound, impossible world sizes, and an incomplete waiver."""
+    """Add a mistake for each bound, world size or waiver that is impossible or incomplete."""
     values = table.values
 
     def add(key: str, what: str, hint: str = "") -> None:
@@ -341,8 +350,9 @@ def reach(
     max_world: int,
     max_nodes: int,
 ) -> tuple[Reach, str]:
-    """Return whether a threshold matched a contrast; if not, whether it could match here, and the
-    reason.
+    """Return whether a threshold matched one of the judged contrasts.
+
+    If it matched none, also return what it needs that this run or machine does not have.
     """
     if any(rule.matches(case, contrast, machine) for case, contrast in judged):
         return Reach.MATCHED, ""
@@ -371,8 +381,9 @@ _SAME = (
 
 
 def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, mistake, expected) for bounds that every possible value meets, or that none
-    meets.
+    """Yield (key, mistake, expected) for each bound that cannot decide anything.
+
+    Either all possible values meet such a bound, or none does.
     """
     metric = metrics.metric(rule["metric"])
     low, high = metric.possible
@@ -401,11 +412,12 @@ def _range(low: float, high: float) -> str:
 
 
 def unknown(rule: Mapping[str, Json], catalogue: Catalogue) -> tuple[str, str] | None:
-    """Return why the pattern of a threshold matches no existing case, and a suggestion; None if it
-    matches.
+    """Return (mistake, suggestion) if the pattern of a threshold matches no existing case.
+
+    Return None if it matches one.
     """
     if metrics.metric(rule["metric"]).measured_by:
-        return None  # fabric sweeps and recovery trials have other names
+        return None  # names of fabric sweeps and recovery trials are not in the catalogue
     pattern = str(rule["case"])
     names = families(catalogue)
     if next(_matching(pattern, names), None) is not None:
@@ -424,14 +436,14 @@ def _matching(pattern: str, names: Sequence[str]) -> Iterator[str]:
     """Yield the families that match a pattern. Callers often need only the first one."""
     family = _family(pattern)
     if re.fullmatch(rf"{SCRIPT}/[^/]+-(own|\*)/(weak|strong|\*)", family):
-        yield family  # the name of a user's script is that of its file
+        yield family  # any file may be a user's script
     else:
         either = re.compile(f"{translate(family)}|{translate(pattern)}").match
         yield from filter(either, names)
 
 
 def _family(pattern: str) -> str:
-    """Return the part of a pattern that matches families, without world and knobs."""
+    """Return the part of a pattern that matches families: the part before world and knobs."""
     named = re.match(r"[^/]*/[^/]*/(?:weak|strong)", pattern)
     return named[0] if named else pattern.partition("@")[0].partition("+")[0]
 
@@ -454,7 +466,7 @@ def families(catalogue: Catalogue) -> Sequence[str]:
 
 
 def contradictions(rules: Sequence[Mapping[str, Json]]) -> Iterator[tuple[int, int]]:
-    """Yield the indices of two thresholds that no value can meet together."""
+    """Yield the indices of each pair of thresholds that no value can meet together."""
     for i, rule in enumerate(rules):
         for j, b in enumerate(rules[:i]):
             if any(_listed(rule.get(key)) != _listed(b.get(key)) for key in _SAME):
@@ -470,9 +482,10 @@ def _listed(value: Json) -> frozenset[Json]:
 
 
 def implied(rules: Sequence[Threshold]) -> Iterator[tuple[Threshold, Threshold]]:
-    """Yield each threshold that cannot fail while another one passes, and that other threshold.
+    """Yield (threshold, other) if the threshold cannot fail while the other one passes.
 
-    A speedup also implies an efficiency if the number of ranks (or nodes) is stated.
+    Thresholds on speedup and efficiency are compared, too, if they state the number of ranks (or
+    nodes).
     """
     alike = [key for key in _SAME if key != "metric"]
     for threshold in rules:
@@ -491,9 +504,7 @@ def implied(rules: Sequence[Threshold]) -> Iterator[tuple[Threshold, Threshold]]
 
 
 def _share(rule: Threshold) -> float | None:
-    """Return the least share of ideal scaling that a threshold requires; None if it does
-    not say.
-    """
+    """Return the least scaling efficiency that a threshold requires, or None if it states none."""
     if rule.at_least is None or rule.metric not in ("efficiency", "speedup"):
         return None
     if rule.metric == "efficiency":

@@ -15,13 +15,13 @@ from harness.cases.site import Site, rungs
 from harness.cases.typed import RUN
 from harness.host import secrets
 
-#: A command with a launcher, as errors suggest it.
+#: An example of a command with a launcher, for the suggestions in errors.
 LAUNCHED = "torchrun --nproc-per-node {ranks} train.py"
-#: A command with a script, as errors suggest it.
+#: An example of a command with a script, for the suggestions in errors.
 EXAMPLE = f"{RUN} train.py --lr 3e-4"
-#: Checks of a script whose failure its user may accept, by the word that their sentences begin
-#: with. The checks of what a step is and how many samples it has are not among them, because no
-#: figure is valid without them.
+#: The checks of a script whose failure its user may accept. Each is named by the first word of its
+#: message. The checks that find the steps and count their samples are not listed, because no result
+#: is valid without them.
 ACCEPTABLE = (
     "samples", "idle", "eval", "replicas", "gradients", "loss", "start", "optimizers", "precision",
     "work", "updates",
@@ -30,10 +30,10 @@ ACCEPTABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCommand:
-    """The command that each rank runs: a Python file, or with ``module`` the module of ``python
-    -m``.
+    """The command that each rank runs.
 
-    With a ``launcher`` the command starts the ranks itself. ``launcher`` then holds all its words,
+    ``target`` is a Python file, or a module for ``python -m`` if ``module`` is set. ``args`` are
+    its arguments. If the command starts the ranks itself, ``launcher`` holds all its words,
     including placeholders such as ``{ranks}``.
     """
 
@@ -50,18 +50,19 @@ class ScriptCommand:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the file is outside of the copy that a launch gets, so that nothing may be
-        written next to it.
+        """Whether the file is outside of the folder that is copied for each launch.
+
+        No files may be written next to such a file.
         """
         return not self.module and Path(self.target).is_absolute()
 
 
 def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
-    """Parse ``train.py ARGS``, ``python train.py ARGS``, ``-m package.train ARGS``, or a launcher's
-    command.
+    """Parse the command of a training.
 
-    Files are searched in ``folder``. Raises SpecError for anything else. Raises it also for a
-    secret among the words, because the record stores them.
+    It has the form ``train.py ARGS``, ``python train.py ARGS`` or ``-m package.train ARGS``, or is
+    the command of a launcher. Files are searched in ``folder``. Raises SpecError for any other
+    form, and if the words contain a secret, because the record stores them.
     """
     secrets.refuse(words, RUN)
     typed.refuse(words)
@@ -85,9 +86,10 @@ def parse(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
 
 
 def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
-    """Return the command of a launcher, which needs a placeholder for the number of ranks.
+    """Return the command of a launcher or of an installed program.
 
-    A program that is a Python file (``litgpt pretrain``) is also accepted; each rank runs it.
+    A launcher needs a placeholder for the number of ranks. A program that is a Python file, such as
+    ``litgpt``, needs none, because each rank runs it.
     """
     program = _program(words[0], folder)
     if program is None:
@@ -103,9 +105,7 @@ def _launched(words: Sequence[str], folder: Path = Path()) -> ScriptCommand:
 
 
 def _program(word: str, folder: Path) -> str | None:
-    """Return the path of a program. One that is named by a relative path is searched in
-    ``folder``.
-    """
+    """Return the path of a program, or None. A relative path is searched in ``folder``."""
     return programs.which(str((folder / word).absolute()) if "/" in word else word)
 
 
@@ -129,7 +129,7 @@ def _missing(words: Sequence[str]) -> SpecError:
 
 
 def _unseen(words: Sequence[str]) -> SpecError:
-    """Return the error for a program that can start anything, such as make."""
+    """Return the error for a program, such as make, of which it is unknown what it starts."""
     expected = "the command that it runs, or {ranks} among its words if it starts the ranks"
     fix = f"{RUN} {shlex.join([*words, '{ranks}'])}"
     if Path(words[0]).name == "make":
@@ -146,7 +146,8 @@ def _unseen(words: Sequence[str]) -> SpecError:
 def _untold(words: Sequence[str], folder: Path, script: Path) -> SpecError:
     """Return the error for a launcher command without a placeholder for the number of ranks.
 
-    For a shell script, the fix is the command that it starts, or an argument that it can use.
+    For a shell script, the suggested fix is the launcher command inside it, or an argument for the
+    number of ranks.
     """
     started = shlex.join(typed.after_launcher(words))
     fix = f"{RUN} torchrun --nproc-per-node {{ranks}} {started}"
@@ -180,13 +181,14 @@ def script_plan(
     first_rung: int = 1,
     accept: str = "",
 ) -> Plan:
-    """Return a scaling sweep of a script over the worlds of the site, relative to its smallest
-    world.
+    """Return a scaling sweep of a script over the worlds of the site.
+
+    Results are relative to the smallest world.
 
     Args:
         words: the command, as in a shell.
-        samples: samples of a step on one rank, if they cannot be counted; 0 = they are counted.
-        first_rung: ranks of the smallest world, for models that do not fit on one device.
+        samples: number of samples per step and rank; 0 if they can be counted.
+        first_rung: ranks of the smallest world; above 1 for models that do not fit on one device.
         accept: checks that may fail because the user intends it: ``replicas,idle``.
     """
     case = replace(script_case(words, site, mode, samples), accepted=accepted(accept))
@@ -210,7 +212,7 @@ def script_plan(
 
 
 def accepted(words: str) -> str:
-    """Return the checks that ``replicas,idle`` names, sorted and without duplicates.
+    """Return the checks in a list such as ``replicas,idle``, sorted and without duplicates.
 
     Raises SpecError for a check that does not exist.
     """
@@ -225,8 +227,9 @@ def accepted(words: str) -> str:
 
 
 def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) -> CaseSpec:
-    """Return the case of a script on all ranks of the site. Raise SpecError if there is no such
-    file.
+    """Return the case of a script on all ranks of the site.
+
+    Raise SpecError if the file does not exist.
     """
     words = _from_anywhere(words)
     command = parse(words)
@@ -245,9 +248,9 @@ def script_case(words: Sequence[str], site: Site, mode: Mode, samples: int = 0) 
 
 
 def _from_anywhere(words: Sequence[str]) -> list[str]:
-    """Return the words with absolute paths for scripts outside of this folder.
+    """Return the words, with absolute paths for scripts outside of the current folder.
 
-    Each launch runs in a copy of the folder, in which relative paths to the outside would be wrong.
+    Each launch runs in a copy of the folder, in which relative paths to outside files are wrong.
     """
     outside = [
         word.startswith("..") and word.endswith((".py", ".sh")) and Path(word).is_file()
@@ -264,7 +267,7 @@ def script(
     first_rung: int = 1,
     accept: str = "",
 ) -> Recipe:
-    """Return a recipe for ``@scaling``: ``script("train.py", "--lr", "3e-4")``."""
+    """Return a recipe that measures a script: ``@scaling(script("train.py", "--lr", "3e-4"))``."""
 
     def recipe(site: Site) -> list[Plan]:
         return [script_plan(words, site, Mode(mode), samples, protocol, first_rung, accept)]

@@ -11,21 +11,24 @@ class Settings:
     """The settings of a run. They are all recorded, but they do not identify the cases.
 
     ``nodes`` is the number of ranks that each node can hold. ``cluster`` is the file with the
-    engine's settings. ``budget_s`` is the time limit of the whole run in s. Without it every plan
-    gets its first blocks. Undecided plans then get more blocks while a decision is likely and the
-    run is younger than ``more_until_s``. ``packed``: small worlds run concurrently if they have
-    separate nodes or devices. ``nonce`` is a text chosen by the person who asked for the run. It
-    proves that the run was made after that.
+    engine's settings. ``budget_s`` is the time limit of the whole run, in seconds. If it is not
+    set, every plan gets its first blocks. Undecided plans then get more blocks, while a decision
+    is likely and the run has taken less than ``more_until_s`` seconds. ``packed`` states
+    that small worlds run concurrently if they have separate nodes or devices. ``nonce`` is a text
+    that the person who asked for the run has chosen. It proves that the run was made afterwards.
 
-    ``shared_gpu``: ranks may have to share a device. ``outline``: profiles omit operators.
-    ``paths`` are the folders of the user's files. ``lenient``: INCONCLUSIVE does not fail a test.
+    ``shared_gpu`` states that ranks may share a device. ``outline`` states that profiles omit
+    operators. ``paths`` lists the folders of the user's files. ``lenient`` states that INCONCLUSIVE
+    does not fail a test.
 
-    ``fresh``: every rank of a script starts in a new interpreter. ``folder`` is the folder in which
-    the script was run. With ``clean``, it runs there instead of in copies, and these paths are
-    removed before every launch. Copies share the paths in ``data``, which a script only reads.
-    ``setups`` are other environments: pairs of a name and an interpreter. ``checkouts`` are
-    versions of the project (``project`` is its folder). A setup with a checkout trains with the
-    files of that checkout.
+    ``fresh`` states that every rank of a script starts in a new interpreter. ``folder`` is the
+    folder in which the script is run. Each launch runs in a copy of it. If ``clean`` lists paths,
+    launches run in the folder itself, and these paths are removed before each launch. The copies
+    share the paths in ``data``, which the script only reads.
+
+    ``setups`` lists further software environments as pairs of a name and an interpreter.
+    ``project`` is the folder of the user's project. ``checkouts`` lists versions of the project as
+    pairs of a setup and a folder; the setup trains with the files in this folder.
     """
 
     engine: str = "local"
@@ -55,8 +58,8 @@ class Settings:
     def placed(self, path: str, setup: str) -> str:
         """Return the path of a file or folder for a setup.
 
-        The path points into the setup's checkout if there is one and if the path is inside the
-        project.
+        If the setup has a checkout and the path is inside the project, the result is the path in
+        the checkout.
         """
         checkout = dict(self.checkouts).get(setup)
         if checkout is None or not Path(path).is_relative_to(self.project):

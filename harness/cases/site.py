@@ -1,5 +1,6 @@
-"""The site: the devices that a run may use. Recipes turn it into plans, so suites do not name a
-machine.
+"""The site: the devices that a run may use.
+
+Recipes make plans for a site, so suites do not need to name a machine.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from harness.host import accelerators, environment, machine, vendor
 class Site:
     """The device, the backend and the largest world that may be launched.
 
-    ``emulated``: several nodes are simulated on this machine, whichever engine starts them.
-    ``faults`` are the faults that the engine can inject, besides crash and hang. ``gpu_memory_gib``
-    is the memory of one GPU in GiB, None if unknown; recipes choose model sizes by it.
-    ``compiles``: a C compiler is installed, which Inductor needs to launch its kernels.
-    ``every_rung``: scaling sweeps judge every world size, not only the largest.
+    ``nodes`` is the number of ranks on each node. ``emulated`` states that several nodes are
+    simulated on one machine. ``faults`` lists the faults that the engine can inject, in addition to
+    crash and hang. ``gpu_memory_gib`` is the memory of one GPU in GiB, or None if it is unknown;
+    recipes choose model sizes by it. ``compiles`` states that a C compiler is installed, which
+    Inductor needs. ``every_rung`` states that scaling sweeps judge every world size and not only
+    the largest.
     """
 
     device: Device
@@ -44,20 +46,18 @@ class Site:
 
     @property
     def worlds(self) -> tuple[int, ...]:
-        """The world sizes of a scaling sweep: powers of two up to the largest world, and that world
-        itself.
-        """
+        """The world sizes of a scaling sweep: all powers of two, and the largest world."""
         return rungs(self.world_size)
 
     def shape(self, world_size: int) -> tuple[int, ...]:
-        """Return the ranks per node of a smaller world. Nodes are filled in order."""
+        """Return the ranks on each node of a smaller world. Nodes are filled in order."""
         return filled(self.nodes, world_size) or (world_size,)
 
     def case(self, name: str, mode: Mode | str = Mode.WEAK, **fields: Any) -> CaseSpec:
-        """Return the case ``ddp/decoder-tiny`` (or ``compressed:topk/mlp-small``) on all ranks of
-        the site.
+        """Return the case of this name on all ranks of the site.
 
-        Raises SpecError for an unknown mode or an unknown field.
+        The name has the form ``ddp/decoder-tiny`` or ``compressed:topk/mlp-small``. ``fields`` are
+        further fields of the case. Raises SpecError for an unknown mode or field.
         """
         if mode not in set(Mode):
             raise SpecError(
@@ -95,21 +95,20 @@ class Site:
         return replace(base, **fields)
 
     def fabric(self, nodes: tuple[int, ...], knobs: Mapping[str, Any]) -> CaseSpec:
-        """Return the case that represents a sweep of collectives: a world and a network, without a
-        training.
-        """
+        """Return the case of a measurement of collectives, which has a world but no training."""
         case = self.case("fabric/collectives-sweep", knobs=dict(knobs))
         return case.at(sum(nodes), nodes)
 
     def cpu(self, world_size: int) -> Site:
-        """Return a CPU site with this many ranks on one node. Simulated devices run there on any
-        machine.
+        """Return a CPU site with this many ranks on one node.
+
+        Models with simulated compute can run on such a site on any machine.
         """
         return Site(device=Device.CPU, backend="gloo", nodes=(world_size,), engine=self.engine)
 
 
 def parse_name(name: str) -> tuple[str, str | None, str, str]:
-    """Split ``ddp/decoder-tiny`` into strategy, compressor (or None), model and size."""
+    """Split a name like ``ddp/decoder-tiny`` into strategy, compressor (or None), model, size."""
     head, _, tail = name.partition("/")
     strategy, _, compressor = head.partition(":")
     model, _, size = tail.partition("-")
@@ -125,7 +124,8 @@ def parse_name(name: str) -> tuple[str, str | None, str, str]:
 def filled(nodes: Sequence[int], ranks: int) -> tuple[int, ...]:
     """Return the number of ranks on each node if ``ranks`` ranks fill the nodes in order.
 
-    The result is empty if the nodes have too few places.
+    ``nodes`` is the number of ranks that each node can hold. The result is empty if they cannot
+    hold all ranks.
     """
     layout = list[int]()
     for room in nodes:
@@ -135,7 +135,7 @@ def filled(nodes: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 
 def rungs(largest: int, smallest: int = 1) -> tuple[int, ...]:
-    """Return ``smallest``, doubled up to ``largest``, which is always part (6 -> 1, 2, 4, 6)."""
+    """Return ``smallest`` times all powers of two, then ``largest`` (6 -> 1, 2, 4, 6)."""
     sizes = [smallest]
     while sizes[-1] * 2 <= largest:
         sizes.append(sizes[-1] * 2)
@@ -155,10 +155,10 @@ def resolve(  # noqa: PLR0913  (the options of a site)
 ) -> Site:
     """Return the site that the options describe. Without options it has all devices of the machine.
 
-    ``nodes`` is a number, or the ranks on each node: ``4+8+16``, ``2x8``. For engines that reach
-    other machines, the device options are not checked here: the agents check them before the first
-    launch. They are not checked either if the ranks will run ``elsewhere``, because nothing is
-    launched here.
+    ``nodes`` is a number of nodes, or the ranks on each node: ``4+8+16``, ``2x8``. If the engine
+    starts ranks on other machines, the device options are not compared with this machine; agents
+    check them before the first launch. They are not compared either if ``elsewhere`` is set,
+    because nothing is launched on this machine.
     """
     if gpus is not None and cpus is not None:
         raise SpecError("--gpus and --cpus exclude each other", fix="--gpus auto")
@@ -202,7 +202,7 @@ def resolve(  # noqa: PLR0913  (the options of a site)
 
 
 def _same_total(nodes: str, given: tuple[int, ...], gpus: str | None, cpus: int | None) -> None:
-    """Raise SpecError if ``--nodes`` has another number of ranks than ``--gpus`` or ``--cpus``."""
+    """Raise SpecError if ``--nodes`` has a different number of ranks than ``--gpus``/``--cpus``."""
     option, asked = ("--cpus", str(cpus)) if gpus is None else ("--gpus", gpus)
     if given and asked.isdigit() and int(asked) != sum(given):
         raise SpecError(
@@ -213,7 +213,7 @@ def _same_total(nodes: str, given: tuple[int, ...], gpus: str | None, cpus: int 
 
 
 def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
-    """Return ``--gpus`` for this machine, or the number of its GPUs if neither option is given.
+    """Return the value of ``--gpus``, or the number of GPUs here if no device option is given.
 
     Raises SpecError if torch cannot use the GPUs.
     """
@@ -232,8 +232,9 @@ def _here(gpus: str | None, num_gpus: int, cpus: int | None) -> str | None:
 
 
 def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
-    """Return the facts of an engine. Raise SpecError if it does not exist or cannot start that many
-    nodes.
+    """Return the facts of an engine.
+
+    Raise SpecError if it does not exist or cannot start this number of nodes.
     """
     if name not in known:
         raise SpecError(
@@ -253,8 +254,9 @@ def _engine(name: str, known: Mapping[str, Entry], nodes: str) -> EngineFacts:
 
 
 def _wanted_gpus(gpus: str, here: int, num_nodes: int, *, anywhere: bool, shared: bool) -> int:
-    """Return the number of GPUs that ``--gpus`` asks for. Raise SpecError if this machine has
-    fewer.
+    """Return the number of GPUs that ``--gpus`` requests.
+
+    Raise SpecError if this machine has fewer.
     """
     if gpus != "auto" and not gpus.isdigit():
         raise SpecError(f"--gpus {gpus}", expected="a number or 'auto'", fix="--gpus auto")
@@ -297,7 +299,7 @@ def parse_nodes(text: str) -> tuple[int, tuple[int, ...]]:
 
 
 def _split(total: int, nodes: int, option: str) -> tuple[int, ...]:
-    """Divide the ranks equally over the nodes. Raise SpecError if they do not divide."""
+    """Divide the ranks equally over the nodes. Raise SpecError if there is a remainder."""
     if total < 1 or total % nodes:
         raise SpecError(
             f"{option} {total} does not divide over --nodes {nodes}",

@@ -22,7 +22,7 @@ from harness.cases.rules import BoundSource, Threshold
 from harness.cases.site import Site
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: A bound for every world size, or bounds by world size: ``0.9``, ``{8: 6.8}``.
+#: One bound for all world sizes (``0.9``), or bounds by world size (``{8: 6.8}``).
 Bound = float | Mapping[int, float]
 #: The decorator that errors show as an example.
 EXAMPLE = '@scaling("ddp/decoder-tiny", efficiency=0.9)'
@@ -30,18 +30,19 @@ EXAMPLE = '@scaling("ddp/decoder-tiny", efficiency=0.9)'
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The lower bounds that a test sets for its plans, by metric, and the kind of baseline that
-    they refer to.
+    """The lower bounds that a test sets for its plans.
+
+    ``least`` holds the bounds by metric. ``baseline`` is the kind of baseline to which they refer.
     """
 
     least: Mapping[str, Bound]
     baseline: str | None
 
     def rules(self, test: str, plan: Plan) -> list[Threshold]:
-        """Return the thresholds of a test, named after its node id, for every kind of case in a
-        plan.
+        """Return the thresholds of a test for every family of subjects in a plan.
 
-        Raises SpecError for a bound that every possible value meets, or that none meets.
+        The thresholds are named after the test's node id. Raises SpecError for a bound that all or
+        no possible values meet.
         """
         subjects = [arm.case for arm in plan.arms if arm.role is Role.SUBJECT]
         kinds = {(case.family + case.extras, case.mode): case for case in subjects}
@@ -68,8 +69,9 @@ class Bounds:
 
 
 def _check_bound(test: str, of: str, world: object, least: object) -> None:
-    """Raise SpecError unless the bound is a number that values can meet or miss, at a possible
-    world size.
+    """Raise SpecError unless ``world`` is a possible world size and ``least`` a useful bound.
+
+    A bound is useful if it is a number that some possible values meet and others miss.
     """
     number = isinstance(least, int | float) and not isinstance(least, bool)
     if not number or not math.isfinite(float(str(least))):
@@ -90,18 +92,19 @@ def scaling(
     speedup: Bound | None = None,
     **fields: Any,
 ) -> Callable[[Function], Function]:
-    """Mark a test to run cases or recipes over the worlds of the site, with one pytest item per
-    verdict.
+    """Mark a test function to measure cases or recipes; each verdict becomes one pytest item.
 
-    The function takes ``verdict`` and may contain further asserts. The plugin enforces the verdict
-    itself, so a body with only a docstring is enough.
+    Cases are measured over the world sizes of the site. The function takes the argument ``verdict``
+    and may contain further asserts. The pytest plugin enforces the verdict itself, so a body with
+    only a docstring is sufficient.
 
     Args:
         what: a case, ``"ddp/decoder-350m"``, or recipes, which return plans for a site.
         mode: mode of a named case: weak, or strong with ``global_batch``.
-        baseline: baseline of a named case and of the bounds: plain (the default for a case) or any
-            other kind of ``ladder``.
-        efficiency, speedup: least value that is required at every world size, or by world size.
+        baseline: baseline of a named case, to which the bounds refer: any baseline of ``ladder``
+            (default: plain).
+        efficiency, speedup: smallest value that passes: one for all world sizes, or a dict by world
+            size.
         fields: fields of a named case, as ``--set`` takes them: ``precision="autocast"``.
     """
     named = [item for item in what if isinstance(item, str)]
@@ -115,7 +118,7 @@ def scaling(
     )
     if (mistake := _mistake(what, fields) or _nothing(least)) is not None:
         recipes = (_refusing(mistake),)
-    if len(what) == 1 and _is_test(what[0]):  # ``@scaling`` is used without parentheses
+    if len(what) == 1 and _is_test(what[0]):  # ``@scaling`` was written without parentheses
         setattr(what[0], MARK, recipes)
         return cast(Callable[[Function], Function], what[0])
 
@@ -129,10 +132,10 @@ def scaling(
 
 
 def recovering(*recipes: Callable[[Site], list[FaultScenario]]) -> Callable[[Function], Function]:
-    """Mark a test to run fault scenarios, with one pytest item for each scenario that ``recipes``
-    return.
+    """Mark a test function to run fault scenarios.
 
-    The function takes ``verdict``, which is the worst verdict of the recovery thresholds.
+    Each scenario that ``recipes`` return becomes one pytest item. The function takes the argument
+    ``verdict``, which is the worst verdict of the recovery thresholds.
     """
 
     def mark(function: Function) -> Function:
@@ -176,9 +179,7 @@ def _is_test(what: object) -> bool:
 
 
 def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | None:
-    """Return the mistake in the arguments of ``@scaling``, which pytest reports at collection, or
-    None.
-    """
+    """Return the mistake in the arguments of ``@scaling``, or None if there is none."""
     wrong = [item for item in what if not callable(item) and not isinstance(item, str)]
     if wrong:
         problem = f"@scaling({wrong[0]!r})"
@@ -194,7 +195,7 @@ def _mistake(what: Sequence[object], fields: Mapping[str, Any]) -> SpecError | N
 
 
 def _nothing(least: Mapping[str, Bound]) -> SpecError | None:
-    """Return the mistake of a bound without any world size, or None."""
+    """Return the mistake if a bound lists no world sizes, or None."""
     for name, bound in least.items():
         if isinstance(bound, Mapping) and not bound:
             problem = f"@scaling({name}={{}}) requires nothing"
@@ -203,8 +204,9 @@ def _nothing(least: Mapping[str, Bound]) -> SpecError | None:
 
 
 def _twice(function: Callable[..., Any]) -> SpecError:
-    """Return the mistake of a function with two ``@scaling`` decorators, of which only one would
-    take effect.
+    """Return the mistake for a function with two ``@scaling`` decorators.
+
+    Only one of them would take effect.
     """
     return SpecError(
         f"{function.__name__} has @scaling twice",
@@ -214,9 +216,7 @@ def _twice(function: Callable[..., Any]) -> SpecError:
 
 
 def _refusing(mistake: SpecError) -> Recipe:
-    """Return a recipe that raises this error, so that pytest reports it as the result of
-    the test.
-    """
+    """Return a recipe that raises this error. Pytest then reports it as the result of the test."""
 
     def recipe(site: Site) -> list[Plan]:
         raise mistake

@@ -1,4 +1,4 @@
-"""Targets of a command line: a case, a recipe, a file or a folder of suites."""
+"""Targets of a command line: a case, a recipe, a file, or a folder of suites."""
 
 import ast
 import difflib
@@ -38,13 +38,13 @@ from harness.cases.rules import Threshold
 from harness.cases.site import Site
 from harness.host import environment
 
-#: Fields that the name of the case, the site or another option sets. An ablation is not a setting.
+#: Fields that ``--set`` does not accept, because the name of the case or another option sets them.
 NAMED = frozenset({
     "strategy", "model", "size", "mode", "compressor", "world_size", "nodes", "device",
     "first_device", "stand_in", "script", "samples_per_step", "accepted", "setup", "communicate",
     "knobs", "environment",
 })  # fmt: skip
-#: The option that sets each of these fields instead. Fields without an entry cannot be set.
+#: How a user sets a field that ``--set`` does not accept. Fields without an entry cannot be set.
 _SAID_BY = dict(
     strategy="the name of the case, as ddp/decoder-tiny/weak",
     model="the name of the case, as ddp/decoder-tiny/weak",
@@ -74,13 +74,13 @@ def plans_of(
     chosen: Callable[[frozenset[str]], bool] = lambda marks: True,
     control: bool = False,
 ) -> list[Plan]:
-    """Return the plans that a target names: a case, a file, a folder of suites, or
-    file.py::function.
+    """Return the plans that a target names.
 
-    ``settings`` replace fields of a case (``precision``, ``global_batch``) or set knobs
-    (``ddp.bucket_cap_mb``). ``settings`` and ``ablations`` apply to cases only. ``chosen`` decides
-    by the marks of a suite (``smoke``, ``nightly``) whether its plans are included. ``control``
-    adds an arm in the pinned environment to every plan.
+    The target is a case, a file, a folder of suites, or ``file.py::function``. ``settings`` sets
+    fields of a case (``precision``, ``global_batch``) and knobs (``ddp.bucket_cap_mb``).
+    ``settings`` and ``ablations`` apply to cases only. ``chosen`` takes the marks of a suite's
+    function (``smoke``, ``nightly``), and returns whether its plans are included. ``control`` adds
+    an arm in the pinned environment to every plan.
     """
     path, _, function = target.partition("::")
     if _is_there(path):
@@ -113,7 +113,7 @@ def bounds_of(
     catalogue: Catalogue,
     chosen: Callable[[frozenset[str]], bool] = lambda marks: True,
 ) -> tuple[Threshold, ...]:
-    """Return the thresholds that functions of a target set with ``@scaling(..., efficiency=0.9)``.
+    """Return the thresholds that a target's functions set with ``@scaling(..., efficiency=0.9)``.
 
     The result is empty if the target is a case.
     """
@@ -138,8 +138,10 @@ def case_plan(
     settings: dict[str, Json],
     ablations: Sequence[Ablation] = (),
 ) -> Plan:
-    """Return a scaling sweep of one case, ``ddp/decoder-tiny/weak``, over the worlds of the
-    site.
+    """Return the plan of a case such as ``ddp/decoder-tiny/weak``.
+
+    It is a scaling sweep over the worlds of the site. For a strategy that changes the mathematics
+    of training, it compares the time to a loss.
     """
     case = case_of(name, site, settings)
     strategy = catalogue.get("strategies", case.strategy)
@@ -160,8 +162,9 @@ def case_plan(
 
 
 def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
-    """Return the case ``ddp/decoder-tiny/weak`` on all ranks of a site, with these fields and knobs
-    set.
+    """Return a case such as ``ddp/decoder-tiny/weak`` on all ranks of a site.
+
+    ``settings`` sets fields and knobs of the case.
     """
     mode: str = Mode.WEAK
     if as_printed := _ID.match(name):
@@ -172,8 +175,9 @@ def case_of(name: str, site: Site, settings: Mapping[str, Json]) -> CaseSpec:
 
 
 def _refuse_id(printed: re.Match[str]) -> NoReturn:
-    """Raise SpecError for the id of a case as tables print it, with the command that
-    measures it.
+    """Raise SpecError for the id of a case, which tables print but commands do not take.
+
+    The suggested fix is the command that measures this case.
     """
     words = ["scaleproof", "run", printed["family"]]
     ranks = sum(a * b for a, b in _nodes(printed["nodes"]))
@@ -191,15 +195,16 @@ def _refuse_id(printed: re.Match[str]) -> NoReturn:
 
 
 def _nodes(layout: str) -> Iterator[tuple[int, int]]:
-    """Yield (number of nodes, ranks on each of them) for every part of ``4+8`` or ``2x4``."""
+    """Yield (number of nodes, ranks per node) for each part of a layout: ``4+8`` or ``2x4``."""
     for part in layout.split("+"):
         count, times, ranks = part.partition("x")
         yield (int(count), int(ranks)) if times else (1, int(count))
 
 
 def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
-    """Return the case with these fields and knobs set. Raise SpecError for a field that no case
-    has.
+    """Return the case with these fields, knobs and environment variables set.
+
+    Raise SpecError for a name that is none of these.
     """
     changes: dict[str, Json] = {}
     knobs = dict(case.knobs)
@@ -232,8 +237,9 @@ def changed(case: CaseSpec, settings: Mapping[str, Json]) -> CaseSpec:
 
 
 def _read(name: str, value: Json) -> Json:
-    """Return a value converted for its field: ``1,0.5`` becomes a list, ``0123`` a string for
-    string fields.
+    """Convert a value to the type of its field.
+
+    For example, ``1,0.5`` becomes a list, and ``0123`` stays a string if the field is a string.
     """
     hint = _HINTS[name]
     if get_origin(hint) is tuple:
@@ -256,8 +262,9 @@ def _read(name: str, value: Json) -> Json:
 
 
 def takes(hint: Any, quote: str = "") -> str:
-    """Return the values that a field of this type accepts: ``true or false``, ``fp32, bf16``, ``a
-    number``.
+    """Describe the values that a field of this type accepts.
+
+    Examples are ``true or false``, ``fp32, bf16``, and ``a number``.
     """
     kinds = [kind for kind in get_args(hint) or (hint,) if kind not in (NoneType, ...)]
     kind = kinds[0]
@@ -275,8 +282,9 @@ def takes(hint: Any, quote: str = "") -> str:
 
 
 def _value_for(name: str, value: Json) -> str:
-    """Return a valid value for a suggestion: the value that was probably meant, or else the
-    default.
+    """Return a valid value for a suggestion.
+
+    It is the value that the user probably meant, or else the default.
     """
     hint = _HINTS[name]
     if hint is bool:
@@ -294,9 +302,7 @@ _HINTS = get_type_hints(CaseSpec)
 
 
 def _is_there(path: str) -> bool:
-    """Return whether a target is an existing path. A string that cannot be a file name is
-    not one.
-    """
+    """Return whether a target is an existing path; False if it cannot be a file name."""
     try:
         return bool(path) and Path(path).exists()
     except (OSError, ValueError):
@@ -325,8 +331,9 @@ def _files(target: str, site: Site) -> list[Path]:
 
 
 def _may_be_imported(file: Path) -> bool:
-    """Return whether a file is a suite or cannot be parsed. The import then reports the syntax
-    error.
+    """Return whether a file is a suite or cannot be parsed.
+
+    Importing a file that cannot be parsed is harmless, and reports the syntax error.
     """
     try:
         ast.parse(file.read_bytes())
@@ -419,12 +426,13 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
 
 
 def normalise(plan: Plan, catalogue: Catalogue, control: bool = False) -> Plan:
-    """Return the plan with every case checked and in its canonical form, with a pinned control on
-    request.
+    """Return the plan with every case checked and in canonical form.
+
+    ``control`` adds an arm in the pinned environment.
     """
     plan = pinned(plan) if control else plan
     _learns(plan, catalogue)
-    # errors should name the subject
+    # Subjects are checked first, because errors should name them.
     subjects_first = sorted(plan.arms, key=lambda arm: arm.role is not Role.SUBJECT)
     cases = {arm.name: catalogue.normalise(arm.case) for arm in subjects_first}
     target = None if plan.target is None else catalogue.normalise(plan.target)
@@ -433,8 +441,8 @@ def normalise(plan: Plan, catalogue: Catalogue, control: bool = False) -> Plan:
 
 
 def _learns(plan: Plan, catalogue: Catalogue) -> None:
-    """Raise SpecError if a plan measures only the speed of a strategy that changes the
-    mathematics.
+    """Raise SpecError if a plan measures only the speed of a strategy that changes the mathematics
+    of training.
     """
     if any(metric(contrast.metric).of_loss for contrast in plan.contrasts):
         return

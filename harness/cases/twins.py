@@ -1,7 +1,7 @@
 """The twin of a case: the same training at a small model size.
 
-The correctness check compares the twin with one device. This makes an 8B case checkable that does
-not fit on a single device.
+The correctness check compares the twin with a single device. It can therefore check cases, such as
+an 8B model, that do not fit on one device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,8 +10,8 @@ from dataclasses import replace
 from harness.base.documents import Json
 from harness.cases.case import CaseSpec, Mode
 
-#: Multiples of the size's default batch that are tried. A pipeline needs one sample for each
-#: micro-batch.
+#: Multiples of a size's default batch that are tried as the twin's batch. A pipeline needs at least
+#: one sample for each micro-batch.
 TIMES = (1, 2, 4, 8)
 
 
@@ -20,8 +20,7 @@ def candidates(
 ) -> Iterator[CaseSpec]:
     """Yield the cases that could be the twin: the smallest size first, the case itself last.
 
-    ``less`` holds knobs of the strategy with reduced values, so that few steps are enough to check
-    it.
+    ``less`` holds knobs with reduced values, with which a few steps suffice to check the strategy.
     """
     case = replace(case, knobs={**case.knobs, **less})
     shards = case.world_size * case.accumulate
@@ -44,7 +43,5 @@ def candidates(
 
 
 def fewer(strategy: str, asked: Mapping[str, Json], most: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the knobs that exceed the limits in the ``TWIN`` head of the strategy, set to those
-    limits.
-    """
+    """Return the knobs that exceed their limits in the file's ``TWIN``, set to these limits."""
     return {f"{strategy}.{knob}": limit for knob, limit in most.items() if asked[knob] > limit}

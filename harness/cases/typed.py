@@ -1,5 +1,6 @@
-"""Parser of the words before a user's script: interpreters, launchers and programs that are
-refused.
+"""Parser of the words before a user's script.
+
+They can be an interpreter, a launcher, or a program that is refused.
 """
 
 import ast
@@ -23,9 +24,9 @@ _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 _HARMLESS = frozenset({"-u", "-B", "-q"})
 #: The start of a shell assignment, such as ``OMP_NUM_THREADS=1``.
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-#: Text by which a script starts ranks itself: torch's ``mp.spawn``, libraries that build on it
-#: (Lightning's strategies, the launchers of accelerate and ignite), and ``Process`` as in torch's
-#: oldest tutorial.
+#: Text that shows that a script starts its ranks itself. It is a call of torch's ``mp.spawn``, of a
+#: library that uses it (Lightning, accelerate, ignite), or of ``Process``, as in torch's oldest
+#: tutorial.
 _SPAWNS = re.compile(
     r"\b(?:mp|multiprocessing)\.(?:spawn|start_processes)\s*\("
     r"|\bfrom torch\.multiproc\S* import .*\bspawn\b"
@@ -35,9 +36,9 @@ _SPAWNS = re.compile(
 )
 _PROCESS = re.compile(r"\bProcess\(\s*target\s*=")
 _GROUP = "init_process_group("
-#: Calls by which a script can start one interpreter for each rank.
+#: Calls with which a script can start one interpreter for each rank.
 _INTERPRETERS = re.compile(r"\b(?:Popen|subprocess\.\w+|os\.system)\s*\(")
-#: Text by which a shell script uses its arguments, and by which it names a number of ranks.
+#: Text with which a shell script uses its arguments, and text that sets a number of ranks.
 _ARGUMENT = re.compile(r"\$\{?[1@*]")
 _NUMBER = re.compile(
     r"(--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus|devices)[= ]|\bmpi\w+ -np? )\d+"
@@ -46,8 +47,8 @@ _NUMBER = re.compile(
 DESCRIBES = frozenset({".json", ".yaml", ".yml", ".toml"})
 #: The modules of torch's launcher, as ``python -m`` takes them.
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
-#: The launcher options whose values depend on the world size, and the placeholders that replace the
-#: values. The first option is inserted if no option asks for ranks.
+#: The launcher options whose values depend on the world, and the placeholders that replace these
+#: values. If no option sets the number of ranks, the first option is inserted.
 _DECIDED: Mapping[str, Mapping[str, str]] = {
     "torchrun": {"--nproc-per-node": "{ranks}", "--master-port": "{port}"},
     "accelerate launch": {
@@ -62,11 +63,11 @@ _DECIDED: Mapping[str, Mapping[str, str]] = {
     "mpirun": {"-np": "{ranks}", "-n": "{ranks}"},
     "mpiexec": {"-n": "{ranks}", "-np": "{ranks}"},
 }  # fmt: skip
-#: Launchers whose ranks meet at a fixed default port, so two launches at the same time would fail.
-#: For these a port is inserted.
+#: Launchers whose ranks meet at a fixed default port. An option for the port is inserted, because
+#: concurrent launches would otherwise fail.
 _FIXED_PORT = frozenset({"deepspeed", "fabric run"})
-#: The reason why accelerate's launcher is unsuitable on CPUs, and the variable that makes its
-#: library use CPUs.
+#: The reason why ``accelerate launch`` is unsuitable on CPUs, and the variable that makes the
+#: accelerate library use CPUs.
 ONE_PROCESS = "accelerate launch starts one process if there is no GPU"
 ON_CPU = "ACCELERATE_USE_CPU=true"
 #: The launcher that the torch package installs. Each other launcher has a package of the same name.
@@ -80,9 +81,9 @@ _WITH_VALUE = frozenset({"-W", "-X"})
 
 
 def without_interpreter(words: Sequence[str]) -> Sequence[str]:
-    """Return the words after ``python -u``.
+    """Return the words after the interpreter and its harmless options, such as ``python -u``.
 
-    Raises SpecError for interpreter options that the ranks could not have.
+    Raises SpecError for other interpreter options, because ranks cannot use them.
     """
     if not words or not _PYTHON.match(Path(words[0]).name):
         return words
@@ -103,10 +104,9 @@ def without_interpreter(words: Sequence[str]) -> Sequence[str]:
 
 
 def launcher(words: Sequence[str]) -> tuple[str, int]:
-    """Return the name of the known launcher that the words begin with, and the index of its first
-    option.
+    """Return the name of the launcher that begins the words, and the index of its first option.
 
-    The name is empty if the words begin with anything else.
+    The name is empty if they do not begin with a known launcher.
     """
     program = Path(words[0]).name if words else ""
     for name in _DECIDED:
@@ -120,9 +120,9 @@ def launcher(words: Sequence[str]) -> tuple[str, int]:
 
 
 def for_every_rung(words: Sequence[str]) -> list[str]:
-    """Return a launcher's words with placeholders for fixed numbers of ranks and fixed ports.
+    """Return a launcher's words with fixed numbers of ranks and ports replaced by placeholders.
 
-    The option for the number of ranks is inserted if the words have none.
+    The option for the number of ranks is inserted if the words do not have it.
     """
     name, begin = launcher(words)
     decided_by_rung = dict(_DECIDED[name])
@@ -136,7 +136,7 @@ def for_every_rung(words: Sequence[str]) -> list[str]:
         if becomes is None:
             decided.append(word)
             continue
-        # a second short option belongs to the program after the launcher
+        # A second short option belongs to the program that the launcher starts.
         if not option.startswith("--"):
             decided_by_rung.clear()
         if not equals and options:
@@ -165,9 +165,9 @@ def _option(option: str, value: str) -> list[str]:
 def spawns(words: Sequence[str], folder: Path) -> bool:
     """Return whether a script starts its ranks itself and takes their number from its words.
 
-    One process is then the launcher of the script. The function searches the words, the script and
-    the user's files that it imports. A script without a number of ranks among its words counts as
-    an ordinary one, because many scripts start ranks only with an option.
+    The script is then its own launcher. This function searches the words, the script, and the
+    user's files that the script imports. If no word is a placeholder for the number of ranks, the
+    result is False, because many scripts start ranks only if an option requests it.
     """
     script = _file_of(words, folder)
     asks = asks_for_ranks(words) or any(described_in(words, folder))
@@ -181,8 +181,9 @@ def spawns(words: Sequence[str], folder: Path) -> bool:
 
 
 def _file_of(words: Sequence[str], folder: Path) -> Path | None:
-    """Return the user's file that these words run: a script, or the file of a module (``-m
-    package``).
+    """Return the user's file that these words run, or None.
+
+    It is a script, or the file of a module (``-m package``).
     """
     named = [folder / word for word in words if word.endswith(".py")][:1]
     if len(words) > 1 and words[0] == "-m":
@@ -192,9 +193,9 @@ def _file_of(words: Sequence[str], folder: Path) -> Path | None:
 
 
 def joins_group(words: Sequence[str], folder: Path) -> bool:
-    """Return whether these words start Python on a script that joins a process group.
+    """Return whether these words run a Python script that calls ``init_process_group``.
 
-    The function searches the script and the user's files that it imports.
+    This function searches the script and the user's files that it imports.
     """
     if not words or not _PYTHON.match(Path(words[0]).name):
         return False
@@ -222,7 +223,7 @@ def _texts(script: Path, folder: Path) -> Iterator[str]:
 
 
 def _imported(text: str) -> Iterator[str]:
-    """Yield the names in import statements that are modules or may be modules."""
+    """Yield the names in import statements that are, or may be, modules."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -242,14 +243,12 @@ def described_in(words: Sequence[str], folder: Path) -> Iterator[Path]:
 
 
 def _begins_script(word: str) -> bool:
-    """Return whether this word is a script, or announces a module."""
+    """Return whether this word is a script, or the option ``-m`` before a module."""
     return word == "-m" or word.endswith((".py", ".sh"))
 
 
 def begins_command(words: Sequence[str]) -> bool:
-    """Return whether these words begin with a script, an interpreter, a shell or a known
-    launcher.
-    """
+    """Return whether these words begin with a script, interpreter, shell or known launcher."""
     program = Path(words[0]).name
     if program.endswith((".py", ".sh")) or program in {"bash", "sh"} or _PYTHON.match(program):
         return True
@@ -262,11 +261,10 @@ def asks_for_ranks(words: Sequence[str]) -> bool:
 
 
 def within_shell(script: Path) -> Sequence[str]:
-    """Return the words by which a shell script starts a known launcher, adapted to every world
-    size.
+    """Return the launcher command in a shell script, with placeholders for the number of ranks.
 
-    The result is empty if no line starts a launcher, or if that line has words that only a shell
-    can expand.
+    The result is empty if no line starts a known launcher, or if the line has words that only a
+    shell can expand.
     """
     text = script.read_text(errors="replace", encoding="utf-8") if script.is_file() else ""
     for line in text.replace("\\\n", " ").splitlines():
@@ -283,11 +281,10 @@ def within_shell(script: Path) -> Sequence[str]:
 
 
 def fixed_number(script: Path) -> tuple[str, str] | None:
-    """Return the text by which a shell script without arguments sets the number of ranks, and its
-    replacement.
+    """Return the text with which a shell script sets the number of ranks, and a replacement.
 
-    The replacement takes the number from the first argument. The result is None if the script uses
-    arguments, or names no number of ranks.
+    The replacement takes the number from the script's first argument. The result is None if the
+    script already uses arguments, or sets no number of ranks.
     """
     text = script.read_text(errors="replace", encoding="utf-8") if script.is_file() else ""
     if _ARGUMENT.search(text):
@@ -303,10 +300,9 @@ def after_launcher(words: Sequence[str]) -> list[str]:
 
 
 def script_of(words: Sequence[str]) -> tuple[str, bool] | None:
-    """Return the script that a launcher starts, and whether it is a module; None if no word is a
-    script.
+    """Return the script that a launcher starts, and whether it is a module.
 
-    A script is a Python file, a module or a shell script.
+    A script is a Python file, a module or a shell script. Return None if no word is a script.
     """
     for number, word in enumerate(words[1:], 1):
         if word.endswith(".py"):
@@ -317,7 +313,7 @@ def script_of(words: Sequence[str]) -> tuple[str, bool] | None:
     return None if shell is None else (shell, False)
 
 
-#: Programs that start ranks on other nodes, and the engine to use instead.
+#: Programs that start ranks on other nodes, and the engine that replaces each of them.
 _ENGINES = {"srun": "slurm", "sbatch": "slurm"}
 #: Programs that start one command, which follows their options.
 _WRAPPERS = frozenset({
@@ -333,15 +329,15 @@ _SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 #: The option ``-c``, also as ``-lc``, and characters that only a shell interprets.
 _LINE = re.compile(r"-[a-z]*c$")
 _OF_SHELL = re.compile(r"[;&|<>$`\n]")
-#: The first bytes of a program, which name the Python that runs it: by its path, through env, or
-#: through a shell if the path is too long.
+#: Number of bytes at the start of a program that are read. They name the Python interpreter that
+#: runs it: by its path, through ``env``, or through a shell if the path is too long.
 _HEAD = 512
 _INTERPRETER = re.compile(
     rb"#!\s*(?:\S*/env\s+(?:-S\s*)?)?(\S*python[\d.]*)\b"
     rb"|#!/bin/sh\n'''exec' [\"']?([^\"'\n]*python[\d.]*)"
 )
-#: The environment variables by which launchers other than torchrun pass a rank its position, and
-#: torchrun's names for them.
+#: The environment variables with which launchers other than torchrun tell a rank its position, and
+#: torchrun's names of these variables.
 PLACES: Mapping[str, Mapping[str, str]] = {
     "srun": {
         "SLURM_PROCID": "RANK", "SLURM_NTASKS": "WORLD_SIZE", "SLURM_NPROCS": "WORLD_SIZE",
@@ -357,8 +353,9 @@ PLACES: Mapping[str, Mapping[str, str]] = {
 
 
 def refuse(words: Sequence[str]) -> None:
-    """Raise SpecError for a program before the script that must not start it. The error names a
-    form that works.
+    """Raise SpecError if the words begin with a program that must not start the script.
+
+    The error suggests a command that works.
     """
     _refuse_variables(words)
     program = Path(words[0]).name if words else ""
@@ -374,10 +371,9 @@ def refuse(words: Sequence[str]) -> None:
 
 
 def of_python(program: Path, words: Sequence[str]) -> bool:
-    """Return whether a program is a Python file of this environment, as pip installs for entry
-    points.
+    """Return whether a program is a Python file, as pip installs for entry points.
 
-    Raises SpecError if it belongs to another environment.
+    Raises SpecError if it belongs to another Python environment.
     """
     try:
         with program.open("rb") as file:
@@ -400,21 +396,20 @@ def of_python(program: Path, words: Sequence[str]) -> bool:
 
 
 def unused(path: Path) -> Path:
-    """Return this path, or a numbered one if it exists, so that a suggested fix overwrites
-    no file.
-    """
+    """Return this path, or a numbered path if it exists, so that a fix overwrites no file."""
     others = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
     return next(p for p in itertools.chain([path], others) if not p.exists())
 
 
 def behind(words: Sequence[str]) -> int:
-    """Return the index at which the command begins that these words start; 0 if there is none."""
+    """Return the index in these words of the command that they run; 0 if they run none."""
     return next((i for i in range(1, len(words)) if begins_command(words[i:])), 0)
 
 
 def _refuse_variables(words: Sequence[str]) -> None:
-    """Raise SpecError if variables are assigned before the script. They are taken from the shell
-    instead.
+    """Raise SpecError if variables are assigned before the script.
+
+    Ranks inherit variables from the shell that runs scaleproof.
     """
     rest = list(words)
     if rest and rest[0] == "env":
@@ -431,7 +426,7 @@ def _refuse_variables(words: Sequence[str]) -> None:
 
 
 def _refuse_engine(words: Sequence[str], program: str) -> None:
-    """Raise SpecError for a program that an engine replaces."""
+    """Raise SpecError for a program that starts ranks on other nodes, which is an engine's task."""
     engine = _ENGINES[program]
     begin = behind(words)
     script = shlex.join(without_interpreter(words[begin:])) if begin else "train.py"
@@ -457,9 +452,9 @@ def _refuse_line(words: Sequence[str]) -> None:
     raise SpecError(
         f"{words[0]} {shlex.join(options)} runs a command line of a shell",
         where=shlex.join(words),
-        expected="the words of that line"
+        expected="the command itself, without a shell"
         if alone
-        else "that line in launch.sh, with its ranks as $1",
+        else "that line in a file launch.sh, with $1 as the number of ranks",
         fix=f"{RUN} {shlex.join(inner if alone else ['bash', 'launch.sh', '{ranks}'])}",
     )
 
@@ -478,11 +473,14 @@ def _refuse_notebook(words: Sequence[str]) -> None:
 
 
 def _refuse_wrapper(words: Sequence[str], name: str) -> None:
-    """Raise SpecError for a program that starts one process, because ranks are started from
-    here.
+    """Raise SpecError for a program that starts only one process, such as ``nohup``.
+
+    It must precede scaleproof, which starts the ranks.
     """
     begin = behind(words)
-    if not begin and name != words[0]:  # a module, or a program that only that environment has
+    if (
+        not begin and name != words[0]
+    ):  # the command is a module, or a program of the other environment
         begin = words.index("-m") if "-m" in words else 2
     if not begin or begin == len(words):
         return

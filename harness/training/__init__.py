@@ -1,4 +1,6 @@
-"""The ranks and the agents that fork them. Only this folder imports torch, and none imports it.
+"""The ranks and the agents that fork them.
+
+Only this folder imports torch, and no other folder of the package imports this one.
 
 agent/        the process on each node that has torch in memory and forks ranks
 rank/         one rank in one launch; tasks/ has one file for each task

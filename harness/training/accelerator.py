@@ -28,8 +28,8 @@ _NOT_INITIALIZED = 3
 def driver_started() -> bool:
     """Return whether any code has initialized a GPU driver in this process.
 
-    A forked child of such a process cannot use the GPU. HIP is recognised by ``/dev/kfd``, which it
-    opens when it starts and keeps open.
+    A forked child of such a process cannot use the GPU. HIP is recognised by the file
+    ``/dev/kfd``, which it opens at its start and keeps open.
     """
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -43,10 +43,10 @@ def driver_started() -> bool:
 
 
 def survey(build: str) -> Accelerators:
-    """Return the devices that this torch sees, and those for which it has no kernels.
+    """Return the devices that torch sees, and the devices for which torch has no kernels.
 
-    ``build`` is the platform that torch was built for. The result lists no device if no vendor's
-    driver reports one, even if torch does. On AMD devices torch offers HIP under CUDA's names.
+    ``build`` is the platform that torch was built for. If no vendor's driver reports a device, the
+    result lists none, even if torch reports one. On AMD devices ``torch.cuda`` calls HIP.
     """
     gpus = vendor.gpus()
     if not gpus:
@@ -96,16 +96,17 @@ def numbered(index: int) -> torch.device:
 
 
 class Accelerator:
-    """One device of a rank; ``present`` is False if it is the host's CPU."""
+    """One device of a rank. ``present`` is False if the device is the host's CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.present = device.type != "cpu"
 
     def select(self) -> None:
-        """Make it the current device of this process, and switch TF32 off.
+        """Make this device the current one of the process, and switch TF32 off.
 
-        A container image may switch TF32 on; fp32 cases would then not be computed in fp32.
+        A container image may have switched TF32 on. Cases with precision fp32 would then not be
+        computed in fp32.
         """
         if not self.present:
             os.environ.update(dict.fromkeys(VISIBLE, ""))  # CPU runs must not use the host's GPUs
@@ -115,9 +116,9 @@ class Accelerator:
         torch.backends.cudnn.allow_tf32 = False
 
     def repeatable(self) -> None:
-        """Request bitwise reproducible results, as far as the libraries offer them.
+        """Request bitwise reproducible results from the libraries that offer them.
 
-        Call this before the device is first used, because cuBLAS reads its setting then.
+        Call this before the device is first used, because cuBLAS reads its setting only once.
         """
         if self.present:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -131,8 +132,8 @@ class Accelerator:
     def _choose_kernels(self, *, deterministic: bool) -> None:
         """Select deterministic kernels, or the fastest ones.
 
-        Gradients of fused attention kernels may differ in their last bits between launches. Torch
-        does not even warn about those of cuDNN.
+        Gradients of fused attention kernels may differ in their last bits between launches. For
+        the cuDNN kernel torch does not even warn about it.
         """
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
         for kernel in ("flash", "mem_efficient", "cudnn"):
@@ -162,17 +163,17 @@ class Accelerator:
     def forget_peak(self) -> None:
         """Reset the peak of allocated memory.
 
-        Torch raises an error if the device has not been used yet; there is no peak to reset then.
+        Do nothing if the device has not been used yet, because torch would raise an error.
         """
         if torch.accelerator.memory_stats(self.device):
             torch.accelerator.reset_peak_memory_stats(self.device)
 
     def allocated(self) -> int:
-        """Return the bytes that tensors occupy now."""
+        """Return the number of bytes that tensors occupy now."""
         return int(torch.accelerator.memory_allocated(self.device))
 
     def peak(self) -> int:
-        """Return the most bytes that tensors have occupied since ``forget_peak``."""
+        """Return the largest number of bytes that tensors occupied since ``forget_peak``."""
         return int(torch.accelerator.max_memory_allocated(self.device))
 
     def allocator(self) -> Allocator | None:
@@ -195,7 +196,7 @@ class Accelerator:
         return [ProfilerActivity.CPU, *([device] if device is not None else [])]
 
     def follow_memory(self) -> None:
-        """Start to record every allocation with the Python line that made it."""
+        """Start to record every memory allocation and the Python line that made it."""
         if self.present:
             self._module.memory._record_memory_history(
                 max_entries=100_000, context="alloc", stacks="python"

@@ -1,4 +1,4 @@
-"""The context that a strategy is given, the Trainer that it returns, and a case's loaded files."""
+"""The context that a strategy receives, the Trainer that it returns, and a case's loaded files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.training.tuning.tuned import tune
 
 #: The dtype that autocast casts to, for each precision that uses autocast.
 CAST = {Precision.AUTOCAST: torch.bfloat16, Precision.FP16: torch.float16}
-#: Factor of fp16 losses in the first steps; it is small enough that no gradient overflows in them.
+#: Initial factor of the loss in fp16. It is so small that no gradient overflows in the first steps.
 LOSS_SCALE = 2.0**12
 
 #: The knobs of one file; each has the value that the case sets, or else its default.
@@ -35,7 +35,7 @@ Knobs: TypeAlias = Mapping[str, Json]
 
 
 class Trainer(Protocol):
-    """A built strategy. The rank process calls ``step`` and does everything around it."""
+    """A built strategy. The rank process calls ``step``, and supplies batches and measurements."""
 
     def step(self, batch: Batch) -> Tensor | None:
         """Run one whole optimizer step and return the loss.
@@ -44,13 +44,19 @@ class Trainer(Protocol):
         """
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the unsharded gradients of the last step with the plain model's parameter names."""
+        """Yield (name, gradient) of the last step.
+
+        Gradients are unsharded, and names are the parameter names of the plain model.
+        """
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the unsharded parameters that this rank trains with the plain model's names."""
+        """Yield (name, parameter) for the parameters that this rank trains.
+
+        Parameters are unsharded, and names are the names of the plain model.
+        """
 
     def ran(self) -> ExecutedModel:
-        """Return the classes, placements and schedule that were actually executed."""
+        """Return the classes, tensor placements and schedule that were actually executed."""
 
 
 def within(nodes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -86,7 +92,7 @@ class RankContext:
 
     @property
     def part(self) -> int:
-        """The index of this rank's pipeline stage; 0 if the model is not split by depth."""
+        """The index of this rank's pipeline stage, or 0 if the model is not split by depth."""
         return self.mesh.place(self.rank, Dim.PP)
 
     @property
@@ -114,14 +120,14 @@ class RankContext:
 
     @property
     def loss_scale(self) -> float:
-        """The initial factor of the loss before backward; 1 unless the precision is fp16.
+        """The initial factor by which the loss is scaled before backward; 1 except in fp16.
 
         A factor above 1 keeps small fp16 gradients from being rounded to zero.
         """
         return LOSS_SCALE if self.case.precision is Precision.FP16 else 1.0
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks in rank order. This is a collective."""
+        """Return the values that all ranks passed, in rank order. This is a collective."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
@@ -139,8 +145,8 @@ class RankContext:
     ) -> torch.optim.Optimizer:
         """Return the case's optimizer for these parameters.
 
-        ``stages`` is the group of the ranks that step the other parameters of the model. Clipping
-        adds up the squares of the norm over this group.
+        ``stages`` is the group of the ranks that step the other parameters of the model. To clip
+        by the norm of the whole model, the squared norms are added over this group.
         """
         kind, settings = self.update
         return optimizers.prepared(
@@ -166,13 +172,14 @@ class Compressor:
         return float(self.module.ERROR_BOUND)
 
     def promise(self, shapes: Sequence[torch.Size], world_size: int) -> Any:
-        """Return the bytes of a step in closed form, a ``transports.Promise``."""
+        """Return the closed form of the bytes of one step, as a ``transports.Promise``."""
         return self.module.promise(shapes, world_size, self.knobs)
 
     def build(self, ctx: RankContext) -> Any:
-        """Return a communication hook for DDP, a ``transports.Hook``, that always compresses.
+        """Return a communication hook for DDP (a ``transports.Hook``).
 
-        The caller handles the dense steps before ``start``.
+        The hook compresses in every step. The caller handles the uncompressed steps before
+        ``start``.
         """
         return self.module.build(ctx, self.knobs)
 
@@ -198,18 +205,18 @@ class Loaded:
 
     @property
     def supports(self) -> Supports:
-        """The strategy's ``SUPPORTS``: what it can be asked for, and which checks apply to it."""
+        """The strategy's ``SUPPORTS``: the options it accepts, and the checks that apply to it."""
         return facts(Supports, self.strategy.SUPPORTS, self.strategy.__name__)
 
     def knobs(self, case: CaseSpec) -> Knobs:
-        """Return the strategy's knobs with the values of the case."""
+        """Return the strategy's knobs, with the values that the case sets."""
         return case.knobs_of(case.strategy, getattr(self.strategy, "KNOBS", {}))
 
     def size(self, case: CaseSpec) -> Mapping[str, Json]:
         """Return the model's knobs and the values of the case's size.
 
-        A model file receives nothing else. If it knew the world size or the mode, it could build a
-        different model for each.
+        A model file receives nothing else. If it knew the world size, for example, it could build
+        a different model for each world size.
         """
         knobs = case.knobs_of(case.model, getattr(self.model, "KNOBS", {}))
         length = {} if case.seq_len is None else {"seq": case.seq_len}
@@ -217,9 +224,10 @@ class Loaded:
         return {**knobs, **self.model.SIZES[case.size], **length, **depth}
 
     def feed(self, source: Any, *, plain: bool = False) -> Callable[[int], Batch]:
-        """Return the function that makes a step's batch from this source (``feeds.Source``).
+        """Return the input's function that makes the batch of a step from this source.
 
-        ``plain`` selects the input's cheaper way to make the same batches, if it has one.
+        ``source`` is a ``feeds.Source``. If ``plain`` is set and the input defines ``plain``, that
+        cheaper function makes the same batches.
         """
         case, make = source.ctx.case, self.input.feed
         knobs = case.knobs_of(case.data, getattr(self.input, "KNOBS", {}))
@@ -228,9 +236,9 @@ class Loaded:
         return batch_of
 
     def at_once(self, case: CaseSpec) -> CaseSpec:
-        """Return the case without the waiting times of a model with simulated compute.
+        """Return the case with the knobs that make a model with simulated compute not wait.
 
-        Other models are unchanged.
+        Cases of other models are unchanged.
         """
         knobs = {
             f"{case.model}.{key}": value
@@ -265,7 +273,7 @@ class Loaded:
 
 
 def load(files: Mapping[str, str]) -> Loaded:
-    """Import the files of a case: those of the package by module name, a user's by path."""
+    """Import the files of a case: files of the package by module name, a user's files by path."""
     loaded = {
         kind: _of_user(kind, Path(name)) if name.endswith(".py") else programs.load_module(name)
         for kind, name in files.items()
@@ -279,11 +287,11 @@ def load(files: Mapping[str, str]) -> Loaded:
 
 
 def _of_user(kind: str, path: Path) -> ModuleType:
-    """Return a module with the functions of a user's file and the head that its text states.
+    """Return a module with the functions of a user's file and the head in its text.
 
-    Plans and readers of the file have seen this head. Raise SpecError if the imported file has
-    another one. The result is a copy: changes that the file makes to its module later, or that
-    the class of its module makes, have no effect on it.
+    The head consists of the upper-case literals at the top of the file; plans were made from the
+    text. Raise SpecError if the imported module has different values. The result is a copy, so the
+    file cannot change it later.
     """
     imported = vars(programs.load_module(str(path)))
     check_imported(kind, path, imported)
@@ -315,13 +323,13 @@ def build_model(loaded: Loaded, case: CaseSpec, seed: int) -> nn.Sequential:
         model = model.to(torch.bfloat16)
     note_outer(model)
     model.tuned = tune(model, case)  # type: ignore[assignment]  # as above
-    return cast(nn.Sequential, model)  # it may be another module if the strategy needs no parts
+    return cast(nn.Sequential, model)  # another class works if the strategy does not split it
 
 
 def alike(model_file: ModuleType) -> bool:
     """Return whether the blocks of a model file are identical.
 
-    Only the model files of this package may state it with ``ALIKE``.
+    Only the model files of this package can declare this, with ``ALIKE``.
     """
     shipped = Path(str(model_file.__file__)).is_relative_to(PACKAGE)
     return shipped and bool(getattr(model_file, "ALIKE", False))
@@ -330,17 +338,16 @@ def alike(model_file: ModuleType) -> bool:
 def parts(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the parts that a model runs one after the other.
 
-    These are the children of an nn.Sequential; any other model is one part.
+    The parts of an nn.Sequential are its children. Any other model is a single part.
     """
     return tuple(model.children()) if isinstance(model, nn.Sequential) else (model,)
 
 
 def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Batch:
-    """Return the batch of these samples that a rank trains on.
+    """Return the batch of these samples on which a rank trains.
 
-    ``of`` is the number of samples of all shards if the global batch is a short one. If the
-    sequence is split among ranks, the batch holds the positions that the strategy's ``positions``
-    assigns to this rank.
+    ``of`` is the number of samples of all shards if the global batch is short, else 0. If ranks
+    split the sequence, the batch holds only the positions of this rank.
     """
     shown = ids if len(ids) else ids.new_zeros(1)
     inputs, targets = loaded.model.batch(shown, loaded.size(ctx.case))
@@ -348,9 +355,10 @@ def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Bat
 
 
 def placed(loaded: Loaded, ctx: RankContext, batch: Batch) -> Batch:
-    """Return a batch on the device, in the model's dtype, cut to this rank's sequence positions.
+    """Move a batch to the device and keep only this rank's positions of the sequence.
 
-    Raise ValueError if the strategy's ``positions`` do not contain each position exactly once.
+    Inputs are converted to the model's dtype. Raise ValueError if the result of the strategy's
+    function ``positions`` does not contain each position exactly once.
     """
     batch = on_device(ctx.case, batch, ctx.device)
     places = ctx.mesh.size(Dim.CP)

@@ -1,7 +1,7 @@
 """Checks of a user's files before anything is run.
 
-They report all missing functions and wrong signatures at once. The file also formats errors that a
-user's code raises.
+The checks report all missing functions and wrong signatures together. This file also formats errors
+that a user's code raises.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-#: Functions that each kind of file must have, with the arguments that they are called with.
+#: Functions that each kind of file must have, with the names of their arguments.
 _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "model": {
         "build": ("size",), "batch": ("ids", "size"), "loss": ("output", "targets"),
@@ -25,7 +25,7 @@ _FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "compressor": {"promise": ("shapes", "world_size", "knobs"), "build": ("ctx", "knobs")},
 }  # fmt: skip
 
-#: Errors that a device may report late: an earlier kernel than the failing call caused them.
+#: Errors that a device may report late. An earlier kernel, not the call that fails, caused them.
 _LATE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|HIP error|NCCL error")
 #: The line that each thread of a kernel prints if its assertion fails.
 _ASSERTION = re.compile(r"thread: \[[\d,]+\] Assertion `(.*)` failed")
@@ -59,8 +59,8 @@ def problems(kind: str, module: ModuleType, *, compressed: bool = False) -> Iter
 def _said(error: BaseException) -> str:
     """Return the text of an error, or a substitute if ``str(error)`` raises an error itself.
 
-    A failed assertion in a kernel surfaces in a later call whose error does not mention it. The
-    text then is the asserted condition from the log.
+    If an assertion in a kernel fails, a later call raises an error that does not mention it. In
+    this case the text contains the asserted condition, taken from the log.
     """
     try:
         words = str(error)
@@ -71,9 +71,9 @@ def _said(error: BaseException) -> str:
 
 
 def _asserted() -> str:
-    """Return the condition of the last kernel assertion in this process's log.
+    """Return the condition of the last kernel assertion that this process logged, or "".
 
-    The log is standard error if it is a file. Return an empty string if there is no assertion.
+    The log is the file to which standard error is redirected.
     """
     log = Path("/proc/self/fd/2")
     if not log.is_file():
@@ -85,7 +85,7 @@ def _asserted() -> str:
 
 
 def placed(error: BaseException, files: Mapping[str, str]) -> str:
-    """Return an error as one line, with the innermost line of a user's file in its traceback."""
+    """Return an error as one line that ends with the innermost traceback line in a user's file."""
     folders = {str(Path(file).parent) for file in files.values() if file.endswith(".py")}
     frames = traceback.extract_tb(error.__traceback__)
     lines = [
@@ -97,7 +97,7 @@ def placed(error: BaseException, files: Mapping[str, str]) -> str:
 
 
 def placed_below(error: BaseException, folder: Path) -> str:
-    """Return an error as one line, with the innermost traceback line of a file below ``folder``."""
+    """Return an error as one line that ends with the innermost traceback line below ``folder``."""
     top = folder.resolve()
     frames = traceback.extract_tb(error.__traceback__)
     paths = [(Path(frame.filename).resolve(), frame.lineno) for frame in frames]

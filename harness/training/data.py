@@ -12,10 +12,11 @@ from harness.cases import Batching
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of one shard in one step; dimension 0 of ``inputs`` and ``targets`` is the batch.
+    """The samples of one shard in one step.
 
-    ``of`` is the number of samples of all shards in this step; 0 stands for a whole batch. A shard
-    without samples has empty ``ids`` and one placeholder sample whose weight in the loss is 0.
+    Dimension 0 of ``inputs`` and ``targets`` is the batch. ``of`` is the number of samples of all
+    shards in this step, or 0 if the global batch is not short. A shard without samples has empty
+    ``ids`` and one placeholder sample whose weight in the loss is 0.
     """
 
     ids: Tensor
@@ -27,7 +28,7 @@ class Batch:
 def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
     """Return the order of samples in an epoch, int64 of shape (num_samples,).
 
-    Each epoch has another order, as with ``set_epoch`` of torch's ``DistributedSampler``.
+    Each epoch has a different order, as with ``set_epoch`` of torch's ``DistributedSampler``.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return torch.randperm(num_samples, generator=generator)
@@ -53,7 +54,7 @@ class Sampler:
         self.fresh = fresh
 
     def ids(self, step: int, shard: int) -> Tensor:
-        """Return the int64 ids of ``shard`` at ``step`` in the order of training."""
+        """Return the int64 ids of the samples of ``shard`` at ``step``, in training order."""
         epoch, index = divmod(step, self.steps_per_epoch)
         size = self.batching.global_batch
         order = permutation(self.epoch, self.seed, epoch)
@@ -66,7 +67,7 @@ class Sampler:
         return self.batching.global_batch * (self.steps_per_epoch - 1) + self.batching.last
 
     def of(self, step: int) -> int:
-        """Return the number of samples of all shards in this step, or 0 for a whole batch."""
+        """Return the number of samples of all shards in this step, or 0 for a full batch."""
         is_last = step % self.steps_per_epoch == self.steps_per_epoch - 1
         short = self.batching.last < self.batching.global_batch
         return self.batching.last if is_last and short else 0

@@ -35,13 +35,13 @@ from harness.training.trainer import constant, element_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
 from harness.training.work import WorkBySamples, again_flops, flops, kept_bytes, step_work
 
-#: Largest allowed ratio of the FLOPs that a model states to the counted ones. It is above 1 because
-#: the counter covers attention kernels only in part.
+#: Largest allowed ratio of the FLOPs that a model states to the FLOPs that torch counts. It exceeds
+#: 1 because torch counts only a part of the attention kernels.
 FLOPS_SLACK = 1.2
 
 
-#: Fields of a case that select how it is computed. They may change rounding and memory, and are
-#: therefore part of the keys under which results are shared.
+#: Fields of a case that select how it is computed. They may change rounding and memory. They are
+#: therefore part of the keys under which cases reuse each other's results.
 HOW = ("attention", "compiled", "stepping", "tf32", "checkpoint_every", "selective", "offload")
 
 
@@ -95,7 +95,7 @@ def accepted_twin(loaded: Loaded, case: CaseSpec) -> int:
 
 
 def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
-    """Return whether the strategy states an expectation of this case instead of refusing it."""
+    """Return whether the strategy accepts this case (its ``expect`` raises no ValueError)."""
     key = digest([twin.model, dict(loaded.size(twin)), twin.precision, str(twin.phase)])
     key += f"+{optimizers.copies(twin)}"
     if key not in _TWINS:
@@ -109,10 +109,10 @@ def _accepts(loaded: Loaded, twin: CaseSpec) -> bool:
 
 
 def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
-    """Return the work of a step on a GPU.
+    """Return the FLOPs and moved bytes of a step on a GPU.
 
-    Return None on CPUs, for simulated compute, for forward passes alone, and for models that run on
-    real data only.
+    Return None on a CPU, for simulated compute, if only forward passes run, and for a model that
+    needs real data to run.
     """
     if case.device is not Device.CUDA or facts.step_s is not None or case.phase is Passes.FORWARD:
         return None
@@ -133,7 +133,7 @@ def _work(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> Work | None:
     )
 
 
-#: Cache of counted work, by the model, how it is computed, and its optimizer.
+#: Cache of counted work. The key is made of the model, the fields ``HOW``, and the optimizer.
 _WORK: dict[str, WorkBySamples] = {}
 
 
@@ -141,12 +141,16 @@ _WORK: dict[str, WorkBySamples] = {}
 _TWINS: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 
-#: Cache of model facts. One process describes only cases of one set of files.
+#: Cache of model facts. The keys do not name the case's files, because a process describes only
+#: cases of one set of files.
 _KNOWN: dict[str, tuple[ModelFacts, nn.Sequential]] = {}
 
 
 def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
-    """Return the model's facts after a check of its FLOPs, with the memory that a step keeps."""
+    """Return the facts of a model, with the memory that a step keeps, and the model itself.
+
+    Raise AssertionError if the model states too many FLOPs or tokens.
+    """
     key = _key(loaded, case)
     if key not in _KNOWN:
         facts, model = model_facts(loaded, case)
@@ -156,7 +160,7 @@ def _checked_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Seque
             facts = replace(facts, activation_bytes_per_sample=largest, again_flops_per_sample=0.0)
             _KNOWN[key] = facts, model
             return _KNOWN[key]
-        # A model that needs real data to run keeps the estimate from its blocks' outputs.
+        # If a model needs real data to run, the estimate from its blocks' outputs remains.
         with contextlib.suppress(Exception):
             bytes_kept = kept_bytes(loaded, case)
             facts = replace(
@@ -186,9 +190,9 @@ def _key(loaded: Loaded, case: CaseSpec) -> str:
 def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
     """Raise AssertionError if a model states too many FLOPs or tokens.
 
-    It may not state more tokens than a sample has elements, nor more than ``FLOPS_SLACK`` times the
-    FLOPs of its operators. Its MFU or its tokens/s would otherwise be too high. The FLOPs of
-    forward and backward of one sample are counted on the meta device.
+    A model may state at most as many tokens as a sample has elements, and at most ``FLOPS_SLACK``
+    times the FLOPs of its operators. Otherwise its MFU or its tokens/s would be too high. The
+    FLOPs of forward and backward of one sample are counted on the meta device.
     """
     # The last dimension holds the features of one token, unless a sample is one vector.
     features = "float" in facts.input_dtype and len(facts.input_shape) > 1
@@ -243,9 +247,9 @@ def check_bound(loaded: Loaded, case: CaseSpec) -> None:
 def reference(
     loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module
 ) -> Reference | None:
-    """Return the reference run that the case's losses are compared with.
+    """Return the reference run with whose losses the losses of the case are compared.
 
-    Return None for a case without communication, whose training is incorrect on purpose.
+    Return None for a case without communication, because its training is incorrect on purpose.
     """
     cut = case_batching(loaded, case)
     supports = loaded.supports
@@ -283,10 +287,10 @@ def reference(
 
 
 def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) -> Expected:
-    """Return the expectation that the strategy states of the case.
+    """Return what the strategy expects of the case, such as its traffic and memory.
 
-    A strategy with a compressor receives it as another argument. Raise ValueError if the strategy
-    or the optimizer refuses the case.
+    If the case has a compressor, the strategy receives it as an additional argument. Raise
+    ValueError if the strategy or the optimizer refuses the case.
     """
     optimizers.check(case, loaded.supports.mesh(case), loaded.compressor(case))
     arguments = [case, model, case_batching(loaded, case), facts, loaded.knobs(case)]
@@ -307,7 +311,7 @@ def _changing_buffers(model: nn.Module) -> bool:
 
 
 def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expected:
-    """Add the broadcast of rank 0's buffers before each step to the expectation."""
+    """Add the traffic of broadcasting rank 0's buffers before each step to the expectation."""
     ignored = constant(model)
     buffers = [buffer for name, buffer in model.named_buffers() if name not in ignored]
     size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
@@ -328,7 +332,7 @@ def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expec
 
 
 def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
-    """Return the closed-form facts of a case's model, and the model on the meta device."""
+    """Return the facts of a model that need no training, and the model on the meta device."""
     size = loaded.size(case)
     with torch.device("meta"):
         model = build_model(loaded, untuned(case), seed=case.seed)
@@ -356,7 +360,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         input_dtype=str(sample.inputs.dtype).removeprefix("torch."),
         loss_floor=None if floor is None else float(floor(size)),
         step_s=None if step_s is None else step_s(size),
-        # The outputs of log_softmax and the gradients of nll_loss are fp32, whatever x is.
+        # The output of log_softmax and the gradient of nll_loss are fp32 for any dtype of x.
         loss_bytes_per_sample=0 if forward else 2 * 4 * x.numel(),
         copies=1 if forward else optimizers.copies(case),
         frozen_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),

@@ -1,4 +1,4 @@
-"""The source of an input's samples, and the batches that an input returns."""
+"""The source that gives an input its samples, and the functions that return its batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from harness.training.context import Loaded, RankContext, own_batch, placed
 from harness.training.data import Batch, Sampler
 
-#: Returns this rank's batch of a step. It may have the attributes ``helpers`` and ``took``, which
-#: the functions ``helpers_of`` and ``took`` read.
+#: A function that returns this rank's batch of a step. It may have the attributes ``helpers`` and
+#: ``took``, which ``helpers_of`` and ``took`` below read.
 Feed: TypeAlias = Callable[[int], Batch]
 
-#: Steps in an epoch, whose samples are shuffled together. The number is fixed, so a longer run
-#: begins with the same samples as a shorter one, and no sample comes twice.
+#: Number of steps in an epoch; the samples of an epoch are shuffled together. The number is fixed,
+#: so a longer run begins with the same samples as a shorter one.
 STEPS_PER_EPOCH = 64
 
 
@@ -26,9 +26,10 @@ STEPS_PER_EPOCH = 64
 class Source:
     """The samples that a rank trains on in each of ``steps`` steps, and their content.
 
-    An input may keep files of this launch in ``folder``. ``local_rank`` and ``local_size`` are the
-    rank's index on its node and the number of ranks there. ``meet`` waits for all ranks. An input
-    calls ``pooled`` with the tensors of inputs that it makes before the first step.
+    An input may write temporary files of this launch to ``folder``. ``local_rank`` is the index of
+    this rank on its node, and ``local_size`` is the number of ranks on that node. ``meet`` waits
+    for all ranks. If an input makes its tensors before the first step, it passes them to
+    ``pooled``.
     """
 
     loaded: Loaded
@@ -63,8 +64,8 @@ class Source:
 def whole_epochs(ctx: RankContext, data_seed: int = 0) -> Sampler:
     """Return a sampler without a short last batch and with different samples in every epoch.
 
-    ``data_seed`` is drawn for each run. The files of a case know the seed of the case, but not this
-    one, so they cannot know the samples of a run in advance.
+    ``data_seed`` is drawn for each run. The files of a case know only the seed of the case, so they
+    cannot know the samples of a run in advance.
     """
     whole = replace(ctx.batching, last=ctx.batching.global_batch)
     seed = ctx.case.seed + data_seed
@@ -74,17 +75,18 @@ def whole_epochs(ctx: RankContext, data_seed: int = 0) -> Sampler:
 def helpers_of(feed: Feed) -> Sequence[int]:
     """Return the ids of the processes that make batches for this rank.
 
-    Their CPU time and memory are added to those of the rank. Only child processes of the rank
-    count. An input could otherwise name another rank, whose memory would then escape the check.
+    Their CPU time and memory are added to the figures of the rank. Ids that are not child
+    processes of the rank are left out: an input could otherwise name another rank, and the memory
+    of that rank would escape the check.
     """
     children = {child.pid for child in multiprocessing.active_children()}
     return [pid for pid in getattr(feed, "helpers", ()) if pid in children]
 
 
 def took(feed: Feed) -> Mapping[str, float] | None:
-    """Return the seconds that each part of making a batch took in a median step.
+    """Return the median seconds per step that each part of making a batch took.
 
-    The result also has the bytes that were read from disk. It is None if the input measures none.
+    The result also holds the bytes read from disk. It is None if the input measures nothing.
     """
     measured: Callable[[], Mapping[str, float]] | None = getattr(feed, "took", None)
     return None if measured is None else measured()

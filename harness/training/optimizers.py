@@ -41,9 +41,10 @@ def is_in(step: int, ranges: Iterable[tuple[int, int, int]]) -> bool:
 class FrozenAdam(Optimizer):
     """Adam whose variance is frozen after ``frozen_after`` steps (Tang et al., 2021, Algorithm 1).
 
-    Updates are then linear in the gradients, so ranks may exchange momentum instead of gradients,
-    which the compressor ``onebit_adam`` does. As in the paper, moments are not bias-corrected.
-    ``fresh`` are the ranges of steps in which the variance is updated; a strategy may replace it.
+    Updates are then linear in the gradients. Ranks may therefore exchange momentum instead of
+    gradients, as the compressor ``onebit_adam`` does. As in the paper, moments are not
+    bias-corrected. ``fresh`` holds the ranges of steps in which the variance is updated; a strategy
+    may replace them.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class FrozenAdam(Optimizer):
                 )
 
 
-#: Attribute of a parameter: whether it belongs to an embedding or to the last layer.
+#: Name of the attribute that states if a parameter belongs to an embedding or to the last layer.
 OUTER = "is_of_an_outer_layer"
-#: Newton-Schulz coefficients of Jordan et al. (2024), chosen for the steepest slope at zero.
+#: Newton-Schulz coefficients of Jordan et al. (2024), who chose the steepest slope at zero.
 QUINTIC = (3.4445, -4.7750, 2.0315)
-#: Most rows and columns of a block that Shampoo preconditions separately (Shi et al., 2023).
+#: Shampoo preconditions blocks of at most this many rows and columns (Shi et al., 2023).
 BLOCK = 1024
 
 
@@ -108,7 +109,7 @@ def note_outer(model: nn.Module) -> None:
 def carry_outer(before: Iterable[nn.Parameter], after: Iterable[nn.Parameter]) -> None:
     """Copy the marks of ``note_outer`` to the parameters that replace the marked ones."""
     for old, new in zip(before, after, strict=True):
-        # Parameters that were split by width or by expert have no mark: they are no whole matrices.
+        # Parameters that were split by width or by expert are not whole matrices and have no mark.
         if hasattr(old, OUTER):
             setattr(new, OUTER, is_outer(old))
 
@@ -129,14 +130,15 @@ def is_hidden(parameter: nn.Parameter) -> bool:
 
 
 def as_matrices(tensor: Tensor) -> Tensor:
-    """View a tensor of up to three dimensions as it is, and flatten a larger one to a matrix."""
+    """Flatten a tensor of more than three dimensions to a matrix; return any other unchanged."""
     return tensor.flatten(1) if tensor.ndim > 3 else tensor
 
 
 def gathered(parameter: nn.Parameter, held: Tensor) -> Tensor:
-    """Return the whole tensor whose local part is ``held``. This is a collective.
+    """Return the whole tensor of which this rank has the part ``held``. This is a collective.
 
-    The tensor is sharded as the parameter is; it is whole already if the parameter is no DTensor.
+    The tensor is sharded in the same way as the parameter. If the parameter is not a DTensor,
+    ``held`` is already the whole tensor.
     """
     if not isinstance(parameter, DTensor):
         return held
@@ -148,7 +150,10 @@ def gathered(parameter: nn.Parameter, held: Tensor) -> Tensor:
 
 
 def own_part(parameter: nn.Parameter, whole: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that all ranks hold whole, sharded as the parameter."""
+    """Return this rank's shard of a tensor that every rank holds whole.
+
+    The tensor is sharded in the same way as the parameter.
+    """
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh
@@ -158,7 +163,7 @@ def own_part(parameter: nn.Parameter, whole: Tensor) -> Tensor:
 
 
 def gathers(hidden: Sequence[Size], size: int, ranks: int) -> traffic.Traffic:
-    """Return the traffic of a step of Muon if each rank holds a part of these matrices."""
+    """Return the traffic of one step of Muon if each rank holds a shard of these matrices."""
     total = traffic.Traffic()
     for shape in hidden:
         total += traffic.all_gather(traffic.padded([shape], size, ranks), ranks)
@@ -168,8 +173,8 @@ def gathers(hidden: Sequence[Size], size: int, ranks: int) -> traffic.Traffic:
 class Muon(Optimizer):
     """Momentum with orthogonalised updates (Jordan et al., 2024), and AdamW for other parameters.
 
-    The other parameters are embeddings, the last layer, and all that are no matrices. Their
-    learning rate is ``other`` times ``lr``.
+    AdamW updates embeddings, the last layer, and all parameters that are not matrices. The learning
+    rate of these parameters is ``other`` times ``lr``.
     """
 
     def __init__(  # noqa: PLR0913  (all settings of the optimizer)
@@ -248,10 +253,10 @@ class Shampoo(Optimizer):
     """Shampoo: gradients preconditioned on both sides (Gupta, Koren and Singer, 2018).
 
     The preconditioners are inverse fourth roots of the covariances of rows and columns. As in Shi
-    et al. (2023), matrices are split into blocks, covariances are running means, and each update
-    is as long as Adam's (grafting). Under ``zero1`` the ranks divide the work. Before a root is
-    taken, ``eps`` times the largest eigenvalue is added to all, as Anil et al. (2020) do.
-    Parameters that are no matrices are updated by Adam.
+    et al. (2023), matrices are split into blocks, covariances are running means, and each update is
+    scaled to the norm of Adam's update (grafting). With the strategy ``zero1`` the ranks divide the
+    work. Before a root is taken, ``eps`` times the largest eigenvalue is added to all eigenvalues
+    (Anil et al., 2020). Adam updates the parameters that are not matrices.
     """
 
     def __init__(
@@ -282,7 +287,7 @@ class Shampoo(Optimizer):
     def preconditioned(
         self, state: dict[str, Any], gradient: Tensor, adams: Tensor, group: dict[str, Any]
     ) -> Tensor:
-        """Return the update of a matrix; each block is as long as the same block of Adam's."""
+        """Return the update of a matrix, with each block scaled to the norm of Adam's update."""
         first, second = group["betas"]
         updates = torch.empty_like(adams)
         whole = as_matrices(gradient)
@@ -356,7 +361,7 @@ class Coding(Protocol):
 
     @property
     def start(self) -> int:
-        """The number of dense steps before the compressor starts."""
+        """The number of uncompressed steps before the compressor starts."""
         ...
 
 
@@ -364,18 +369,18 @@ class LayerWise(Optimizer):
     """The base of optimizers that scale each tensor's step by the norm of its weights."""
 
     def direction(self, parameter: nn.Parameter, weights: Tensor, gradient: Tensor) -> Tensor:
-        """Return the direction of the step of this rank's part, before it is scaled."""
+        """Return the update direction of this rank's part of a tensor, before it is scaled."""
         raise NotImplementedError
 
     def compared(self, gradients: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
-        """Return the tensors whose norms the norms of the weights are divided by."""
+        """Return the tensors whose norms are the denominators of the scaling factors."""
         return directions
 
     def trusted(self, weights: Tensor, others: Tensor, group: dict[str, Any]) -> Tensor:
         """Return the factor of each tensor's direction, shape (tensors,).
 
-        It is the ratio of the norms of the weights and of the ``compared`` tensors, or 1 if either
-        norm is 0.
+        ``weights`` and ``others`` are the norms of the weights and of the tensors that ``compared``
+        returns. The factor is their ratio, or 1 if either norm is 0.
         """
         ratio = weights / others
         return torch.where((weights > 0) & (others > 0), ratio, torch.ones_like(ratio))
@@ -444,7 +449,7 @@ class LARS(LayerWise):
 
 
 class LAMB(LayerWise):
-    """Adam with steps in proportion to the norm of each tensor's weights (You et al., 2020)."""
+    """Adam whose steps are proportional to the norm of each tensor's weights (You et al., 2020)."""
 
     def __init__(
         self,
@@ -486,10 +491,10 @@ KINDS: dict[Name, type[Optimizer]] = {
 }
 #: Steps after which the variance is frozen if the strategy has no knob ``start``.
 FROZEN_AFTER = 16
-#: Optimizers that need every tensor whole on each rank that steps it.
+#: Optimizers that need whole tensors, not shards, on each rank that updates them.
 _WHOLE = (Name.ADAFACTOR, Name.SHAMPOO)
-#: Memory at an optimizer step in multiples of the weights, gradients included. Shampoo adds two
-#: covariances and two roots of each block; each counts as two copies of a square block.
+#: Memory at an optimizer step in multiples of the weights, including weights and gradients. Shampoo
+#: adds two covariances and two roots of each block; each counts as two copies of a square block.
 _COPIES = {Name.SHAMPOO: 12}
 
 
@@ -533,9 +538,9 @@ def chosen(
 
 
 def alike(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return parameter groups that each hold plain tensors only, or DTensors of one mesh.
+    """Return one parameter group for plain tensors and one for the DTensors of each mesh.
 
-    Fused and foreach kernels do not accept a mixture of them.
+    Fused and foreach kernels do not accept a mixture of these.
     """
     groups: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -545,7 +550,7 @@ def alike(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
 
 
 def rate(case: CaseSpec, global_batch: int) -> float:
-    """Return the factor of the learning rate for a global batch relative to the base batch.
+    """Return the factor by which a global batch scales the learning rate of the base batch.
 
     Linear scaling is from Goyal et al., 2017; square root scaling is from Krizhevsky, 2014.
     """
@@ -557,9 +562,9 @@ def rate(case: CaseSpec, global_batch: int) -> float:
 def prepared(
     optimizer: Optimizer, case: CaseSpec, stages: dist.ProcessGroup | None = None
 ) -> Optimizer:
-    """Add the case's clipping and warm-up to the optimizer and return it.
+    """Add gradient clipping and learning-rate warm-up to the optimizer, and return it.
 
-    A hook applies them before each step. ``stages`` is passed to ``norms.clip``.
+    A hook applies both before each step. ``stages`` is passed to ``norms.clip``.
     """
     if case.warm_up:
         for group in optimizer.param_groups:
@@ -586,11 +591,12 @@ _WITH_NORMS = (Name.LARS, Name.LAMB, Name.MUON, *_WHOLE)
 
 
 def refuse(case: CaseSpec, why: str, *, clip: bool = True, warm_up: bool = False) -> None:
-    """Raise ValueError if the case asks for settings that a strategy cannot offer.
+    """Raise ValueError if the case sets an option that a strategy cannot support.
 
-    These are optimizers that use whole tensors, ``clip`` if the strategy knows no norm of all
-    gradients, and ``warm_up`` if it has no single step of all parameters. ``why`` names the
-    property of the strategy that rules them out.
+    Optimizers that use whole tensors are always refused. ``clip`` refuses gradient clipping, for
+    strategies that do not know the norm of all gradients. ``warm_up`` refuses learning-rate
+    warm-up, for strategies that do not step all parameters together. ``why`` names the property of
+    the strategy that rules these options out.
     """
     asked: Sequence[tuple[bool, str]] = (
         (case.optimizer in _WITH_NORMS, f"optimizer={case.optimizer}"),

@@ -18,11 +18,12 @@ from harness.training.tuning.scaling import Scaled
 class LocalTrainer:
     """A Trainer that trains ``module`` on this rank's shard.
 
-    The step calls ``synchronise(last)`` before each micro-batch; ``last`` is True if the gradients
-    are exchanged in its backward pass. ``average`` is called after the last micro-batch by
-    strategies that exchange gradients only then. ``whole`` returns the full tensor of a sharded
-    one. ``resumable`` states that module and optimizer are the trainer's whole state. ``weighted``
-    states that every sample has the same weight, however many samples a rank has.
+    The step calls ``synchronise(last)`` before each micro-batch; ``last`` is True for the last one,
+    whose backward pass exchanges the gradients. Strategies that exchange gradients after backward
+    pass ``average``, which is called after the last micro-batch. ``whole`` returns the full tensor
+    of a sharded one. ``resumable`` states that module and optimizer are the trainer's whole state.
+    ``weighted`` states that every sample has the same weight, even if ranks have different numbers
+    of samples.
     """
 
     resumable = True
@@ -54,7 +55,7 @@ class LocalTrainer:
     def step(self, batch: Batch) -> Tensor | None:
         """Run forward and backward of every micro-batch and step the optimizer; return the loss.
 
-        If the case runs the forward pass alone, this calls ``forward`` instead.
+        If the case runs forward passes only, call ``forward`` instead.
         """
         if self.ctx.case.phase is Passes.FORWARD:
             return self.forward(batch)
@@ -84,7 +85,7 @@ class LocalTrainer:
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
-        """Return the mean loss of the micro-batches, without any state for a backward pass."""
+        """Return the mean loss of the micro-batches, computed without gradients."""
         micro = self.ctx.batching.micros[self.ctx.shard]
         parts = list(zip(batch.inputs.split(micro), batch.targets.split(micro), strict=True))
         total = torch.zeros((), device=self.ctx.device)
@@ -98,7 +99,7 @@ class LocalTrainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a micro-batch to the accumulated ones."""
+        """Run backward, which adds the gradients of a micro-batch to the accumulated gradients."""
         self.scaler.scale(loss).backward()
 
     def update(self) -> None:
@@ -106,7 +107,7 @@ class LocalTrainer:
         self.scaler.step(self.optimizer)
 
     def own_state(self) -> Mapping[str, Any]:
-        """Return the state of this rank other than that of its module and optimizer."""
+        """Return this rank's state that neither its module nor its optimizer holds."""
         return {"scaler": self.scaler.state()} if self.scaler.enabled else {}
 
     def remember(self, state: Mapping[str, Any]) -> None:
@@ -117,7 +118,7 @@ class LocalTrainer:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the unsharded gradients of the last step with their parameter names."""
         for name, parameter in self.named():
-            # Frozen and unused parameters have none; the check reports any other that is missing.
+            # Frozen and unused parameters have no gradient; the check reports others without one.
             if parameter.grad is not None:
                 yield name, self.whole(parameter.grad.detach())
 
@@ -182,11 +183,11 @@ def element_bytes(model: nn.Module) -> int:
 def training_bytes(
     elements: float, size: int, facts: ModelFacts, samples: int, *, gradients: bool = False
 ) -> int:
-    """Return the peak memory of a rank in bytes: at the loss or at the optimizer step.
+    """Return the peak memory of a rank in bytes, which occurs at the loss or at the optimizer step.
 
     At the loss a rank holds the weights, two AdamW moments, all saved activations and the
-    temporaries of the loss. ``gradients`` states that gradients are allocated all the time, as in
-    DDP's buckets. At the step the activations are freed and all gradients are allocated.
+    temporaries of the loss. At the optimizer step the activations are freed and all gradients are
+    allocated. ``gradients`` states that gradients are always allocated, as in DDP's buckets.
     """
     states = elements * size
     early = facts.copies - 1 if facts.copies > 1 and not gradients else facts.copies

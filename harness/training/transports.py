@@ -23,9 +23,11 @@ Hook: TypeAlias = Callable[[dist.GradBucket], torch.futures.Future[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """The bytes of one rank in one step: the input of each collective, and all bytes sent.
+    """The bytes that one rank communicates in one step.
 
-    ``formula`` is the closed form of the bytes sent, for N ranks and n gradient elements.
+    ``payload_bytes`` maps each kind of collective to the bytes of its input, and ``sent_bytes`` is
+    the number of bytes sent. ``formula`` is the closed form of ``sent_bytes`` for N ranks and n
+    gradient elements.
     """
 
     payload_bytes: Mapping[str, float]
@@ -34,9 +36,9 @@ class Promise:
 
 
 def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """Return a finished future for a synchronous hook.
+    """Return a finished future, for hooks that wait for their collectives.
 
-    Synchronous hooks guarantee the same order of collectives on all ranks.
+    If hooks wait, all ranks run their collectives in the same order.
     """
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(tensor)
@@ -46,8 +48,8 @@ def done(tensor: Tensor) -> torch.futures.Future[Tensor]:
 def cast(dtype: torch.dtype) -> tuple[Callable[..., Promise], Callable[..., Hook]]:
     """Return ``promise`` and ``build`` of a compressor that all-reduces in ``dtype``.
 
-    Its hook divides, casts, all-reduces and casts back. It overlaps with backward as DDP's default
-    all-reduce does.
+    The compressor's hook divides the gradients by the world size, casts, all-reduces, and casts
+    back. It overlaps with backward, like DDP's default all-reduce.
     """
 
     def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
@@ -88,8 +90,8 @@ def all_gather(message: Tensor, world: int) -> Tensor:
 def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
     """Return the state that a hook keeps between steps, for a checkpoint.
 
-    It consists of tensors by parameter name, states of random generators, the counter ``step``, and
-    the same of an inner hook. ``names`` maps parameters to their names.
+    The state consists of tensors by parameter name, states of random generators, the counter
+    ``step``, and the state of an inner hook. ``names`` maps parameters to their names.
     """
     state: dict[str, Any] = {}
     for name, value in vars(hook).items():
@@ -108,7 +110,7 @@ def state_of(hook: object, names: Mapping[Tensor, str]) -> dict[str, Any]:
 
 
 def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """Restore a state of ``state_of`` in a new hook; ``parameters`` maps names to parameters."""
+    """Restore the result of ``state_of`` in a new hook; ``parameters`` maps names to parameters."""
     for name, value in state.items():
         current = getattr(hook, name)
         if isinstance(current, torch.Generator):
@@ -122,7 +124,7 @@ def restore(hook: object, state: Mapping[str, Any], parameters: Mapping[str, Ten
 
 
 class Late:
-    """A hook that all-reduces whole gradients until step ``start`` and then calls ``inner``."""
+    """A hook that all-reduces uncompressed gradients until step ``start``, then calls ``inner``."""
 
     def __init__(self, inner: Hook, start: int, world_size: int) -> None:
         self.inner = inner
@@ -151,54 +153,55 @@ class Late:
 
 
 class ErrorFeedback:
-    """The part of the gradient that was not sent, which is added to the next gradient.
+    """The residual of each gradient: the part that was not sent and is added to the next gradient.
 
-    It is kept per parameter, because DDP rebuilds its buckets after the first step.
+    ``owed`` holds the residuals by parameter, because DDP rebuilds its buckets after the first
+    step.
     """
 
     def __init__(self) -> None:
         self.owed: dict[Tensor, Tensor] = {}
 
     def add(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient plus the part that is still owed, as a new flat tensor."""
+        """Return the gradient plus the parameter's residual, as a new flat tensor."""
         owed = self.owed.get(parameter)
         flat = gradient.flatten()
         return flat.clone() if owed is None else flat + owed
 
     def take(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient plus the owed part in the memory of the latter.
+        """Return the gradient plus the parameter's residual, computed in the residual's memory.
 
-        The caller must then call ``keep`` or ``owe``, because the owed part is overwritten.
+        The residual is overwritten, so the caller must then call ``keep`` or ``owe``.
         """
         owed = self.owed.get(parameter)
         return gradient.flatten().clone() if owed is None else owed.add_(gradient.flatten())
 
     def keep(self, parameter: Tensor, wanted: Tensor, sent: Tensor) -> None:
-        """Store the difference of ``wanted`` and ``sent`` for the next step."""
+        """Store the difference between ``wanted`` and ``sent`` as the residual."""
         self.owed[parameter] = wanted - sent
 
     def owe(self, parameter: Tensor, difference: Tensor) -> None:
-        """Store this difference for the next step."""
+        """Store this difference as the residual."""
         self.owed[parameter] = difference
 
 
-#: Takes one flat parameter and a number, and returns the indices of at most so many entries that
-#: are to be sent.
+#: A function that takes one flat gradient and a number k, and returns the indices of at most k
+#: entries that will be sent.
 Choose: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
 def kept(elements: int, rho: float) -> int:
     """Return the number of entries of a parameter that are sent.
 
-    It is the same in every step, so ranks do not need to exchange sizes.
+    The number is the same in every step, so ranks do not need to exchange sizes.
     """
     return max(1, int(rho * elements))
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
-    """Return the bytes of a sparse exchange: 8 per sent entry, to each of the other ranks.
+    """Return the bytes of a sparse exchange: each entry sends 8 bytes to each of the other ranks.
 
-    Raise ValueError if the share ``rho`` is not in (0, 1] or the model is too large.
+    Raise ValueError if the fraction ``rho`` is not in (0, 1] or the model is too large.
     """
     if sum(shape.numel() for shape in shapes) >= 2**31:
         raise ValueError("the model has 2^31 or more elements; int32 indices cannot address them")
@@ -213,8 +216,8 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
 class Sparse:
     """A hook that sends the chosen entries of a bucket's parameters in one message.
 
-    The message holds fp32 values and int32 indices and has a fixed size. If fewer entries are
-    chosen than it can hold, it is filled up with zeros. ``used`` is the share of the message that
+    The message holds int32 indices and fp32 values and has a fixed size. If fewer entries are
+    chosen than fit, the rest of the message is zeros. ``used`` is the fraction of the message that
     the chosen entries of the last bucket filled.
     """
 
@@ -226,13 +229,13 @@ class Sparse:
         self.used = 0.0
 
     def wanted(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Return the flat gradient, plus the owed part if there is error feedback."""
+        """Return the flat gradient, plus the parameter's residual if there is error feedback."""
         return (
             gradient.flatten() if self.feedback is None else self.feedback.add(parameter, gradient)
         )
 
     def sent(self, parameter: Tensor, wanted: Tensor, index: Tensor) -> None:
-        """Store all entries of ``wanted`` except those at ``index`` for the next step."""
+        """Store the entries of ``wanted`` that are not at ``index`` as the residual."""
         if self.feedback is not None:
             self.feedback.owe(parameter, wanted.index_fill(0, index, 0.0))
 
@@ -289,7 +292,7 @@ class Codec(Protocol):
         """Decode uint8 of shape (rows, bytes(m)) to fp32 of shape (rows, m)."""
 
 
-#: Makes the codec of a case from its knobs and this rank's random generator.
+#: A function that makes the codec of a case from the knobs and this rank's random generator.
 Make: TypeAlias = Callable[[Knobs, torch.Generator], Codec]
 Built: TypeAlias = tuple[Callable[..., Promise], Callable[..., Hook]]
 
@@ -297,7 +300,7 @@ Built: TypeAlias = tuple[Callable[..., Promise], Callable[..., Hook]]
 def generator(ctx: RankContext) -> torch.Generator:
     """Return a random generator of this rank.
 
-    It leaves torch's global generator, from which dropout draws, untouched.
+    Torch's global generator, which dropout uses, does not change.
     """
     drawing = torch.Generator(device=ctx.device)
     return drawing.manual_seed(ctx.case.seed * 1_000_003 + ctx.rank + 1)
@@ -314,7 +317,7 @@ def total(shapes: Sequence[torch.Size]) -> int:
 
 
 def mean(parts: Tensor) -> Tensor:
-    """Return the mean of rows, which are added in order so that all ranks get the same bits."""
+    """Return the mean of rows. They are added in order, so all ranks get the same bits."""
     total = parts[0].clone()
     for part in parts[1:]:
         total += part
@@ -352,7 +355,7 @@ class Coded:
         self.feedback = ErrorFeedback() if feedback else None
 
     def wanted(self, bucket: dist.GradBucket, unit: int) -> Tensor:
-        """Return the gradients of a bucket plus the owed part, if any.
+        """Return the gradients of a bucket, plus the residuals if there is error feedback.
 
         The result is flat fp32, padded with zeros to a multiple of ``unit``.
         """
@@ -362,14 +365,14 @@ class Coded:
             parts = [self.feedback.add(p, g.float()) for p, g in pairs]
             flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         short = padded(flat.numel(), unit) - flat.numel()
-        return functional.pad(flat, (0, short)) if short else flat  # a pad of 0 would copy
+        return functional.pad(flat, (0, short)) if short else flat  # even a pad of 0 copies
 
     def keep(self, bucket: dist.GradBucket, wanted: Tensor, sent: Tensor) -> None:
-        """Store the difference of ``wanted`` and ``sent`` by parameter for the next step."""
+        """Store the difference between ``wanted`` and ``sent`` as residuals by parameter."""
         if self.feedback is None:
             return
         sizes = [tensor.numel() for tensor in bucket.parameters()]
-        sizes.append(len(wanted) - sum(sizes))  # the padding, which zip leaves out
+        sizes.append(len(wanted) - sum(sizes))  # the padding; zip drops it
         parts = zip(bucket.parameters(), wanted.split(sizes), sent.split(sizes), strict=False)
         for parameter, want, received in parts:
             self.feedback.keep(parameter, want, received)
@@ -399,7 +402,7 @@ class Gathered(Coded):
         every = all_gather(message[0], world).view(world, 1, -1)
         with lap("decode"):
             summed = torch.zeros_like(wanted)
-            for rank, part in enumerate(every):  # decoding all at once would need N n elements
+            for rank, part in enumerate(every):  # one by one, to save memory
                 mine = decoded if rank == self.ctx.rank else None
                 summed += codec.decode(part, n)[0] if mine is None else mine
             return done(flat.copy_(self.finish(summed.div_(world))[: flat.numel()]))
@@ -408,8 +411,9 @@ class Gathered(Coded):
 def two_phase(make: Make, formula: str, rows: Callable[[Tensor], Tensor] = mean) -> Built:
     """Return ``promise`` and ``build`` of a compressor that sums in two phases.
 
-    Each rank receives one part of all ranks' gradients and sends their mean to all ranks. ``rows``
-    reduces the rows that the ranks sent for one part to one row.
+    In the first phase each rank receives one part of every rank's gradients and averages it. In
+    the second phase it sends the mean to all ranks. ``rows`` is the function that averages: it
+    reduces the rows from all ranks to one row.
     """
 
     def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
@@ -430,8 +434,8 @@ def two_phase(make: Make, formula: str, rows: Callable[[Tensor], Tensor] = mean)
 class TwoPhase(Coded):
     """A hook with an all-to-all of encoded parts, a mean in fp32, and an all-gather of the means.
 
-    Error feedback applies to both encodings: that of this rank's gradients, and that of the part
-    that this rank reduces.
+    Error feedback applies to both encodings: of this rank's gradients, and of the mean that this
+    rank computes.
     """
 
     def __init__(
@@ -439,7 +443,7 @@ class TwoPhase(Coded):
     ) -> None:
         super().__init__(ctx, codec, feedback)
         self.rows = rows
-        self.of_sums: dict[int, Tensor] = {}  # errors of this rank's part, by the bucket's size
+        self.of_sums: dict[int, Tensor] = {}  # residuals of the means, by the bucket's size
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         flat = bucket.buffer()
@@ -465,9 +469,9 @@ class TwoPhase(Coded):
             return done(flat.copy_(codec.decode(every, m).flatten()[: flat.numel()]))
 
 
-#: How ``packed`` packs values of 1, 2 or 4 bits. The word type has one byte for each value that
-#: fits into a byte. The factor moves all values into the highest byte of the word without overlap.
-#: The last number is the shift of that byte.
+#: How ``packed`` packs values of 1, 2 or 4 bits: a word type, a factor and a shift for each number
+#: of bits. If k values fit into a byte, a word has k bytes, one for each value. A multiplication by
+#: the factor moves all values into the highest byte of the word, and the shift extracts that byte.
 WORDS = {
     1: (torch.int64, 0x8040_2010_0804_0201 - (1 << 64), 56),
     2: (torch.int32, 0x4010_0401, 24),
@@ -486,18 +490,19 @@ def packed(values: Tensor, bits: int) -> Tensor:
 
 
 def unpacked(message: Tensor, table: Tensor) -> Tensor:
-    """Return the values of packed bytes, uint8 (rows, b), as (rows, b times values per byte).
+    """Return the values in packed bytes of shape (rows, b).
 
-    ``table`` is the result of ``lookup``.
+    The result has the shape (rows, b times values per byte). ``table`` comes from ``lookup``.
     """
     rows = table.to(message.device).index_select(0, message.flatten().int())
     return rows.view(len(message), -1)
 
 
 def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
-    """Return the decoded values of each byte, fp32 of shape (256, values per byte).
+    """Return a table of the decoded values in each possible byte.
 
-    ``meaning`` holds the decoded number for each value below 2^bits.
+    It is fp32 of shape (256, values per byte). ``meaning`` holds the decoded number for each value
+    below 2^bits.
     """
     per_byte = 8 // bits
     shifts = [bits * (per_byte - 1 - i) for i in range(per_byte)]
@@ -506,20 +511,21 @@ def lookup(bits: int, meaning: Sequence[float]) -> Tensor:
 
 
 def largest(blocks: Tensor) -> Tensor:
-    """Return the largest magnitude in each block of (rows, blocks, unit) as (rows, blocks).
+    """Return the largest magnitude in each block.
 
-    Two reductions avoid the copy that ``abs`` would make.
+    ``blocks`` has the shape (rows, blocks, unit) and the result (rows, blocks). Two reductions
+    avoid the copy that ``abs`` would make.
     """
     return torch.maximum(blocks.amax(2), -blocks.amin(2))
 
 
 def with_scales(values: Tensor, scales: Tensor) -> Tensor:
-    """Append fp32 scales (rows, b) as bytes to uint8 values (rows, a): one message per row."""
+    """Append fp32 scales (rows, b), as bytes, to uint8 values (rows, a)."""
     return torch.cat((values, scales.contiguous().view(torch.uint8)), 1)
 
 
 def scales_of(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the values and the ``count`` scales per row of messages from ``with_scales``."""
+    """Split the result of ``with_scales`` into values and ``count`` scales per row."""
     split = message.shape[1] - 4 * count
-    scales = message[:, split:].flatten().clone()  # a copy is aligned for the view as fp32
+    scales = message[:, split:].flatten().clone()  # the view needs an aligned copy
     return message[:, :split], scales.view(torch.float32).view(len(message), count)

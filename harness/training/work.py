@@ -23,7 +23,7 @@ from harness.training.context import CAST, Loaded, alike, build_model, make_batc
 from harness.training.tuning.recompute import PRODUCTS
 from harness.training.tuning.tuned import untuned
 
-#: All counts share one mode, because a tensor that a model caches in one count is used in the next.
+#: All counts use one mode, because a tensor that a model caches in one count is used in the others.
 FAKE = FakeTensorMode()
 
 
@@ -31,10 +31,11 @@ FAKE = FakeTensorMode()
 class SavedTensorBytes:
     """The bytes that a step holds in addition to weights, gradients and moments.
 
-    ``per_sample`` grows with the number of samples, ``constant`` does not. ``blocks`` are the bytes
-    per sample that each block keeps; the last one includes the loss. ``again`` are the bytes per
-    sample that the largest block needs while backward recomputes it or fetches its activations; 0
-    if all of them are kept on the device.
+    ``per_sample`` is the number of bytes for each sample, and ``constant`` the number of bytes that
+    does not depend on the samples. ``blocks`` holds the bytes per sample that each block keeps; the
+    last entry includes the loss. ``again`` is the number of bytes per sample that the largest block
+    needs while backward recomputes or fetches its activations. It is 0 if all activations stay on
+    the device.
     """
 
     per_sample: int
@@ -44,7 +45,11 @@ class SavedTensorBytes:
 
 
 class _Block(NamedTuple):
-    """The bytes that a block keeps, those of its output, and those of its matrix products."""
+    """The bytes that a block keeps for backward.
+
+    ``num_bytes`` counts all of them; ``output`` and ``products`` are the bytes of the block's
+    output and of its matrix products.
+    """
 
     num_bytes: int
     output: int
@@ -62,7 +67,7 @@ class _Count:
     def deeper(self, more: int) -> _Count:
         """Return the count of a model with ``more`` additional blocks.
 
-        They are copies of the block before the last one, because the last block is the head.
+        They are copies of the last but one block, because the last block is the head.
         """
         if not more:
             return self
@@ -72,11 +77,11 @@ class _Count:
 
 
 def kept(loaded: Loaded, case: CaseSpec, more: int = 0) -> SavedTensorBytes:
-    """Count the bytes that a step keeps, from a step of one sample and one of two samples.
+    """Count the bytes that a step keeps, by a step of one sample and a step of two samples.
 
     A checkpointed block keeps only its output, and with selective checkpoints also its matrix
-    products. Backward recomputes one block at a time, or fetches it from the host. ``more`` is a
-    number of blocks to add, each like the block before the last one.
+    products. Backward recomputes one block at a time, or fetches it from the host. ``more`` is the
+    number of blocks to add; each is a copy of the last but one block.
 
     Call this only in a process that does not train: tensors that a model caches here have no data.
     """
@@ -110,7 +115,7 @@ def _recomputed(place: int, case: CaseSpec) -> bool:
 
 
 def _held(place: int, block: _Block, case: CaseSpec) -> int:
-    """Return the bytes of a block that the device holds from forward to backward."""
+    """Return the number of bytes of a block that stay on the device from forward to backward."""
     if case.offload:
         return 0
     if not _recomputed(place, case):
@@ -119,7 +124,7 @@ def _held(place: int, block: _Block, case: CaseSpec) -> int:
 
 
 def _again(place: int, block: _Block, case: CaseSpec) -> int:
-    """Return the bytes that a block needs temporarily while it is recomputed or fetched."""
+    """Return the number of bytes that a block needs while it is recomputed or fetched."""
     spared = block.products if case.selective and _recomputed(place, case) else 0
     return max(0, block.num_bytes - spared)
 
@@ -189,8 +194,8 @@ def _count(loaded: Loaded, case: CaseSpec, samples: int) -> _Count:
     return count
 
 
-#: Ratio of the FLOPs of attention's backward to those of its forward. Backward has five matrix
-#: products instead of two, because the kernel recomputes the scores (Dao, FlashAttention-2, 2023,
+#: Ratio of attention's backward FLOPs to its forward FLOPs. Backward has five matrix products and
+#: forward two, because the backward kernel recomputes the scores (Dao, FlashAttention-2, 2023,
 #: section 4.1).
 BACKWARD = 2.5
 
@@ -199,9 +204,9 @@ BACKWARD = 2.5
 class _Operator:
     """One call of an operator.
 
-    ``reads`` and ``writes`` map storages to bytes. ``fused`` states that the operator belongs to a
-    compiled block, where kernels fuse it with others. ``kind`` is ``product``, ``attention`` or
-    empty for other operators.
+    ``reads`` and ``writes`` map storages to the bytes that the operator reads or writes. ``fused``
+    states that the operator belongs to a compiled block, where one kernel may compute several
+    operators. ``kind`` is ``product``, ``attention``, or empty for any other operator.
     """
 
     kind: str
@@ -220,7 +225,8 @@ class _Operator:
 class _Watch(TorchDispatchMode):
     """A dispatch mode that records every operator that computes something.
 
-    It keeps references to all outputs, because freed storages would otherwise reuse their ids.
+    It keeps references to all outputs, because a new storage could otherwise get the id of a freed
+    one.
     """
 
     def __init__(self) -> None:
@@ -247,10 +253,10 @@ class _Watch(TorchDispatchMode):
 
 
 def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
-    """Count the work of a step of ``accumulate`` times ``samples`` samples.
+    """Count the work of a step of ``accumulate`` times ``samples`` samples on one rank.
 
-    One rank is assumed to hold the whole model. As with ``kept``, call this only in a process that
-    does not train.
+    The count assumes that the rank holds the whole model. As with ``kept``, call this only in a
+    process that does not train.
     """
     watch = _Watch()
     usual = torch.get_default_dtype()
@@ -282,10 +288,11 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
 
 
 def again_flops(loaded: Loaded, case: CaseSpec) -> float:
-    """Count the FLOPs of a sample that backward recomputes because of checkpoints.
+    """Count the FLOPs per sample of the forward operators that checkpointing runs again.
 
-    The count follows torch, which stops the recomputation of a block when all tensors that backward
-    needs exist. As with ``kept``, call this only in a process that does not train.
+    Torch stops to recompute a block when all tensors that backward needs exist, and only the
+    operators that ran until then count. As with ``kept``, call this only in a process that does not
+    train.
     """
     if not case.checkpoint:
         return 0.0
@@ -304,7 +311,8 @@ def again_flops(loaded: Loaded, case: CaseSpec) -> float:
 class _Again(TorchDispatchMode):
     """A dispatch mode that counts the FLOPs of recomputed forward passes.
 
-    These are the operators that run in a backward pass with gradients enabled.
+    An operator belongs to a recomputed forward pass if it runs during backward with gradients
+    enabled.
     """
 
     def __init__(self) -> None:
@@ -323,7 +331,7 @@ class _Again(TorchDispatchMode):
 
 
 def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weights: int) -> Work:
-    """Return the work of these operators and of an optimizer step of so many bytes of weights."""
+    """Return the work of these operators, and of an optimizer step of ``weights`` bytes."""
     counted: Counter[Product] = Counter()
     for operator in operators:
         if operator.kind:
@@ -346,7 +354,7 @@ def _summed(operators: Sequence[_Operator], case: CaseSpec, samples: int, weight
 def _moved(operators: Sequence[_Operator]) -> int:
     """Return the bytes that operators other than matrix products and attention move.
 
-    In a fused group, only inputs from outside and outputs that are used later count.
+    In a fused group, only inputs from outside the group and outputs that are used later count.
     """
     groups = list(_groups(operators))
     last_read: dict[int, int] = {}
@@ -377,8 +385,8 @@ def _moved(operators: Sequence[_Operator]) -> int:
 def _groups(operators: Iterable[_Operator]) -> Iterator[list[_Operator]]:
     """Yield groups of consecutive operators that one kernel may compute.
 
-    Each matrix product or attention is a group. The operators between two of them form groups that
-    are either in compiled blocks or not.
+    Each matrix product or attention is a group by itself. The operators between two of these form
+    groups, each of which is either entirely in compiled blocks or entirely outside.
     """
     group: list[_Operator] = []
     for operator in operators:
@@ -396,7 +404,10 @@ def _tensors(values: object) -> list[Tensor]:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Return bytes by storage; an expanded tensor counts with the bytes of its storage."""
+    """Return the bytes of these tensors by storage.
+
+    An expanded tensor counts with the bytes of its storage.
+    """
     return {
         tensor.untyped_storage()._cdata: min(tensor.nbytes, tensor.untyped_storage().nbytes())
         for tensor in tensors
@@ -418,7 +429,7 @@ def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
-#: Numbers of layers of the two shallow models from which the counts of a deep one follow.
+#: Numbers of layers of the two shallow models from which the counts of a deep model are computed.
 LESS = 1
 MORE = 2
 _Counted = TypeVar("_Counted")
@@ -427,7 +438,8 @@ _Counted = TypeVar("_Counted")
 def kept_bytes(loaded: Loaded, case: CaseSpec) -> SavedTensorBytes:
     """Return the bytes that a step keeps, as ``kept`` counts them.
 
-    A deep model of identical layers is counted with ``MORE`` layers and extended.
+    For a deep model of identical layers, a model of ``MORE`` layers is counted, and the bytes of
+    the remaining layers are added.
     """
     if not (layers := _deep(loaded, case)):
         return kept(loaded, case)
@@ -435,12 +447,12 @@ def kept_bytes(loaded: Loaded, case: CaseSpec) -> SavedTensorBytes:
 
 
 def step_work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
-    """Return the work of a step, as ``work`` counts it, from two shallow models if possible."""
+    """Return the work of a step as ``work`` counts it, but from two shallow models if possible."""
     return _by_depth(loaded, case, partial(work, case=case, samples=samples), _deep_work)
 
 
 class WorkBySamples:
-    """The work of one model for any number of samples, interpolated from two counts.
+    """The work of one model for any number of samples, interpolated between two counts.
 
     Bytes and FLOPs are linear in the number of samples: a constant for the weights plus a part per
     sample. One sample is counted separately, because tensors with a dimension of size 1 have a
@@ -452,7 +464,7 @@ class WorkBySamples:
         self._counted: dict[int, Work] = {}
 
     def of(self, samples: int, count: Callable[[int], Work]) -> Work:
-        """Return the work of so many samples; call ``count`` if it cannot be interpolated."""
+        """Return the work of ``samples`` samples; call ``count`` if it cannot be interpolated."""
         if samples not in self._counted:
             known = [n for n in self._counted if n > 1]
             if not (self._grows and samples > 1 and len(known) > 1):
@@ -465,9 +477,9 @@ class WorkBySamples:
 
 
 def _between(less: Work, more: Work, samples: int) -> Work | None:
-    """Return the work of so many samples by linear interpolation between two counts.
+    """Return the work of ``samples`` samples by linear interpolation between two counts.
 
-    Return None if the counts have different products or the result is no whole number of bytes.
+    Return None if the counts have different products, or the result is not a whole number of bytes.
     """
     kinds = [[(p.kind, p.dtype, p.count) for p in step.products] for step in (less, more)]
     if kinds[0] != kinds[1]:
@@ -491,7 +503,7 @@ def _between(less: Work, more: Work, samples: int) -> Work | None:
 
 
 def flops(loaded: Loaded, case: CaseSpec, count: Callable[[Loaded], float]) -> float:
-    """Return the value of ``count`` for the whole model, from two shallow ones if possible."""
+    """Return ``count`` of the whole model, computed from two shallow models if possible."""
     return _by_depth(loaded, case, count, _grown)
 
 
@@ -513,9 +525,9 @@ def _by_depth(
 
 
 def _deep(loaded: Loaded, case: CaseSpec) -> int:
-    """Return the number of layers of a model whose counts follow from two shallow models.
+    """Return the number of layers if two shallow models suffice to count this model.
 
-    Return 0 if the model must be counted itself.
+    Return 0 if the model itself must be counted.
     """
     layers = int(loaded.size(case).get("layers", 0))
     unlike = case.checkpoint and case.checkpoint_every > 1
@@ -523,12 +535,12 @@ def _deep(loaded: Loaded, case: CaseSpec) -> int:
 
 
 def _grown(less: float, more: float, times: int) -> float:
-    """Return ``less`` plus ``times`` the difference to ``more``."""
+    """Return ``less`` plus ``times`` times the difference between ``more`` and ``less``."""
     return less + (more - less) * times
 
 
 def _deep_work(less: Work, more: Work, times: int) -> Work:
-    """Return the work ``less`` plus ``times`` the difference to the work ``more``."""
+    """Return ``less`` plus ``times`` times the difference between ``more`` and ``less``."""
     products = Counter[Product]()
     for counted, sign in ((less, 1 - times), (more, times)):
         for product in counted.products:

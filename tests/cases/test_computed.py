@@ -73,7 +73,7 @@ def test_collectives_that_gloo_corrupts_on_a_shared_gpu_are_refused(name: str) -
     """Gloo treats the device pointers of these collectives as host pointers."""
     site = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
     model = "moe-nano" if name == "expert_parallel" else "decoder-nano"
-    with pytest.raises(SpecError, match="with --shared-gpu: gloo cannot carry"):
+    with pytest.raises(SpecError, match="gloo, which --shared-gpu needs, does not"):
         KNOWN.normalise(site.case(f"{name}/{model}"))
     KNOWN.normalise(site.case("ddp/decoder-nano"))
     KNOWN.normalise(replace(site.case(f"{name}/{model}"), world_size=1, nodes=(1,)))

@@ -4,7 +4,7 @@ import torch
 
 from harness.training.transports import cast
 
-BESIDE = True  # other compressors are compared with it, as with dense training in fp32
+BESIDE = True  # other compressors are compared with this one, too
 ERROR_BOUND = 1e-2
 
 promise, build = cast(torch.bfloat16)

@@ -11,7 +11,8 @@ from harness.training.observe.laps import lap
 from harness.training.transports import ErrorFeedback, Knobs, Promise, done, kept, total
 
 ERROR_BOUND = 1.0
-#: A sketch has ``rows`` rows, each with ``columns`` columns for each entry that it has to find.
+#: A sketch has ``rows`` rows. A row has ``columns`` times as many columns as there are entries to
+#: find.
 KNOBS = dict(rho=0.01, rows=5, columns=4.0, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
@@ -19,12 +20,12 @@ METHOD = dict(optimizer="sgd")
 
 
 def _columns(n: int, knobs: Knobs) -> int:
-    """Return the number of columns of a sketch of n elements."""
+    """Return the number of columns of the sketch of a vector of n elements."""
     return max(1, int(knobs["columns"] * kept(n, knobs["rho"])))
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
-    """Return the bytes of two all-reduces: of the sketch, and of the values of found entries."""
+    """Return the bytes of two all-reduces: of the sketch, and of the found entries' values."""
     n = total(shapes)
     payload = 4.0 * (knobs["rows"] * _columns(n, knobs) + kept(n, knobs["rho"]))
     return Promise(
@@ -37,7 +38,8 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
 class Sketched:
     """The hook of count-sketch (Charikar et al., 2002; Rothchild et al., 2020).
 
-    Unlike in the papers, the values of the found entries are exchanged exactly.
+    The papers estimate the values of the found entries from the sketch; this hook exchanges the
+    exact values.
     """
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
@@ -48,9 +50,10 @@ class Sketched:
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def table(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the column (int64) and the sign of every entry in every row, both (rows, n).
+        """Return, for each row and entry, the entry's column (int64) and its sign.
 
-        They are drawn from the seed and are therefore the same on all ranks.
+        Both tensors have the shape (rows, n). They are drawn from the case's seed and are therefore
+        the same on all ranks.
         """
         if n not in self.tables:
             source = torch.Generator().manual_seed(self.seed + n)

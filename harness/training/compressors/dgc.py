@@ -9,20 +9,20 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs, Sparse, generator
 
 ERROR_BOUND = 1.0
-#: ``warm_up``: steps in which more entries are sent, in four stages. ``clip``: the largest norm of
-#: the gradients of all ranks together; 0 sets no limit.
+#: In the first ``warm_up`` steps more entries are sent. Their number falls in four stages.
+#: ``clip`` is the largest allowed norm of the gradients added over all ranks; 0 sets no limit.
 KNOBS = dict(rho=0.01, momentum=0.9, sampled=0.01, feedback=True, warm_up=0, clip=0.0)
 LOSSLESS = dict(rho=1.0, sampled=1.0, momentum=0.0, clip=0.0)
 CLAIM = "contracts"
 #: The sent entries add up to the gradients only without momentum and without clipping.
 TELESCOPES = dict(momentum=0.0, clip=0.0)
-#: The correctness check takes few steps, so its warm-up must be short.
+#: The correctness check runs only a few steps, so its warm-up must be short.
 TWIN = dict(warm_up=2)
-#: Its momentum replaces that of the optimizer.
+#: The optimizer is plain SGD, because this compressor applies momentum itself.
 METHOD = dict(optimizer="sgd")
-#: Fewest sampled entries from which a threshold is estimated.
+#: A threshold is estimated from at least this many sampled entries.
 FEWEST_SAMPLED = 256
-#: The share of entries that the first stage of the warm-up sends; later stages use its powers.
+#: Fraction of entries that the first stage of the warm-up sends. Stage i sends ``FIRST ** i``.
 FIRST = 0.25
 STAGES = 4
 
@@ -32,8 +32,8 @@ promise = transports.promise
 class Corrected(Sparse):
     """The hook with momentum correction (Lin et al., 2018).
 
-    Momentum accumulates locally in the entries that are not sent. It is cleared for an entry when
-    the entry is sent.
+    Entries that are not sent accumulate momentum locally. When an entry is sent, its momentum is
+    cleared.
     """
 
     momentum = 0.0
@@ -53,23 +53,24 @@ class Corrected(Sparse):
         self.rho = self.kept_now()
         if self.clip:
             flat = bucket.buffer()
-            # The sum of N independent gradients of this norm has the norm ``clip``.
+            # N independent gradients, each of the norm ``most``, add up to the norm ``clip``.
             most = self.clip / self.world**0.5
             flat.mul_((most / flat.norm().clamp(min=1e-30)).clamp(max=1.0))
         self.step += bucket.is_last()
         return super().__call__(bucket)
 
     def kept_now(self) -> float:
-        """Return the share of entries sent in this step: 25 %, 6.25 %, .. down to ``rho``."""
+        """Return the fraction of entries sent in this step: 25 %, 6.25 %, .. down to ``rho``."""
         if self.step >= self.warm_up:
             return self.last_rho
         stage = STAGES * self.step // self.warm_up
         return float(max(self.last_rho, FIRST ** (stage + 1)))
 
     def sampled(self, x: Tensor, k: int) -> Tensor:
-        """Return the indices of at most k entries above a threshold that a sample estimates.
+        """Return the indices of at most k entries above a threshold.
 
-        If more than k exceed the threshold, only the k largest are returned.
+        The threshold is estimated from a random sample of the entries. If more than k entries
+        exceed it, only the k largest are returned.
         """
         magnitude, n = x.abs(), x.numel()
         count = min(n, max(FEWEST_SAMPLED, int(self.share * n)))

@@ -1,4 +1,4 @@
-"""Block-wise fp8 (e4m3) in two phases: 3 bits of mantissa, scaled by each block's largest value."""
+"""Block-wise fp8 (e4m3) in two phases, scaled by the largest value of each block."""
 
 import torch
 from torch import Tensor

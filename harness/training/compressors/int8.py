@@ -11,9 +11,10 @@ CLAIM = "contracts"
 
 
 class Codec:
-    """A codec that rounds to multiples of amax / 127 of each block.
+    """A codec that rounds the elements of a block to multiples of amax / 127.
 
-    The error of an element is at most half of such a step.
+    ``amax`` is the largest magnitude in the block. The error of an element is at most half of such
+    a multiple.
     """
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:

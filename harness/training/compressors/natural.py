@@ -10,13 +10,16 @@ ERROR_BOUND = 0.5
 KNOBS: dict[str, int] = {}
 CLAIM = "unbiased"
 METHOD = dict(optimizer="sgd")
-#: Subtracted from fp32 exponents to get codes of seven bits. Numbers with smaller exponents become
-#: 0, and numbers too large for the codes get the largest one.
+#: Offset that is subtracted from fp32 exponents to get seven-bit codes. Numbers with exponents up
+#: to it become 0, and numbers that are too large get the largest code.
 LOWEST = 127 - 100
 
 
 class Codec:
-    """A codec of a sign and seven bits of exponent (Horvath et al., 2022, who keep nine bits)."""
+    """A codec that keeps the sign and seven bits of exponent (Horvath et al., 2022).
+
+    The paper keeps nine bits in total.
+    """
 
     unit = 1
 
@@ -31,7 +34,7 @@ class Codec:
         drawn = torch.randint(
             1 << 23, x.shape, generator=self.generator, device=x.device, dtype=torch.int32
         )
-        # A random number added to the mantissa carries into the exponent with a probability that is
+        # Adding a random number to the mantissa increments the exponent with a probability that is
         # proportional to the mantissa.
         exponent = (((bits & 0x7FFFFFFF) + drawn) >> 23) - LOWEST
         sign = (bits >> 24) & 0x80

@@ -1,4 +1,4 @@
-"""No compression, through the same hook: the result must equal DDP's bit for bit."""
+"""No compression, but through the same hook: the result must equal DDP's result bit for bit."""
 
 import torch
 

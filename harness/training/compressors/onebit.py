@@ -1,4 +1,4 @@
-"""1-bit in two phases with double error feedback: signs and a scale for each block."""
+"""1-bit in two phases with error feedback in both: each element's sign, and a scale per block."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ SIGNS = transports.lookup(1, (-1.0, 1.0))
 
 
 class Codec:
-    """A codec of signs and each block's mean magnitude (Seide et al., 2014; Tang et al., 2021)."""
+    """A codec that sends signs and the mean magnitude of each block.
+
+    The method is from Seide et al., 2014, and Tang et al., 2021.
+    """
 
     def __init__(self, knobs: Knobs, _: torch.Generator) -> None:
         self.unit = int(knobs["block"])

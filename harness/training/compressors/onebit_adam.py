@@ -14,17 +14,18 @@ from harness.training.transports import Knobs, TwoPhase, done
 ERROR_BOUND = 1.5
 KNOBS = dict(block=1024, feedback=True, momentum=0.9)
 CLAIM = "contracts"
-#: The published combination: Adam whose variance is frozen after the dense steps (``start``).
+#: The optimizer of the paper: Adam whose variance is frozen after ``start`` uncompressed steps.
 METHOD = dict(optimizer="frozen_adam", start=16)
 
 
 class Momentum(TwoPhase):
     """The hook of 1-bit Adam (Tang et al., 2021, Algorithm 1).
 
-    It exchanges the momentum b u + g, where u is the result of the previous exchange. It returns
-    the exchanged momentum minus b u as the gradient. Adam's running mean of this gradient then
-    equals the exchanged momentum. Any optimizer can therefore step with it, and error feedback
-    makes the sum of the returned gradients follow that of the true ones.
+    It exchanges the momentum b u + g, where g is the gradient, b is the factor ``momentum``, and u
+    is the result of the previous exchange. It returns the exchanged momentum minus b u as the
+    gradient. Adam's running mean of this gradient then equals the exchanged momentum, so any
+    optimizer can step with it. Because of error feedback, the sum of the returned gradients stays
+    close to the sum of the true gradients.
     """
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:
@@ -34,7 +35,7 @@ class Momentum(TwoPhase):
         self.velocity: dict[Tensor, Tensor] = {}
 
     def heard(self, parameters: list[Tensor], mean: Tensor) -> None:
-        """Update the momentum in the dense steps, in which whole gradients are exchanged."""
+        """Update the momentum in steps in which uncompressed gradients are exchanged."""
         parts = mean.split([tensor.numel() for tensor in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             before = self.velocity.get(parameter)

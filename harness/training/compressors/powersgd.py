@@ -1,4 +1,4 @@
-"""PowerSGD: rank-r factors of each matrix with warm start and error feedback."""
+"""PowerSGD: low-rank factors of each matrix, with warm start and error feedback."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,12 +19,12 @@ METHOD = dict(optimizer="momentum")
 
 
 def _matrix(shape: torch.Size) -> tuple[int, int]:
-    """Return the shape of a parameter as a matrix with its first dimension as rows."""
+    """Return the rows and columns of a parameter as a matrix; its first dimension is the rows."""
     return shape[0], shape.numel() // shape[0]
 
 
 def _rank(shape: torch.Size, rank: int) -> int | None:
-    """Return the rank for a parameter; None if its factors would not be smaller than itself."""
+    """Return the rank of a parameter's factors, or None if they would not be smaller than it."""
     if len(shape) < 2:
         return None
     m, q = _matrix(shape)
@@ -33,7 +33,7 @@ def _rank(shape: torch.Size, rank: int) -> int | None:
 
 
 def promise(shapes: Sequence[torch.Size], world: int, knobs: Mapping[str, Json]) -> Promise:
-    """Return the bytes of the factors of matrices and of all other parameters, in one bucket."""
+    """Return the bytes of all factors and of the parameters without factors, in one bucket."""
     total = 0.0
     for shape in shapes:
         r = _rank(shape, knobs["rank"])
@@ -66,7 +66,7 @@ class LowRank:
         self.factors: dict[Tensor, Tensor] = {}
 
     def warm(self, parameter: Tensor, q: int, r: int) -> Tensor:
-        """Return the right factor of the last step; the first one is drawn from a common seed."""
+        """Return the right factor of the last step; the first step draws it from a common seed."""
         if parameter not in self.factors:
             generator = torch.Generator().manual_seed(q * 7919 + r)
             drawn = torch.randn(q, r, generator=generator)
@@ -92,7 +92,7 @@ class LowRank:
         averaged = _mean([*left, *(gradients[i].float() for i in dense)], self.world)
         with lap("encode"):
             bases = [torch.linalg.qr(tensor).Q for tensor in averaged[: len(left)]]
-            # This order reads the matrix by rows; m.T @ p takes thirty times as long on a CPU.
+            # This product reads the matrix by rows; m.T @ p takes thirty times as long on a CPU.
             right = [(p.T @ m).T for m, p in zip(matrices.values(), bases, strict=True)]
         right = _mean(right, self.world) if right else []
         with lap("decode"):

@@ -10,13 +10,13 @@ ERROR_BOUND = 4.0
 KNOBS = dict(block=512)
 CLAIM = "unbiased"
 METHOD = dict(optimizer="sgd")
-#: Levels above 0; 4 bits hold a sign and three bits of level.
+#: Number of levels above 0. An element has 4 bits: its sign, and three bits for its level.
 LEVELS = 7
 MEANING = transports.lookup(4, [*range(8), *(-level for level in range(8))])
 
 
 class Codec:
-    """A codec of stochastic levels of |x| / norm (Alistarh et al., 2017)."""
+    """A codec that rounds |x| / norm to a level at random (Alistarh et al., 2017)."""
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
         self.unit = int(knobs["block"])

@@ -13,7 +13,7 @@ from harness.training.observe.laps import lap
 from harness.training.transports import ErrorFeedback, Knobs, Promise, done, kept, total
 
 ERROR_BOUND = 32.0
-#: Without feedback, values are scaled by n/k: the result is unbiased, but its error is large.
+#: With ``feedback=False`` values are scaled by n/k. The result is unbiased, but its error is large.
 KNOBS = dict(rho=0.1, feedback=True)
 LOSSLESS = dict(rho=1.0)
 CLAIM = "contracts"
@@ -31,10 +31,10 @@ def promise(shapes: Sequence[torch.Size], world: int, knobs: Knobs) -> Promise:
 
 
 def places(step: int, n: int, k: int, device: torch.device) -> Tensor:
-    """Return k different indices below n, drawn from the step.
+    """Return k different indices below n that depend on the step.
 
-    They are a i + b mod n for i < k, where a is coprime to n. The time grows with k only, and
-    torch's global generator is not used.
+    They are (a i + b) mod n for i < k, where a and b are drawn at random and a is coprime to n. The
+    time grows with k only, and torch's global generator is not used.
     """
     drawn = random.Random(step)
     factor = drawn.randrange(n)
@@ -47,7 +47,7 @@ def places(step: int, n: int, k: int, device: torch.device) -> Tensor:
 class Shared:
     """The hook of random-k.
 
-    All ranks draw the same indices, because they have taken the same number of steps.
+    All ranks draw the same indices, because they are at the same step.
     """
 
     def __init__(self, ctx: RankContext, knobs: Knobs) -> None:

@@ -7,9 +7,9 @@ from harness.training import transports
 from harness.training.compressors.terngrad import MEANING
 from harness.training.transports import Knobs
 
-#: A constant magnitude bounds no error, so only the direction is checked.
+#: With a constant magnitude the error has no bound, so only the direction is checked.
 ERROR_BOUND = 1e3
-#: ``magnitude``: the magnitude of every element of the resulting gradient.
+#: ``magnitude`` is the magnitude of every element of the resulting gradient.
 KNOBS = dict(magnitude=0.01)
 CLAIM = "descends"
 METHOD = dict(optimizer="sgd")
@@ -18,8 +18,8 @@ METHOD = dict(optimizer="sgd")
 class Codec:
     """A codec of signs in two bits (Bernstein et al., 2018 and 2019); the sign of 0 is 0.
 
-    One bit per sign would turn ties into +1. Half of all votes of two ranks are ties, and so are
-    all rows of an embedding that no sample uses.
+    One bit per sign would turn ties into +1. Ties are frequent: half of the votes of two ranks, and
+    all votes on rows of an embedding that no sample uses.
     """
 
     unit = 4

@@ -10,8 +10,8 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs
 
 ERROR_BOUND = 16.0
-#: ``clip``: limit of magnitudes in standard deviations; 2.5 in the paper, 0 for none. Clipping
-#: causes a bias, so only the direction is claimed then.
+#: ``clip`` limits magnitudes to this many standard deviations (2.5 in the paper); 0 sets no limit.
+#: Clipped gradients are biased, so the compressor then claims only that their direction is right.
 KNOBS = dict(block=1024, clip=0.0)
 CLAIM = "unbiased"
 METHOD = dict(optimizer="momentum")
@@ -19,7 +19,10 @@ MEANING = transports.lookup(2, (-1.0, 0.0, 1.0, 0.0))
 
 
 class Codec:
-    """A codec that keeps an element with probability magnitude / largest (Wen et al., 2017)."""
+    """A codec that keeps or drops each element at random (Wen et al., 2017).
+
+    The probability of keeping x is |x| divided by the largest magnitude in its block.
+    """
 
     def __init__(self, knobs: Knobs, generator: torch.Generator) -> None:
         self.unit = int(knobs["block"])

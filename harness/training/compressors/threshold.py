@@ -1,4 +1,4 @@
-"""Threshold with error feedback: entries of at least a given magnitude, up to a share of all."""
+"""Threshold with error feedback: send entries of at least a given size, up to a fixed number."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from harness.training.context import RankContext
 from harness.training.transports import Knobs, Sparse
 
 ERROR_BOUND = 1.0
-#: ``rho``: the share of entries that a message can hold. Further entries are added to the next
-#: gradient, and unused space is sent as zeros.
+#: ``rho`` is the fraction of all entries that a message can hold. Entries that do not fit are added
+#: to the next gradient, and unused space is filled with zeros.
 KNOBS = dict(threshold=0.01, rho=0.05, feedback=True)
 LOSSLESS = dict(threshold=0.0, rho=1.0)
 CLAIM = "contracts"
@@ -19,9 +19,9 @@ promise = transports.promise
 
 
 def build(ctx: RankContext, knobs: Knobs) -> Sparse:
-    """Return the hook (Strom, 2015), with messages of a fixed size.
+    """Return the hook (Strom, 2015).
 
-    Ranks therefore do not need to exchange sizes.
+    Its messages have a fixed size, so ranks do not need to exchange sizes.
     """
     least = float(knobs["threshold"])
 

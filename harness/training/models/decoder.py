@@ -37,7 +37,7 @@ SIZES = {
 #: All blocks between the embedding and the head are identical.
 ALIKE = True
 
-#: How layers are split by width: by groups of heads, so that each rank has whole groups.
+#: How layers are split by width. Attention is split by groups of heads; each rank has whole groups.
 TENSOR = {
     "units": "kv",
     "cut": {
@@ -46,7 +46,7 @@ TENSOR = {
     },
 }  # fmt: skip
 
-#: Modules that need the whole sequence. If it is split, their ``attend(q, k, v)`` is replaced.
+#: Modules that need the whole sequence. If ranks split it, their ``attend(q, k, v)`` is replaced.
 CONTEXT = "block*.attention"
 
 
@@ -56,8 +56,8 @@ def _rotary(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of shape (seq, dim / 2).
 
-    The argument ``mode`` separates cached tensors of a fake tensor mode, which have no values. They
-    are no buffers of a module, because DDP would broadcast these in every step.
+    The result is cached. It is not a buffer of a module, because DDP would broadcast it in every
+    step. ``mode`` is part of the cache key, because tensors of a fake tensor mode have no values.
     """
     frequency = 10000.0 ** -(torch.arange(0, dim, 2, device=device).float() / dim)
     angle = torch.arange(seq, device=device).float()[:, None] * frequency[None]
@@ -65,7 +65,7 @@ def _rotary(
 
 
 def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
-    """Apply the rotary position embedding to (B, heads, S, dim), with halves paired as in Llama."""
+    """Apply the rotary position embedding to (B, heads, S, dim); halves are paired as in Llama."""
     mode = None if type(x) is Tensor else getattr(x, "fake_mode", None)
     cos, sin = _rotary(length or x.shape[2], x.shape[3], x.device, x.dtype, mode)
     if positions is not None:
@@ -78,8 +78,8 @@ def _rotate(x: Tensor, positions: Tensor | None, length: int) -> Tensor:
 class CausalAttention(nn.Module):
     """Causal attention of queries (B, heads, S, dim) to keys and values (B, groups, S, dim).
 
-    If a rank holds a part of the sequence, ``positions`` are its positions in a sequence of
-    ``length``, and ``attend`` is replaced by attention over all ranks.
+    If ranks split the sequence, ``positions`` holds this rank's positions in a sequence of
+    ``length`` tokens, and ``attend`` is replaced by attention over all ranks.
     """
 
     positions: Tensor | None = None
@@ -98,9 +98,9 @@ class CausalAttention(nn.Module):
 class DecoderBlock(nn.Module):
     """Pre-norm grouped-query attention and feed-forward (GELU, or SwiGLU if gated).
 
-    Rows of ``qkv`` and of a gated ``up`` are ordered by group of heads, so any range of groups is a
-    slice of them. A rank of tensor parallelism holds some groups; forward infers their number from
-    the shapes.
+    The rows of ``qkv`` are ordered by group of heads, so a range of groups is a slice of the rows;
+    the rows of a gated ``up`` are ordered accordingly. With tensor parallelism a rank holds some of
+    the groups, and forward infers their number from the shapes.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -148,9 +148,9 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
-    """Return tokens (B, S) and next tokens (B, S) of a learnable language.
+    """Return tokens (B, S) and next tokens (B, S) of an artificial language that can be learned.
 
-    The token after x is 5 x + 17 mod V; one token in ten is replaced by a random one.
+    The token after x is (5 x + 17) mod V. One token in ten is replaced by a random token.
     """
     s = int(size["seq"])
     vocab = size["vocab"]
@@ -160,7 +160,7 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     places = torch.arange(s + 1, device=ids.device)
     drawn = (
         torch.where(noisy, random >> 8, random) % vocab
-    )  # used at the first and at noisy positions
+    )  # used at the first position and at noisy ones
     last = torch.where(noisy, places, 0).cummax(1).values
     tables = (torch.tensor(numbers, device=ids.device) for numbers in _applied(s, vocab))
     factor, offset = (table[places - last] for table in tables)
@@ -170,7 +170,7 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _applied(times: int, vocab: int) -> tuple[list[int], list[int]]:
-    """Return the a and b of a x + b mod V, which is 5 x + 17 applied 0, 1, .. ``times`` times."""
+    """Return a and b for which (a x + b) mod V is 5 x + 17 applied 0, 1, .. ``times`` times."""
     factors = [1]
     offsets = [0]
     for _ in range(times):
@@ -184,9 +184,9 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def floor(size: Mapping[str, Json]) -> float:
-    """Return the entropy of the next token in nats, the least possible loss.
+    """Return the entropy of the next token in nats, which is the least possible loss.
 
-    The random token that replaces another one may be the same token.
+    The entropy accounts for random replacements that equal the replaced token.
     """
     noise = 0.1
     vocab = size["vocab"]
@@ -200,9 +200,9 @@ def tokens(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 (P - P_embedding - P_norm) S + 12 L S^2 d (PaLM, app. B).
+    """Return the FLOPs 6 (P - P_embedding - P_norm) S + 12 L S^2 d (PaLM, app. B).
 
-    Attention counts in full, although causal attention needs only half of it.
+    Attention counts fully, although causal attention needs only half of the FLOPs.
     """
     d = size["d"]
     s = int(size["seq"])

@@ -23,7 +23,7 @@ SIZES = {
     ),
 }  # fmt: skip
 KNOBS = dict(top=6, capacity=1.25, balance=0.01)
-#: Modules whose parameters have the experts as dimension 0, which a mesh may divide.
+#: Modules whose parameters have one entry per expert along dimension 0, which ranks may divide.
 EXPERTS = "block*.experts"
 
 batch, tokens, floor = decoder.batch, decoder.tokens, decoder.floor
@@ -55,7 +55,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return FLOPs as for the dense decoder; only the experts that a token uses count."""
+    """Return FLOPs as in the dense decoder, but count only the experts that a token uses."""
     d = size["d"]
     s = int(size["seq"])
     layers = size["layers"]

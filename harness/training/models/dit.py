@@ -12,8 +12,8 @@ from harness.base.documents import Json
 from harness.training.data import hashed, uniform
 from harness.training.models.vit import EncoderBlock
 
-#: Sizes from Peebles and Xie (2023), table 1; latents have 4 channels and edges 8 times shorter
-#: than those of the image.
+#: Sizes from Peebles and Xie (2023), table 1. Latents have 4 channels, and their edges are 8 times
+#: shorter than the edges of the image.
 SIZES = {
     "nano": dict(d=64, layers=2, heads=4, patch=2, latent=8, classes=16, batch=8),
     "tiny": dict(d=192, layers=4, heads=3, patch=2, latent=16, classes=16, batch=8),
@@ -26,15 +26,16 @@ SIZES = {
 #: All blocks between the patches and the head are identical.
 ALIKE = True
 CHANNELS = 4
-#: The number of sines and cosines that encode a time, and the number of times.
+#: The number of sines and cosines that encode a time step, and the number of time steps.
 WAVES = 256
 TIMES = 1000
 
 
 class Conditioned(nn.Module):
-    """Embed a latent, a time and a class, (B, C H W + 2), as tokens (B, 1 + patches, d).
+    """Embed a latent, a time and a class as tokens of shape (B, 1 + patches, d).
 
-    The first token is the sum of the embeddings of time and class; it modulates all blocks.
+    The input has the shape (B, C H W + 2). The first token is the sum of the embeddings of time and
+    class, and modulates all blocks.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -44,7 +45,7 @@ class Conditioned(nn.Module):
         self.classes = size["classes"]
         self.project = nn.Conv2d(CHANNELS, d, patch, stride=patch)
         self.times = nn.Sequential(nn.Linear(WAVES, d), nn.SiLU(), nn.Linear(d, d))
-        self.labels = nn.Embedding(size["classes"] + 1, d)  # one more stands for no class
+        self.labels = nn.Embedding(size["classes"] + 1, d)  # the last one stands for no class
         self.positions = nn.Parameter(torch.empty(1, _patches(size), d))
         nn.init.normal_(self.positions, std=0.02)
 
@@ -84,7 +85,7 @@ class DiTBlock(EncoderBlock):
 
 
 class Unpatched(nn.Module):
-    """Map tokens (B, 1 + S, d) to noise and its variance, (B, S, patch^2 2 C)."""
+    """Map tokens (B, 1 + S, d) to the noise and its variance in each patch, (B, S, patch^2 2 C)."""
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
@@ -101,8 +102,8 @@ class Unpatched(nn.Module):
 def build(size: Mapping[str, Json]) -> nn.Sequential:
     """Build patches, blocks and head.
 
-    Gates have torch's default initialisation. Gates of zero would give the weights of the blocks
-    no gradients in the first step.
+    Gates have torch's default initialisation. If they were zero, as in the paper, the weights of
+    the blocks would have no gradients in the first step.
     """
     blocks = [(f"block{i}", DiTBlock(size["d"], size["heads"])) for i in range(size["layers"])]
     named = [("patches", Conditioned(size)), *blocks, ("head", Unpatched(size))]
@@ -112,8 +113,8 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Return noisy latents with a time and a class (B, C H W + 2), and their noise by patch.
 
-    The noise has the shape (B, S, p^2 C). A latent is a constant picture, given by the class, mixed
-    with noise, where the time sets their shares.
+    The noise has the shape (B, S, p^2 C). A latent is a mixture of noise and a constant picture.
+    The class determines the picture, and the time determines the weight of the noise.
     """
     edge, patch = size["latent"], size["patch"]
     noise = uniform(ids, CHANNELS * edge * edge)
@@ -131,7 +132,7 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 def loss(output: Tensor, targets: Tensor) -> Tensor:
     """Return the squared error of the noise plus the mean square of the variance outputs.
 
-    The second term trains the outputs for the variance to be 0, the logarithm of a unit variance.
+    The second term trains the variance outputs towards 0, which is the logarithm of 1.
     """
     noise, variance = output.float().chunk(2, -1)
     return functional.mse_loss(noise, targets.float()) + variance.square().mean()
@@ -146,7 +147,7 @@ def _patches(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, attention included, and 4 if the input needs no gradient."""
+    """Return FLOPs: 6 per multiply-add (with attention), or 4 if the input needs no gradient."""
     d, layers = size["d"], size["layers"]
     s = tokens(size)
     square = size["patch"] ** 2

@@ -11,7 +11,7 @@ from torch.nn import functional
 from harness.base.documents import Json
 from harness.training.data import hashed, uniform
 
-#: The model is from Naumov et al. (2019). "criteo" is the size of MLPerf for Criteo's terabyte data
+#: The model is from Naumov et al. (2019). "criteo" is MLPerf's size for the Criteo terabyte data
 #: set, with tables of at most 40 million rows.
 SIZES = {
     "nano": dict(d=16, dense=13, bottom=[32, 16], top=[64, 32, 1], batch=32,
@@ -29,11 +29,11 @@ SIZES = {
 }  # fmt: skip
 
 
-#: Base of the two digits that encode a row index; a float holds each digit exactly.
+#: Base of the two digits that encode a row index. A float can represent each digit exactly.
 DIGIT = 8192
 
 
-#: The module of the embedding tables ``table0``, ``table1`` ..; a strategy may divide them.
+#: The module of the embedding tables ``table0``, ``table1``, .., which ranks may divide.
 TABLES = "looked.tables"
 
 
@@ -46,7 +46,7 @@ def _layers(first: int, widths: Sequence[int]) -> list[nn.Module]:
 
 
 class Tables(nn.Module):
-    """Embedding tables of unequal lengths; row indices (B, tables) give (B, tables, d)."""
+    """Embedding tables of unequal lengths, which map row indices (B, tables) to (B, tables, d)."""
 
     embeds = True
 
@@ -63,10 +63,10 @@ class Tables(nn.Module):
         return self.looked_up(rows, range(len(self.rows)))
 
     def looked_up(self, rows: Tensor, tables: Sequence[int]) -> Tensor:
-        """Look up row indices in these tables only; their order is that of the columns."""
+        """Look up each column of ``rows`` in one table; ``tables`` lists the columns' tables."""
         parts = []
         for column, i in enumerate(tables):
-            asked = rows[:, column].clamp(max=self.rows[i] - 1)  # bf16 may have rounded it up
+            asked = rows[:, column].clamp(max=self.rows[i] - 1)  # bf16 may round up
             parts.append(functional.embedding(asked, getattr(self, f"table{i}")))
         return torch.stack(parts, 1)
 
@@ -74,7 +74,7 @@ class Tables(nn.Module):
 class Looked(nn.Module):
     """Embed dense features and one row of each table as vectors (B, 1 + tables, d).
 
-    The input (B, dense + 2 tables) is float, so each row index comes in two digits.
+    The input (B, dense + 2 tables) is float, so each row index consists of two digits.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -93,13 +93,13 @@ class Looked(nn.Module):
 class Interacted(nn.Module):
     """Map vectors (B, 1 + tables, d) to a logit (B, 1).
 
-    Its layers get the dense vector and the dot products of all pairs.
+    The input of its layers is the dense vector and the dot products of all pairs of vectors.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
         vectors = 1 + len(size["rows"])
-        # A Python list also works when memory is counted on tensors without data.
+        # A Python list can index tensors without data, on which memory is counted.
         self.pairs = [row * vectors + column for row in range(vectors) for column in range(row)]
         inputs = size["d"] + len(self.pairs)
         self.top = nn.Sequential(*_layers(inputs, size["top"])[:-1])
@@ -117,12 +117,12 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
     """Return features with row indices in two digits (B, dense + 2 tables), and clicks (B,).
 
-    The rows of the first and the last table determine a click; one in ten is inverted.
+    The row indices of the first and the last table determine a click. One click in ten is inverted.
     """
     tables = len(size["rows"])
     num_rows = torch.tensor(size["rows"], device=ids.device)
     drawn = hashed(ids, tables + 1)
-    # The square of a uniform number makes rows at the front more frequent.
+    # Squaring a uniform number makes the first rows more frequent.
     share = (drawn[:, :tables] % (1 << 24)).double() / (1 << 24)
     rows = (share * share * num_rows).long().clamp(max=num_rows - 1)
     noisy = drawn[:, tables] % 10 == 0
@@ -137,9 +137,9 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, and 4 in the first layer, whose input needs no gradient.
+    """Return FLOPs: 6 per multiply-add, or 4 in the first layer, whose input needs no gradient.
 
-    Row look-ups need no FLOPs.
+    Looking up rows needs no FLOPs.
     """
     bottom = [size["dense"], *size["bottom"]]
     vectors = 1 + len(size["rows"])

@@ -10,8 +10,8 @@ from torch.nn import functional
 from harness.base.documents import Json
 from harness.training.models import decoder
 
-#: Sizes from Brown et al. (2020), table 2.1. The table states 24 heads of 128 for "1b3", but its
-#: width of 2048 needs 16.
+#: Sizes from Brown et al. (2020), table 2.1. For "1b3" the table states 24 heads of dimension 128,
+#: but the width of 2048 needs 16 heads.
 SIZES = {
     "nano": dict(d=64, layers=4, heads=4, vocab=256, seq=32, batch=8),
     "tiny": dict(d=128, layers=4, heads=4, vocab=512, seq=64, batch=4),
@@ -30,7 +30,7 @@ batch, loss, tokens, floor = decoder.batch, decoder.loss, decoder.tokens, decode
 
 
 class Positions(nn.Module):
-    """Add a learned vector for each position of the sequence, (B, S, d)."""
+    """Add a learned vector for each position of the sequence to (B, S, d)."""
 
     def __init__(self, seq: int, d: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Positions(nn.Module):
 
 
 class GPTBlock(nn.Module):
-    """Pre-norm attention and a feed-forward layer four times as wide, (B, S, d) to the same."""
+    """Pre-norm attention and a feed-forward layer four times as wide, from and to (B, S, d)."""
 
     def __init__(self, d: int, heads: int) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 (12 L d^2 + V d) S + 12 L S^2 d (PaLM, app. B).
+    """Return the FLOPs 6 (12 L d^2 + V d) S + 12 L S^2 d (PaLM, app. B).
 
-    Attention counts in full, although causal attention needs only half of it.
+    Attention counts fully, although causal attention needs only half of the FLOPs.
     """
     d = size["d"]
     s = int(size["seq"])

@@ -22,8 +22,8 @@ SIZES = {
     "llama-70b": dict(d=8192, layers=80, heads=64, kv=8, ff=28672, vocab=128256, seq=2048, batch=1),
 }
 #: An adapter adds alpha / rank times a matrix product of rank ``rank`` to a projection (Hu et al.,
-#: 2022). ``targets`` are the projections with adapters: the attention's queries and values ("qv")
-#: or all of them ("all").
+#: 2022). ``targets`` selects the projections with adapters: queries and values of the attention
+#: ("qv"), or all projections ("all").
 KNOBS = dict(rank=16, alpha=32.0, targets="all")
 #: All blocks between the embedding and the head are identical.
 ALIKE = True
@@ -34,7 +34,7 @@ batch, loss, tokens, floor = decoder.batch, decoder.loss, decoder.tokens, decode
 
 
 def _widths(size: Mapping[str, Json]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of inputs and outputs of each projection."""
+    """Return the number of inputs and of outputs of each projection."""
     d, ff = int(size["d"]), int(size["ff"])
     narrow = d // int(size["heads"]) * int(size["kv"])
     return {
@@ -52,9 +52,9 @@ def _adapted(size: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 class Frozen(nn.Module):
-    """Weights of shape (outputs, inputs) that do not train; they do not depend on the seed.
+    """Weights of shape (outputs, inputs) that are not trained and do not depend on the seed.
 
-    They are a buffer and no parameter, so optimizers and gradient exchange ignore them.
+    They are a buffer and not a parameter, so optimizers and gradient exchange ignore them.
     """
 
     weight: Tensor
@@ -154,7 +154,7 @@ class LoraBlock(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Build embedding, blocks, norm and head; only the adapters of the blocks train."""
+    """Build embedding, blocks, norm and head. Only the adapters of the blocks are trained."""
     d = size["d"]
     blocks = [(f"block{i}", LoraBlock(size, i)) for i in range(size["layers"])]
     head = nn.Sequential(OrderedDict(norm=Norm(d), fc=Frozen(size["vocab"], d, 2, (3 / d) ** 0.5)))
@@ -168,10 +168,11 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 4 per token and frozen weight, which needs no gradient, and 6 per weight of adapters.
+    """Return the FLOPs of a sample.
 
-    The input of the first block needs no gradient, so its projections count 2 less. Attention
-    counts 12 L S^2 d, as in the decoder.
+    Per token, a frozen weight counts 4, because it needs no gradient, and an adapter weight counts
+    6. The input of the first block needs no gradient, so the weights of its first projections count
+    2 less. Attention counts 12 L S^2 d, as in the decoder.
     """
     d = int(size["d"])
     s = int(size["seq"])

@@ -16,7 +16,7 @@ SIZES = {
     "8192": dict(d=8192, layers=8, classes=1024, batch=64),
 }
 
-#: How layers are split by width: in pairs, whose second layer adds up the parts of the first one.
+#: How layers are split by width: in pairs, in which the second layer adds up the first one's parts.
 TENSOR = {"units": "d", "cut": {"layer[02468].0": "column", "layer[13579].0": "row"}}
 
 
@@ -39,6 +39,6 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per weight, and 4 in the first layer, whose input needs no gradient."""
+    """Return FLOPs: 6 per weight, or 4 in the first layer, whose input needs no gradient."""
     d = size["d"]
     return float(6.0 * (size["layers"] * d * d + d * size["classes"]) - 2.0 * d * d)

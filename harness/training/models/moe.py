@@ -42,7 +42,7 @@ SIZES = {
 #: All blocks between the embedding and the head are identical.
 ALIKE = True
 KNOBS = dict(top=2, capacity=1.25, balance=0.01)
-#: Modules whose parameters have the experts as dimension 0, which a mesh may divide.
+#: Modules whose parameters have one entry per expert along dimension 0, which ranks may divide.
 EXPERTS = "block*.experts"
 
 batch, tokens, floor = decoder.batch, decoder.tokens, decoder.floor
@@ -73,9 +73,9 @@ class Experts(nn.Module):
 class ExpertBlock(nn.Module):
     """Pre-norm attention and experts (GShard, Lepikhin et al., 2020; Switch, Fedus et al., 2021).
 
-    Each token is sent to its ``top`` experts, all first choices before the second ones. An expert
-    takes at most ``capacity`` times its even share of the choices of a forward pass. Choices
-    beyond that are dropped.
+    Each token is sent to the ``top`` experts that the router chooses for it. The first choices of
+    all tokens come before the second choices. If the choices were spread evenly, each expert would
+    get the same number. An expert takes at most ``capacity`` times this number and drops the rest.
     """
 
     def __init__(self, size: Mapping[str, Json]) -> None:
@@ -113,8 +113,8 @@ class ExpertBlock(nn.Module):
         if self.top > 1:
             sure = sure / sure.sum(-1, keepdim=True)
         room = math.ceil(self.capacity * count * self.top / num)
-        wanted = functional.one_hot(chosen.T.flatten(), num)  # first choices first
-        counted = wanted.T.contiguous().cumsum(1).T  # by rows: by columns CUDA takes 6 ms
+        wanted = functional.one_hot(chosen.T.flatten(), num)  # first choices come first
+        counted = wanted.T.contiguous().cumsum(1).T  # along rows: columns take 6 ms on CUDA
         place = (counted * wanted).sum(-1) - 1
         lies = torch.where(place < room, chosen.T.flatten() * room + place, num * room)
         source = torch.arange(count, device=x.device).repeat(self.top)
@@ -123,7 +123,8 @@ class ExpertBlock(nn.Module):
         answers = torch.cat((answers, answers.new_zeros(1, d)))[lies]
         mixed = (answers * sure.T.reshape(-1, 1).to(x.dtype)).view(self.top, count, d).sum(0)
         self.routing.note(wanted.sum(0), place >= room)
-        # Balance loss of Switch: experts x sum of (share of first choices) x (mean probability).
+        # The balance loss of Switch: the number of experts times the sum over experts of
+        # (fraction of first choices) x (mean probability).
         first = functional.one_hot(chosen[:, 0], num).float().mean(0)
         unbalance = num * (first * likely.mean(0)).sum()
         added: Tensor = _Also.apply(mixed, self.balance * unbalance)  # type: ignore[no-untyped-call]
@@ -139,7 +140,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
 
 
 class _Also(torch.autograd.Function):
-    """An identity that adds a second loss in backward, scaled like the model's loss."""
+    """An identity that adds the gradient of a second loss, scaled like the main loss."""
 
     scale: float | Tensor = 1.0
 
@@ -154,7 +155,7 @@ class _Also(torch.autograd.Function):
 
 
 class _Scaled(torch.autograd.Function):
-    """An identity that records the scale of the loss when its backward begins."""
+    """An identity that records the factor by which the loss is scaled, at the start of backward."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return FLOPs as for the dense decoder; only the experts that a token is sent to count."""
+    """Return FLOPs as in the dense decoder, but count only the experts that a token is sent to."""
     d = size["d"]
     s = int(size["seq"])
     layers = size["layers"]

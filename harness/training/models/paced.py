@@ -1,12 +1,13 @@
 """Simulated compute: layers wait for set times; gradients are real and have set sizes.
 
-In mode ``wait`` each layer waits its share of ``step_ms``: a third in forward, a third for the
-gradient of its input and a third for that of its weight. Overlap with communication is real.
+In mode ``wait`` all layers together wait ``step_ms`` per step. A layer waits a third of its time in
+forward, a third for the gradient of its input and a third for the gradient of its weight. Overlap
+with communication is real.
 
-In mode ``schedule`` step i ends at the window's start + i x T. The period T follows from the
-efficiency that ``plant`` states for the world size ("2:0.95,4:0.9") and a seeded noise of the
-launch. This known answer checks all measurements. A node that is slowed on purpose lengthens the
-times of both modes.
+In mode ``schedule`` step i ends i x T after the first timed step begins. The period T is computed
+from the efficiency that ``plant`` states for the world size ("2:0.95,4:0.9") and from random noise
+that is drawn for each launch. Because the right result is known, it checks all measurements. A node
+that is slowed on purpose lengthens the times in both modes.
 """
 
 import time
@@ -30,12 +31,12 @@ MODES = ("wait", "schedule")
 KNOBS = dict(mode="wait", step_ms=40.0, plant="", noise=0.01)
 STAND_IN = "paced"
 AT_ONCE = dict(step_ms=0.0)
-#: The share of a core that this rank has; ``slow_down`` sets it.
+#: The fraction of a core that this rank simulates; ``slow_down`` sets it.
 _share = 1.0
 
 
 def slow_down(share: float) -> None:
-    """Lengthen all later waits as if this rank had only ``share`` of a core."""
+    """Lengthen all later waits, as if this rank had only the fraction ``share`` of a core."""
     global _share
     _share = share
 
@@ -48,7 +49,7 @@ class Wait(torch.autograd.Function):
         ctx.backward_s = backward_s
         if forward_s:
             time.sleep(forward_s / _share)
-        return x.clone()  # schedules that split backward detach it in place; a view forbids that
+        return x.clone()  # some schedules detach it in place, which views do not allow
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
@@ -59,7 +60,7 @@ class Wait(torch.autograd.Function):
 class PacedLayer(nn.Module):
     """The layer y = x + x * mean(weight, 0).
 
-    Every element of its gradient depends on the data of the rank.
+    Each element of its gradient depends on the data of the rank.
     """
 
     def __init__(self, rows: int, width: int, sample_s: float) -> None:
@@ -76,7 +77,7 @@ class PacedLayer(nn.Module):
 
 
 def build(size: Mapping[str, Json]) -> nn.Sequential:
-    """Build equal layers of ``layer_kb`` KiB; their waits add up to ``step_ms`` per default batch.
+    """Build equal layers of ``layer_kb`` KiB that together wait ``step_ms`` per default batch.
 
     Raise SpecError for an unknown mode, and for a ``plant`` that cannot be read or that the mode
     does not use.
@@ -93,7 +94,7 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
         )
     step_s = size["step_ms"] / 1e3
     if size["mode"] == "schedule":
-        step_s *= 0.4  # leaves time for communication before the step's deadline
+        step_s *= 0.4  # leave time for communication in each period
     sample_s = step_s / size["layers"] / size["batch"]
     rows = size["layer_kb"] * 1024 // 4 // size["width"]
     return nn.Sequential(
@@ -118,14 +119,14 @@ def flops(size: Mapping[str, Json]) -> float:
 
 
 def step_s(size: Mapping[str, Json]) -> float:
-    """Return the least seconds of a step, whichever device runs it."""
+    """Return the least time of a step in seconds, which is the same on every device."""
     return float(size["step_ms"] / 1e3)
 
 
 def planted(size: Mapping[str, Json]) -> dict[int, float]:
-    """Return the efficiency of each world size that ``plant`` names.
+    """Return the efficiency that ``plant`` states for each world size.
 
-    Raise SpecError if it cannot be read.
+    Raise SpecError if ``plant`` cannot be parsed.
     """
     try:
         pairs = [item.split(":") for item in size["plant"].split(",") if item]
@@ -139,7 +140,7 @@ def planted(size: Mapping[str, Json]) -> dict[int, float]:
 
 
 def period_s(size: Mapping[str, Json], case: CaseSpec, draw: int) -> float | None:
-    """Return the period T of a step in seconds with the launch's noise; None in mode ``wait``.
+    """Return the period T of a step in seconds with the launch's noise, or None in mode ``wait``.
 
     T_N is T_1 / E_N in weak mode and T_1 / (N E_N) in strong mode, where E_N is the efficiency that
     ``plant`` states. ``draw`` seeds the noise.

@@ -18,21 +18,22 @@ SIZES = {
     "124m": dict(d=768, layers=12, heads=12, kv=12, ff=3072, vocab=50304, seq=1024, batch=8),
 }
 KNOBS = dict(length_dist="uniform")
-#: Batches are cut to their longest sample, so shapes differ between ranks and between steps.
+#: A batch is as long as its longest sample, so shapes differ between ranks and between steps.
 RAGGED = True
 #: The target of positions after the end of a sample; the loss ignores it.
 PADDING = -100
-#: The number of different lengths: each is a share i / GRAIN of the longest (or its cube).
+#: The number of different lengths. They are the fractions i / GRAIN of the longest length, for i
+#: from 1 to GRAIN; ``long_tail`` cubes the fractions.
 GRAIN = 16
 
 build = decoder.build
 
 
 def lengths(ids: Tensor, size: Mapping[str, Json]) -> Tensor:
-    """Return the number of tokens of each sample, int64, a pure function of the ids.
+    """Return the number of tokens of each sample (int64), a pure function of the ids.
 
     Sample 0 has the longest length. With ``uniform`` all lengths are equally likely. With
-    ``long_tail`` half of the samples are shorter than an eighth of the longest.
+    ``long_tail`` half of the samples have at most an eighth of the longest length.
     """
     share = 1 - (hashed(ids, 1)[:, 0] % GRAIN).float() / GRAIN  # in (0, 1]
     if (kind := size["length_dist"]) == "long_tail":
@@ -55,9 +56,9 @@ def batch(ids: Tensor, size: Mapping[str, Json]) -> tuple[Tensor, Tensor]:
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over samples of the mean loss of their tokens.
+    """Return the mean loss of the samples, where the loss of a sample is the mean of its tokens.
 
-    Every sample has the same weight, whatever its length and its rank.
+    Every sample therefore has the same weight, whatever its length and its rank.
     """
     losses = functional.cross_entropy(
         output.float().flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="none"
@@ -71,7 +72,7 @@ def floor(size: Mapping[str, Json]) -> float:
 
 
 def _mean(size: Mapping[str, Json], power: int) -> float:
-    """Return the mean over samples of their length to this power."""
+    """Return the mean of (length of a sample) ** ``power`` over all samples."""
     share = 1 - torch.arange(GRAIN).double() / GRAIN
     share = share**3 if size["length_dist"] == "long_tail" else share
     return float((share * int(size["seq"])).ceil().pow(power).mean())
@@ -82,7 +83,7 @@ def tokens(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return the decoder's FLOPs for the mean sample; FLOPs for padding do not count."""
+    """Return the mean FLOPs of a sample in the decoder, without the FLOPs of padding."""
     s = int(size["seq"])
     d = size["d"]
     layers = size["layers"]

@@ -1,6 +1,6 @@
-"""Residual CNN whose speed compute limits.
+"""Residual CNN: compute limits its speed.
 
-It has group norm, because the result of batch norm would depend on the world size.
+It uses group norm, because the result of batch norm would depend on the world size.
 """
 
 from collections import OrderedDict
@@ -85,7 +85,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, and 4 in the stem, whose input needs no gradient."""
+    """Return FLOPs: 6 per multiply-add, or 4 in the first layer, whose input needs no gradient."""
     total = 4.0 * 27 * size["width"] * size["image"] ** 2
     for before, channels, stride, edge in _plan(size):
         macs = 9.0 * (before + channels) * channels * edge * edge

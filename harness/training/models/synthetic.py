@@ -1,4 +1,4 @@
-"""A model of selectable FLOPs and gradient bytes, to vary the ratio of compute to communication."""
+"""A model whose FLOPs and gradient bytes can be set: it varies compute against communication."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -18,7 +18,10 @@ KNOBS = dict(mflop=10.0, grad_mb=4.0)
 
 
 class SyntheticLayer(nn.Module):
-    """A layer of ``repeats`` products with one matrix and ballast that only adds gradient bytes."""
+    """A layer that multiplies by one matrix ``repeats`` times.
+
+    Its parameter ``ballast`` adds gradient bytes, but hardly any FLOPs.
+    """
 
     def __init__(self, d: int, repeats: int, ballast: int) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class SyntheticLayer(nn.Module):
 
 
 def _shape(size: Mapping[str, Json]) -> tuple[int, int]:
-    """Return the repeats of the product and the elements of ballast per layer."""
+    """Return the number of products and the number of elements of ballast of each layer."""
     d, layers = size["d"], size["layers"]
     repeats = max(1, round(size["mflop"] * 1e6 / (6 * d * d * layers)))
     total = size["grad_mb"] * 1e6 / 4
@@ -60,6 +63,6 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 d^2 per product, and 4 d^2 for the first, whose input needs no gradient."""
+    """Return FLOPs: 6 d^2 per product, or 4 d^2 for the first, whose input needs no gradient."""
     repeats, _ = _shape(size)
     return float(6.0 * size["d"] ** 2 * repeats * size["layers"] - 2.0 * size["d"] ** 2)

@@ -49,7 +49,7 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, and 4 in the first layer, whose input needs no gradient."""
+    """Return FLOPs: 6 per multiply-add, or 4 in the first layer, whose input needs no gradient."""
     before = 3
     edge = size["image"]
     total = 0.0

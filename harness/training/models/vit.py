@@ -23,7 +23,7 @@ ALIKE = True
 
 
 class Patches(nn.Module):
-    """Embed images (B, 3, H, W) as a class token and one token per patch, (B, 1 + patches, d)."""
+    """Embed images (B, 3, H, W) as a class token and a token per patch: (B, 1 + patches, d)."""
 
     def __init__(self, size: Mapping[str, Json]) -> None:
         super().__init__()
@@ -107,9 +107,9 @@ def _patches(size: Mapping[str, Json]) -> int:
 
 
 def flops(size: Mapping[str, Json]) -> float:
-    """Return 6 per multiply-add, attention included, and 4 in the patches.
+    """Return FLOPs: 6 per multiply-add, including attention.
 
-    The input of the patches needs no gradient.
+    The embedding of the patches counts 4, because its input needs no gradient.
     """
     d, layers = size["d"], size["layers"]
     s = tokens(size)

@@ -1,1 +1,1 @@
-"""The effect of each dimension of a mesh on a model, and the bytes that it sends."""
+"""The dimensions of a mesh: how each one splits or replicates a model, and the bytes it sends."""

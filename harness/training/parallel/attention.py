@@ -1,8 +1,9 @@
-"""Context parallelism along ``cp``: three ways of attention from one part to the whole sequence.
+"""Context parallelism along ``cp``: three ways in which the queries of one part of the sequence
+attend to the keys of all parts.
 
 Tensors have the shape (B, heads, S / N, dim); keys and values may have fewer heads (groups). The
-positions of a rank say which part of the sequence it holds. A query sees keys at its position and
-before.
+positions of a rank state which part of the sequence it holds. Attention is causal: a query attends
+to the keys at its position and at earlier ones.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def visible(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the causal mask of positions, bool of shape (len(queries), len(keys))."""
+    """Return the causal mask for these positions, bool of shape (len(queries), len(keys))."""
     return queries[:, None] >= keys[None, :]
 
 
 def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
-    """Return attention that all-gathers keys and values and uses those that its queries see."""
+    """Return attention that all-gathers keys and values, and drops keys after the last query."""
     positions = places[group.rank()]
     whole = torch.cat(list(places))
     needed = torch.nonzero(whole <= positions.max()).flatten()
@@ -40,10 +41,10 @@ def gathered(group: dist.ProcessGroup, places: Sequence[Tensor]) -> Attend:
 
 
 def ulysses(group: dist.ProcessGroup) -> Attend:
-    """Return attention that exchanges parts of the sequence for heads (Jacobs et al., 2023).
+    """Return attention in which each rank computes some heads (Ulysses, Jacobs et al., 2023).
 
-    Each rank then attends over the whole sequence for some heads; a second exchange restores the
-    parts of the sequence.
+    An all-to-all gives each rank the whole sequence of its heads. A second all-to-all returns to
+    each rank its part of the sequence for all heads.
     """
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Swap(torch.autograd.Function):
-    """An all-to-all that splits dimension ``cut`` and joins dimension ``joined``."""
+    """An all-to-all that splits dimension ``cut`` and concatenates along dimension ``joined``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tensor:
@@ -105,7 +106,7 @@ class _Swap(torch.autograd.Function):
 
 
 def _swapped(x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tensor:
-    """Return the result of an all-to-all that splits ``cut`` and joins ``joined``."""
+    """Split dimension ``cut`` over the ranks, and concatenate the parts along ``joined``."""
     n = group.size()
     given = x.unflatten(cut, (n, -1)).movedim(cut, 0).contiguous()
     received = torch.empty_like(given)
@@ -116,9 +117,9 @@ def _swapped(x: Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> Tens
 class _Ring(torch.autograd.Function):
     """Ring attention in fp32.
 
-    The softmax is combined from parts by their log-sum-exp (Milakov and Gimelshein, 2018). In
-    backward the gradients of keys and values travel around the ring with them and return to their
-    rank.
+    The results for the parts of the keys are combined by their log-sum-exp (Milakov and Gimelshein,
+    2018). In backward the gradients of keys and values are sent around the ring, too, until they
+    reach the rank that holds the keys and values.
     """
 
     @staticmethod
@@ -183,7 +184,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _each_head(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat keys or values for each head of the queries."""
+    """Repeat keys or values so that each head of the queries has its own copy."""
     return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
@@ -194,7 +195,7 @@ def _each_group(x: Tensor, k: Tensor) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-    """Return the scaled dot products in fp32, with minus infinity for keys that are not seen."""
+    """Return the scaled dot products in fp32, with minus infinity where ``seen`` is False."""
     products = q.float() @ _each_head(k, q).float().transpose(-1, -2) * q.shape[-1] ** -0.5
     scores: Tensor = products.masked_fill(~seen, -torch.inf)
     return scores

@@ -15,16 +15,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.base.stats import evenly
 from harness.training.tuning.kernels import compiled_blocks
 
-#: Quantities that can balance the stages. Any other value of ``split`` lists the blocks per stage.
+#: Quantities by which stages can be balanced. Any other ``split`` lists the blocks per stage.
 SPLITS = ("flops", "layers")
 
 
 def cuts(flops: Mapping[str, float], stages: int, split: str) -> list[list[str]]:
-    """Return the names of each stage's blocks.
+    """Divide blocks into stages, and return the names of each stage's blocks.
 
-    ``flops`` maps the blocks to their FLOPs. ``split`` is "flops" to minimise the work of the
-    largest stage, "layers" to give every block the same weight, or a list such as ``3,2,3`` of the
-    number of blocks per stage. Raise ValueError if there are fewer blocks than stages.
+    ``flops`` maps the name of each block to its FLOPs. ``split`` is "flops" to minimise the FLOPs
+    of the largest stage, or "layers" to minimise its number of blocks. Otherwise it lists the
+    number of blocks of each stage, such as ``3,2,3``. Raise ValueError if there are fewer blocks
+    than stages.
     """
     names = list(flops)
     if len(names) < stages:
@@ -38,7 +39,7 @@ def cuts(flops: Mapping[str, float], stages: int, split: str) -> list[list[str]]
 
 
 def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
-    """Return the names of each stage's blocks for a list of their numbers such as ``2,3,3``."""
+    """Return the names of each stage's blocks for a list of block counts such as ``2,3,3``."""
     counts = [int(part) for part in split.split(",") if part.strip().isdigit()]
     if len(counts) != stages or sum(counts) != len(names) or min(counts) < 1:
         raise ValueError(
@@ -50,14 +51,14 @@ def _listed(names: Sequence[str], stages: int, split: str) -> list[list[str]]:
 
 
 class DepthBlock(NamedTuple):
-    """The FLOPs of a block on its inputs, at least 1, and its output."""
+    """The FLOPs of a block (at least 1) and its output, for given inputs."""
 
     flops: float
     output: Tensor
 
 
 def blocks_of(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
-    """Return every block's FLOPs and output for these inputs on the meta device, by name.
+    """Return the FLOPs and the output of each block for inputs on the meta device, by name.
 
     The result is cached for each model and input shape.
     """
@@ -73,21 +74,22 @@ _COUNTED: WeakKeyDictionary[nn.Module, dict[torch.Size, dict[str, DepthBlock]]] 
 
 
 def flops_of(model: nn.Sequential, x: Tensor) -> dict[str, float]:
-    """Return the FLOPs of each block for these inputs on the meta device, by name."""
+    """Return the FLOPs of each block for inputs on the meta device, by name."""
     return {name: block.flops for name, block in blocks_of(model, x).items()}
 
 
 def likeness(block: nn.Module, x: Tensor) -> tuple[object, ...]:
-    """Return a key of type, weights and inputs; blocks with equal keys compute the same.
+    """Return a key made of a block's type and the shapes of its weights and inputs.
 
-    This is only valid if the model's file states that its blocks are identical.
+    Blocks with equal keys compute the same. This is true only if the model's file states that its
+    blocks are identical.
     """
     weights = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
     return type(block), weights, tuple(x.shape), x.dtype
 
 
 def _counted(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
-    """Count all blocks of a model; identical blocks are counted once."""
+    """Count the FLOPs of each block of a model; identical blocks are computed once."""
     counted: dict[str, DepthBlock] = {}
     known: dict[object, DepthBlock] = {}
     alike = getattr(model, "alike", False)
@@ -103,11 +105,11 @@ def _counted(model: nn.Sequential, x: Tensor) -> dict[str, DepthBlock]:
 
 
 def _computed(block: nn.Module, x: Tensor) -> DepthBlock:
-    """Count one block on the meta device, without compiled code."""
+    """Count the FLOPs of one block on the meta device, without compiled code."""
     meta = {name: parameter.to("meta") for name, parameter in block.named_parameters()}
     meta |= {name: tensor.to("meta") for name, tensor in block.named_buffers()}
     counter = FlopCounterMode(display=False)
-    compiled = bool(compiled_blocks(block))  # else avoid the import of the compiler
+    compiled = bool(compiled_blocks(block))  # import the compiler only if needed
     eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     with eager, counter, torch.no_grad():
         output = torch.func.functional_call(block, meta, (x,))
@@ -115,7 +117,7 @@ def _computed(block: nn.Module, x: Tensor) -> DepthBlock:
 
 
 def stage(model: nn.Sequential, names: Sequence[str]) -> nn.Sequential:
-    """Return the blocks of a stage with their names and the model's statement of TENSOR."""
+    """Return a module of the stage's blocks, with their names and the ``tensor`` of the model."""
     blocks = nn.Sequential(OrderedDict((name, model.get_submodule(name)) for name in names))
     blocks.tensor = getattr(model, "tensor", None)  # type: ignore[assignment]
     return blocks

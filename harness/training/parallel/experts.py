@@ -15,9 +15,9 @@ from harness.training.parallel import norms
 
 
 class Routing:
-    """Counts of how often the router chose each expert, and of the choices that were dropped.
+    """Counters of how often the router chose each expert, and how many choices were dropped.
 
-    Each token makes ``top`` choices. A choice is dropped if the expert's capacity is full.
+    The router chooses ``top`` experts per token. A choice is dropped if the expert is full.
     """
 
     def __init__(self, experts: int, top: int) -> None:
@@ -26,7 +26,7 @@ class Routing:
         self.dropped = torch.zeros(())
 
     def note(self, asked: Tensor, dropped: Tensor) -> None:
-        """Add the choices per expert (experts,) and the mask of dropped choices (choices,)."""
+        """Add the numbers of choices per expert (experts,) and a mask of dropped choices."""
         if asked.device.type == "meta":
             return
         with torch.no_grad():
@@ -51,15 +51,15 @@ def routings(model: nn.Module) -> Iterator[tuple[str, Routing]]:
 
 
 def of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that hold experts by name; the model's head says which these are."""
+    """Return the modules that hold experts, by name; the model file names them with ``EXPERTS``."""
     named = model.named_modules()
     return {name: m for name, m in named if fnmatch.fnmatchcase(name, str(model.experts))}
 
 
 def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
-    """Keep only this rank's experts and exchange inputs and outputs with the other ranks.
+    """Keep only this rank's experts, and make the module exchange inputs and outputs with others.
 
-    Change the module in place. Its parameters have the experts as dimension 0.
+    The module is changed in place. Dimension 0 of its parameters is the expert.
     """
     n = group.size()
     rank = group.rank()
@@ -71,7 +71,7 @@ def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
         setattr(experts, name, parameter)
 
     def forward(rooms: Tensor) -> Tensor:
-        """Compute the outputs of one rank's tokens, which are sorted by expert.
+        """Compute the outputs of all experts for the tokens of this rank.
 
         Input and output have the shape (experts, capacity, d).
         """

@@ -1,4 +1,4 @@
-"""Process groups of a mesh, and a reduce-scatter over all-to-all."""
+"""Process groups of a mesh, and a reduce-scatter that is made of an all-to-all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.training.transports import Codec, padded
 #: Dimensions along which all parameters are replicated, except those of experts.
 REPLICATED = (Dim.DP, Dim.EP, Dim.CP)
 
-#: Axes of a DeviceMesh; each has a name and the dimensions of the case's mesh that it joins.
+#: The axes of a DeviceMesh. Each is a name and the dimensions of the case's mesh that it joins.
 Axes = tuple[tuple[Dim, tuple[Dim, ...]], ...]
 
 
@@ -32,15 +32,15 @@ def _made(device: str, sizes: tuple[tuple[Dim, int], ...], axes: Axes) -> Device
     ranks = torch.arange(given.ranks).view([size for _, size in sizes])
     ranks = ranks.permute([order.index(dim) for _, dims in axes for dim in dims if dim in order])
     ranks = ranks.reshape([given.size(*dims) for _, dims in axes])
-    # Torch's default is the device that it was built for, even if the model is on a CPU.
+    # Without ``device``, torch takes the GPU that it was built for, even if the model is on a CPU.
     return DeviceMesh(device, ranks, mesh_dim_names=tuple(str(name) for name, _ in axes))
 
 
 def _axes(mesh: Mesh, joined: Sequence[Dim], wanted: Sequence[Dim]) -> Axes:
-    """Return one axis per dimension; ``joined`` dimensions share an axis named after their first.
+    """Return one axis per dimension, except that all ``joined`` dimensions form one axis.
 
-    Axes are in the order of ``Dim`` and not of the mesh, because FSDP2 takes the first one for
-    replicas.
+    This axis is named after the first of them. Axes are in the order of ``Dim`` and not of the
+    mesh, because FSDP2 uses the first axis for replicas.
     """
     named: dict[Dim, list[Dim]] = {}
     for dim in (*mesh.sizes, *(d for d in wanted if d not in mesh.sizes)):
@@ -50,9 +50,9 @@ def _axes(mesh: Mesh, joined: Sequence[Dim], wanted: Sequence[Dim]) -> Axes:
 
 
 def parameters(ctx: RankContext, *dims: Dim) -> DeviceMesh:
-    """Return the mesh of ranks along these dimensions for parameters.
+    """Return the DeviceMesh along these dimensions by which parameters are placed.
 
-    ``dp`` stands for all dimensions of ``REPLICATED``.
+    ``dp`` stands for all dimensions in ``REPLICATED``.
     """
     axes = _axes(ctx.mesh, REPLICATED, dims)
     whole = _made(ctx.device.type, tuple(ctx.mesh.sizes.items()), axes)
@@ -61,7 +61,7 @@ def parameters(ctx: RankContext, *dims: Dim) -> DeviceMesh:
 
 
 def group(ctx: RankContext, dim: Dim) -> dist.ProcessGroup:
-    """Return the process group of the ranks that differ along this dimension only."""
+    """Return the process group of this rank and the ranks that differ along this dimension only."""
     axes = _axes(ctx.mesh, (), [dim])
     return _made(ctx.device.type, tuple(ctx.mesh.sizes.items()), axes).get_group(str(dim))
 
@@ -87,7 +87,7 @@ def codec_of(name: str) -> Codec:
 
 
 def coded_bytes(codec: Codec, elements: float, ranks: int) -> float:
-    """Return the encoded bytes of so many elements in one part for each rank."""
+    """Return the encoded bytes of ``elements`` elements that are divided into a part per rank."""
     part = -(-int(elements) // ranks)
     return float(ranks * codec.bytes(padded(part, codec.unit)))
 
@@ -95,7 +95,7 @@ def coded_bytes(codec: Codec, elements: float, ranks: int) -> float:
 class OverAllToAll(DefaultReduceScatter):
     """A reduce-scatter by an all-to-all; each rank adds the received parts in rank order.
 
-    With a ``codec`` the parts are sent encoded (as in ZeRO++, Wang et al., 2023).
+    If there is a ``codec``, it encodes the parts (as in ZeRO++, Wang et al., 2023).
     """
 
     def __init__(self, codec: Codec | None = None) -> None:
@@ -109,9 +109,9 @@ class OverAllToAll(DefaultReduceScatter):
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        """Reduce-scatter the input; (N-1)/N of it is sent.
+        """Reduce-scatter the input, of which (N-1)/N is sent.
 
-        ``async_op`` has no effect, because FSDP2 waits for the tensors themselves.
+        ``async_op`` has no effect, because FSDP2 waits on its stream and not for a work object.
         """
         mine, *others = self._exchanged(input_tensor.view(group.size(), -1), group)
         output_tensor.copy_(mine)

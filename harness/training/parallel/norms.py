@@ -1,4 +1,4 @@
-"""Norms of whole tensors of which each rank holds a part."""
+"""Norms of tensors that are split, so that each rank holds one part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-#: Attribute of a plain parameter that is only this rank's part: the group of ranks that hold all.
+#: Name of the attribute of a plain parameter that is only a part of a tensor. Its value is the
+#: group of the ranks that hold the parts.
 PARTED = "parted_over"
 
 
@@ -21,7 +22,7 @@ def local(tensor: Tensor) -> Tensor:
 def gradient(parameter: nn.Parameter) -> Tensor:
     """Return this rank's part of a parameter's gradient.
 
-    If the gradient has other placements than the parameter, it is redistributed first.
+    If the gradient's placements differ from the parameter's, it is redistributed first.
     """
     grad = parameter.grad
     if isinstance(parameter, DTensor) and isinstance(grad, DTensor):
@@ -37,8 +38,8 @@ def gradient(parameter: nn.Parameter) -> Tensor:
 def squares(parameters: Sequence[nn.Parameter], held: Sequence[Tensor]) -> Tensor:
     """Return the sum of squares of each whole tensor, float64 of shape (len(held),).
 
-    ``held`` are this rank's parts of tensors that are split as these parameters are. This is a
-    collective of the ranks that hold the other parts.
+    ``held`` lists this rank's part of each tensor, and the tensors are split like ``parameters``.
+    This is a collective of the ranks that hold the parts.
     """
     norms = torch._foreach_norm([tensor.double() for tensor in held])
     squared = torch.stack(norms).square()
@@ -58,8 +59,8 @@ def clip(
 ) -> None:
     """Scale all gradients so that their common norm is at most ``most`` (Pascanu et al., 2013).
 
-    ``stages`` is the group of the ranks that train the other parameters of the model. The squares
-    of their gradients count in the norm.
+    ``stages`` is the group of the ranks that train the other parameters of the model. The norm
+    includes the gradients of these ranks.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [gradient(parameter) for parameter in parameters]

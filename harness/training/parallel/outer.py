@@ -1,4 +1,6 @@
-"""Strategies whose ranks train separate models and exchange parameters in some steps only."""
+"""The parts of strategies whose ranks train separate models and exchange parameters only in some
+steps.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,21 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 class Rule(Protocol):
     """The rule by which a rank changes its model after each local step.
 
-    A strategy's file also has a class ``Simulation(models, batching, knobs)``. It applies the same
-    rule to the models of all ranks in one process without collectives, and is the reference of the
-    correctness check. A rule that depends on the arrival of messages records it in ``seen``, which
-    the simulation receives from every rank.
+    A strategy's file also has a class ``Simulation(models, batching, knobs)``, the reference of the
+    correctness check. It applies the same rule to the models of all ranks in one process, without
+    collectives. If a rule depends on the order in which messages arrive, it records this order in
+    ``seen``, and the simulation receives ``seen`` from every rank.
     """
 
     def after(self, step: int) -> None:
         """Change the model after this step, counted from 0.
 
-        This is a collective of all ranks in the steps in which they exchange.
+        In the steps in which ranks exchange, this is a collective of all ranks.
         """
 
 
 class OuterTrainer(LocalTrainer):
-    """A trainer that steps on the local gradient and then applies its rule."""
+    """A trainer that takes a step with the local gradient and then applies its rule."""
 
     resumable = False  # a rule may have further state
     rule: Rule
@@ -54,7 +56,7 @@ class OuterTrainer(LocalTrainer):
 def trainer(
     model: nn.Module, ctx: RankContext, kind: type[OuterTrainer] = OuterTrainer
 ) -> OuterTrainer:
-    """Broadcast rank 0's model and return a trainer without a rule; the caller must set one."""
+    """Broadcast rank 0's model and return a trainer. The caller must set the trainer's rule."""
     if ctx.world_size > 1:
         flat = vector(model)
         dist.broadcast(flat, src=0)
@@ -72,10 +74,10 @@ def expected(  # noqa: PLR0913  (each argument is a term of the closed form)
     formula: str,
     states: int = 0,
 ) -> Expected:
-    """Return the expectation of a case whose ranks send this in every ``period``-th step.
+    """Return the expectation of a case whose ranks send ``sent`` in every ``period``-th step.
 
     ``states`` is the number of copies of all parameters that the rule keeps. Raise ValueError if
-    the period is less than 1.
+    the period is below 1.
     """
     if period < 1:
         raise ValueError(f"the period is {period} steps; expected at least 1")
@@ -96,7 +98,7 @@ def expected(  # noqa: PLR0913  (each argument is a term of the closed form)
 
 
 def payload(model: nn.Module) -> float:
-    """Return the bytes of all parameters."""
+    """Return the number of bytes of all parameters."""
     return float(num_elements(model) * element_bytes(model))
 
 
@@ -115,13 +117,13 @@ def fill(model: nn.Module, flat: Tensor) -> None:
 
 
 def mean(flat: Tensor) -> Tensor:
-    """Return the mean of all ranks' vectors, computed by one all-reduce in place."""
+    """Average a vector over all ranks by one all-reduce, in place, and return it."""
     dist.all_reduce(flat)
     return flat.div_(dist.get_world_size())
 
 
 def mean_of(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the mean of these vectors, which are added in order."""
+    """Return the mean of these vectors, added in the given order."""
     total = vectors[0].clone()
     for other in vectors[1:]:
         total += other

@@ -1,4 +1,4 @@
-"""Data parallelism: replicas whose gradients are averaged, or shards of all parameters (FSDP2)."""
+"""Data parallelism: replicas with averaged gradients, or shards of all parameters (FSDP2)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from harness.training.trainer import LocalTrainer
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapped:
-    """A model with data parallelism, and the arguments of ``LocalTrainer`` that train it."""
+    """A model with data parallelism, and the arguments with which ``LocalTrainer`` trains it."""
 
     module: nn.Module
     synchronise: Callable[[bool], None]
@@ -40,15 +40,15 @@ class Wrapped:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a shard. This is a collective of the ranks that hold its shards."""
+    """Return the full tensor of a shard. This is a collective of the ranks that hold a shard."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def placements(module: nn.Module) -> tuple[str, ...]:
     """Return the observed placements of a module's parameters, for example ``Shard(dim=0)``.
 
-    On a mesh of several dimensions each entry lists one placement per dimension. Parameters that
-    are no DTensors are ``plain``.
+    On a mesh of several dimensions each entry lists one placement per dimension. The entry of
+    parameters that are not DTensors is ``plain``.
     """
     placed = (
         parameter.placements if isinstance(parameter, DTensor) else ()
@@ -58,9 +58,10 @@ def placements(module: nn.Module) -> tuple[str, ...]:
 
 
 def sharded(model: nn.Module, ctx: RankContext, knobs: Mapping[str, Any]) -> Wrapped:
-    """Apply ``fully_shard`` to every block, then to the root, which has no further parameters.
+    """Apply ``fully_shard`` to each block and then to the model.
 
-    If the mesh also has replicas, sharding is hybrid. ``knobs`` are arguments of ``fully_shard``.
+    If the mesh also has replicas, sharding is hybrid. ``knobs`` holds arguments of
+    ``fully_shard``.
     """
     hybrid = ctx.mesh.size(*groups.REPLICATED) > 1
     mesh = groups.parameters(ctx, *([Dim.DP, Dim.FSDP] if hybrid else [Dim.FSDP]))
@@ -106,7 +107,8 @@ def bytes_by_mesh(
 ) -> Traffic:
     """Return the traffic of ``by_mesh`` for blocks of these shapes.
 
-    ``size`` is the bytes of an element, and ``gathers`` how often a step gathers each block.
+    ``size`` is the number of bytes of an element, and ``gathers`` is the number of times that a
+    step gathers each block.
     """
     n = mesh.size(Dim.FSDP)
     replicas = mesh.size(*groups.REPLICATED)

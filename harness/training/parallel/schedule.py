@@ -1,8 +1,8 @@
 """Pipeline schedules: the order of each rank's actions, and the best possible efficiency.
 
 The order comes from ``torch.distributed.pipelining``. The ideal efficiency comes from a simulation
-of this order with the work of each stage: a forward takes 1 and a backward takes 2, half of it for
-the gradients of inputs.
+of this order with the work of each stage. A forward takes 1 unit of time and a backward takes 2
+units, one for the gradients of inputs and one for the gradients of weights.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.distributed.pipelining import schedules
 class ScheduleKind(NamedTuple):
     """The properties of a kind of schedule.
 
-    ``made`` is torch's class. ``per_rank`` is the number of stages of a rank; 0 leaves it to a
-    knob. ``folded`` schedules give the first rank the first and the last stage.
+    ``made`` is torch's class. ``per_rank`` is the number of stages of a rank; if it is 0, the knob
+    ``stages_per_rank`` sets it. If ``folded``, the first rank has the first and the last stage.
     """
 
     made: type[Any]
@@ -41,7 +41,8 @@ SCHEDULES: Mapping[str, ScheduleKind] = {
     "zbv": ScheduleKind(schedules.ScheduleZBVZeroBubble, 2, folded=True),
     "dualpipev": ScheduleKind(schedules.ScheduleDualPipeV, 2, folded=True),
 }
-#: Relative times of a forward, a whole backward, and its halves for inputs and for weights.
+#: Relative times of a forward (F), a whole backward (B), and its halves for inputs (I) and for
+#: weights (W).
 COSTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
@@ -57,7 +58,11 @@ class Action(NamedTuple):
 
 
 class PlayedSchedule(NamedTuple):
-    """The result of a simulated schedule: its share of useful time and the end of each action."""
+    """The result of a simulated schedule.
+
+    ``efficiency`` is the fraction of time in which ranks compute, and ``ends`` holds the time at
+    which each action ends.
+    """
 
     efficiency: float
     ends: Mapping[Action, float]
@@ -76,7 +81,8 @@ class Schedule:
     def of(cls, knobs: Mapping[str, Any], ranks: int, blocks: int | None = None) -> Schedule:
         """Return the schedule that the knobs select.
 
-        Raise ValueError if torch would refuse it or if it has more stages than ``blocks``.
+        Raise ValueError if torch would refuse it, or if it has more stages than the model has
+        blocks.
         """
         name = str(knobs["schedule"])
         if name not in SCHEDULES:
@@ -105,11 +111,11 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """The number of stages on all ranks."""
+        """The total number of stages of all ranks."""
         return self.ranks * self.per_rank
 
     def held(self, rank: int) -> tuple[int, ...]:
-        """Return the stages of a rank, the earliest first."""
+        """Return the indices of the stages of a rank, the earliest first."""
         if SCHEDULES[self.name].folded:
             return (rank, 2 * self.ranks - 1 - rank)
         return tuple(range(rank, self.stages, self.ranks))
@@ -143,7 +149,7 @@ class Schedule:
         return tuple(tuple(_plain(order[rank])) for rank in range(self.ranks))
 
     def _stub(self, stage: int) -> Any:
-        """Return a stub with the attributes of a stage that a schedule reads when it is made."""
+        """Return an object with the attributes of a stage that torch's schedules read."""
         return SimpleNamespace(
             stage_index=stage,
             num_stages=self.stages,
@@ -171,8 +177,8 @@ class Schedule:
         }
         ends: dict[Action, float] = {}
         free = [0.0] * self.ranks
-        # The end of each stage's forward of a micro-batch, and of the part of its backward that the
-        # stage before needs.
+        # When the forward of each micro-batch ends on each stage, and when the gradients of its
+        # inputs, which the previous stage needs, are ready.
         forward = [[math.nan] * self.micro for _ in range(self.stages)]
         backward = [[math.nan] * self.micro for _ in range(self.stages)]
         places = [0] * self.ranks
@@ -193,7 +199,7 @@ class Schedule:
                         if stage < self.stages - 1:
                             after = backward[stage + 1][micro]
                             ready = after if after > ready or after != after else ready
-                    if ready != ready:  # nan: an action that this one needs has not ended
+                    if ready != ready:  # nan: a required action has not ended
                         places[rank] = place
                         break
                     clock = (ready if ready > clock else clock) + costs[what, stage]
@@ -211,14 +217,17 @@ class Schedule:
         return PlayedSchedule(work / self.ranks / max(free), ends)
 
     def efficiency(self, weights: Sequence[float] = ()) -> float:
-        """Return the best possible share of useful time; ``weights`` are those of ``played``."""
+        """Return the largest possible fraction of time in which ranks compute.
+
+        ``weights`` has the same meaning as in ``played``.
+        """
         return _efficiency(self, tuple(weights))
 
     def most_in_flight(self, rank: int, weights: Callable[[int], float]) -> float:
-        """Return the largest sum of ``weights(stage)`` over the micro-batches in flight.
+        """Return the largest sum of ``weights(stage)`` over the micro-batches in flight on a rank.
 
-        A micro-batch is in flight on a stage from its forward until the gradients of its weights
-        are computed.
+        A micro-batch is in flight on a stage from its forward until its gradients of the stage's
+        weights are computed.
         """
         signs = {"F": 1, "B": -1, "W": -1, "I": 0}
         change = {
@@ -228,7 +237,7 @@ class Schedule:
         return max(0.0, max(held, default=0.0))
 
     def order(self) -> tuple[int, ...]:
-        """Return the micro-batches in the order in which their weight gradients are added.
+        """Return the indices of micro-batches in the order in which weight gradients are added.
 
         Raise AssertionError if the stages have different orders.
         """
@@ -248,7 +257,10 @@ class Schedule:
 
 @cache
 def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
-    """Return a schedule with its orders, cached because hundreds of ranks take seconds."""
+    """Return a schedule with its orders.
+
+    The result is cached, because hundreds of ranks take seconds.
+    """
     schedule = Schedule(name, ranks, per_rank, micro)
     _ = schedule.orders
     return schedule
@@ -256,12 +268,15 @@ def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
 
 @cache
 def _efficiency(schedule: Schedule, weights: tuple[float, ...]) -> float:
-    """Return the efficiency of a schedule, cached because cases and their twins share it."""
+    """Return the efficiency of a schedule. It is cached because several cases need the same."""
     return schedule.played(weights).efficiency
 
 
 def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:
-    """Yield ``ahead`` forwards, then backwards and forwards in turn, then the other backwards."""
+    """Yield the actions of a rank with one stage.
+
+    These are ``ahead`` forwards, then backwards and forwards in turn, then the remaining backwards.
+    """
     for m in range(ahead):
         yield Action("F", stage, m)
     for m in range(micro):
@@ -271,7 +286,7 @@ def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:
 
 
 def _plain(actions: Sequence[Any]) -> Iterator[Action]:
-    """Yield torch's actions that compute; overlapped pairs are separated."""
+    """Yield those of torch's actions that compute. Pairs that torch overlaps are separated."""
     kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     for action in actions:
         for part in (action.sub_actions or (action,)) if action is not None else ():

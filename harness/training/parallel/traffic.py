@@ -1,4 +1,4 @@
-"""Bytes of collectives in closed form: the input that one rank issues, and the bytes it sends.
+"""Bytes of collectives in closed form: the input of each collective, and the bytes a rank sends.
 
 A ring of N ranks sends (N-1)/N of its payload in each pass (Patarasuk and Yuan, 2009).
 """
@@ -21,8 +21,8 @@ NO_SCATTER = ("gloo",)
 class Traffic:
     """The bytes of one rank in a step.
 
-    ``sent`` is the total of bytes sent, ``issued`` the input bytes of each collective, and
-    ``largest`` the input bytes of the largest single one.
+    ``sent`` is the number of bytes sent. ``issued`` maps each kind of collective to its input
+    bytes, and ``largest`` is the number of bytes of the largest single collective.
     """
 
     sent: float = 0.0
@@ -41,7 +41,7 @@ class Traffic:
 
 
 def all_reduce(payload: float, ranks: int) -> Traffic:
-    """Return the traffic of a reduce-scatter and an all-gather: 2 (N-1)/N of the payload."""
+    """Return the traffic of a ring all-reduce: 2 (N-1)/N of the payload is sent."""
     if ranks == 1:
         return Traffic()
     return Traffic(2 * (ranks - 1) / ranks * payload, {"all_reduce": payload}, payload)
@@ -55,9 +55,9 @@ def all_gather(shard: float, ranks: int) -> Traffic:
 
 
 def reduce_scatter(backend: str) -> Callable[[float, int], Traffic]:
-    """Return the function of a reduce-scatter's traffic: (N-1)/N of the whole input.
+    """Return the function that computes a reduce-scatter's traffic: (N-1)/N of the whole input.
 
-    For gloo it is that of an all-reduce, because gloo has no reduce-scatter.
+    For gloo this function is ``all_reduce``, because gloo has no reduce-scatter.
     """
     if backend in NO_SCATTER:
         return all_reduce
@@ -71,17 +71,17 @@ def reduce_scatter(backend: str) -> Callable[[float, int], Traffic]:
 
 
 def all_to_all(payload: float, ranks: int) -> Traffic:
-    """Return the traffic of an all-to-all: (N-1)/N of the payload, since a rank keeps one part."""
+    """Return the traffic of an all-to-all: (N-1)/N of the payload; a rank keeps one part."""
     if ranks == 1:
         return Traffic()
     return Traffic((ranks - 1) / ranks * payload, {"all_to_all": payload}, payload)
 
 
 def broadcast(payload: float, ranks: int, hops: int, backend: str) -> Traffic:
-    """Return the traffic of a broadcast for the rank that is ``hops`` after the root.
+    """Return the traffic of a broadcast for the rank that is ``hops`` ranks after the root.
 
-    gloo's tree doubles the number of senders in every round. In a ring, all ranks but the last one
-    pass the payload on.
+    gloo broadcasts along a tree that doubles the number of senders in every round. NCCL broadcasts
+    along a ring, in which every rank but the last one forwards the payload.
     """
     if ranks == 1:
         return Traffic()
@@ -93,7 +93,7 @@ def broadcast(payload: float, ranks: int, hops: int, backend: str) -> Traffic:
 
 
 def sent(payload: float, messages: int = 1) -> Traffic:
-    """Return the traffic of point-to-point sends in equal messages."""
+    """Return the traffic of point-to-point sends of ``payload`` bytes in equal messages."""
     return Traffic(payload, {"send": payload}, payload / max(1, messages)) if payload else Traffic()
 
 
@@ -106,10 +106,12 @@ def sharded(
     scatter: Callable[[float, int], Traffic] = all_to_all,
     gathered: int | None = None,
 ) -> Traffic:
-    """Return FSDP2's traffic: all-gathers of parameters and a reduce-scatter of gradients by block.
+    """Return FSDP2's traffic.
 
-    In hybrid sharding each rank's gradients are also all-reduced over ``replicas``. ``size`` is the
-    bytes of an element of gradients. ``gathered`` is that of parameters if it differs.
+    For each block, parameters are all-gathered and gradients are reduce-scattered. In hybrid
+    sharding the gradients of each shard are also all-reduced over ``replicas``. ``size`` is the
+    number of bytes of an element. ``gathered`` is the number of bytes of an element of the gathered
+    parameters, if it differs.
     """
     total = Traffic()
     for shapes in blocks:
@@ -120,18 +122,18 @@ def sharded(
 
 
 def padded(shapes: Sequence[Size], size: int, ranks: int) -> float:
-    """Return the bytes of a rank's part of parameters, padded to equal parts of dimension 0."""
+    """Return the bytes of a rank's shard, if dimension 0 of each parameter is padded and split."""
     return float(sum(-(-shape[0] // ranks) * shape[1:].numel() * size for shape in shapes))
 
 
 def expected(per_rank: Sequence[Traffic], *, largest: float | None = None, **more: Any) -> Expected:
-    """Return the expectation of a case with this traffic per rank and ``more`` fields."""
+    """Return the expectation of a case with this traffic of each rank and further fields."""
     biggest = max(traffic.largest for traffic in per_rank) if largest is None else largest
     return Expected(**counted(per_rank), largest_message=biggest, **more)
 
 
 def counted(per_rank: Sequence[Traffic]) -> dict[str, Any]:
-    """Return the fields of ``Expected`` that hold bytes."""
+    """Return the fields of ``Expected`` that hold bytes, for this traffic of each rank."""
     operations = sorted({name for traffic in per_rank for name in traffic.issued})
     payload = {
         name: tuple(traffic.issued.get(name, 0.0) for traffic in per_rank) for name in operations

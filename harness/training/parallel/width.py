@@ -1,7 +1,7 @@
 """Tensor parallelism along ``tp``: layers are split by width (Megatron-LM, Shoeybi et al., 2019).
 
-The sequence between them can be split, too (Korthikanti et al., 2022). A model states in ``TENSOR``
-of its head how its layers are split.
+Between these layers the sequence can be split, too (Korthikanti et al., 2022). A model file states
+with ``TENSOR`` how its layers are split.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from harness.training.context import RankContext
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic
 
-#: Bytes of each value that the loss all-reduces; it is fp32 whatever the precision of the logits.
+#: Bytes of each value that the loss all-reduces. The values are fp32 for any precision of logits.
 FP32 = 4.0
 
 
 class Cut(StrEnum):
     """The ways to split a layer.
 
-    ``column`` splits its outputs, ``row`` its inputs, ``vocabulary`` the rows of an embedding and
-    ``logits`` the classes. A ``norm`` stays whole and computes a part of the sequence.
+    ``column`` splits the outputs of the layer, and ``row`` splits its inputs. ``vocabulary`` splits
+    the rows of an embedding, and ``logits`` splits the classes of the last layer. A ``norm`` is not
+    split, but may compute a part of the sequence.
     """
 
     COLUMN = "column"
@@ -46,7 +47,7 @@ class Cut(StrEnum):
 
 
 def cuts(model: nn.Module) -> dict[str, Cut]:
-    """Return how each layer is split, by its name; empty if the model's head states nothing."""
+    """Return how each layer is split, by its name; empty if the model does not state it."""
     stated = getattr(model, "tensor", None) or {"cut": {}}
     by_module = {}
     for name, _ in model.named_modules():
@@ -57,7 +58,7 @@ def cuts(model: nn.Module) -> dict[str, Cut]:
 
 
 def check(model: nn.Module, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool) -> None:
-    """Raise ValueError if the model cannot be split over so many ranks."""
+    """Raise ValueError if the model cannot be split over ``ranks`` ranks with these options."""
     layers = cuts(model)
     if loss and Cut.LOGITS not in layers.values():
         raise ValueError("loss=True needs a model whose logits are split by class; use loss=False")
@@ -87,9 +88,9 @@ def cut(model: nn.Module, ctx: RankContext, *, sequence: bool, loss: bool) -> No
 
 
 def _style(how: Cut, sequence: bool, loss: bool) -> ParallelStyle:
-    """Return torch's parallel style of a layer.
+    """Return torch's ParallelStyle for a layer that is split in this way.
 
-    With ``sequence`` each rank holds only a part of the sequence between split layers.
+    If ``sequence`` is set, each rank holds only a part of the sequence between split layers.
     """
     between = Shard(1) if sequence else Replicate()
     if how is Cut.COLUMN:
@@ -121,7 +122,7 @@ def blocks(model: nn.Module, ranks: int) -> list[list[Size]]:
 
 
 def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
-    """Return the placements that ``samples.placements`` will observe on a mesh of ``tp`` alone."""
+    """Return what ``samples.placements`` will return on a mesh that has only ``tp``."""
     layers = cuts(model)
     placements = set()
     for name, _ in model.named_parameters():
@@ -139,13 +140,13 @@ def placed(model: nn.Module, *, sequence: bool) -> tuple[str, ...]:
 def sent(
     model: nn.Module, inputs: Tensor, case: CaseSpec, ranks: int, *, sequence: bool, loss: bool
 ) -> Traffic:
-    """Return the traffic of forward and backward of these inputs along ``tp``.
+    """Return the traffic of forward and backward along ``tp`` for these inputs.
 
-    A layer split by columns all-reduces the gradient of its input, and one split by rows its
-    output. This makes 4 all-reduces of activations per transformer layer. With ``sequence`` each of
-    them is an all-gather and a reduce-scatter, and the gradients of whole parameters are also
-    all-reduced. With ``loss`` each token's largest logit, sum of exponentials and loss are
-    all-reduced.
+    A layer that is split by columns all-reduces the gradient of its input, and a layer that is
+    split by rows all-reduces its output. A transformer layer therefore has four all-reduces. With
+    ``sequence`` an all-gather and a reduce-scatter replace each of them, and the gradients of
+    parameters that are not split are all-reduced. With ``loss`` three values of each token are
+    all-reduced: its largest logit, its sum of exponentials, and its loss.
     """
     total = Traffic()
     layers = cuts(model)
@@ -165,9 +166,9 @@ def sent(
 
 
 def _whole_gradients(layer: nn.Module, how: Cut, ranks: int) -> Traffic:
-    """Return the traffic of the gradients of a layer's whole parameters.
+    """Return the traffic of the gradients of a layer's parameters that are not split.
 
-    Each rank has computed them from a part of the sequence, so they are all-reduced.
+    These gradients are all-reduced, because each rank has only a part of the sequence.
     """
     total = Traffic()
     for kind, parameter in layer.named_parameters():
@@ -177,10 +178,10 @@ def _whole_gradients(layer: nn.Module, how: Cut, ranks: int) -> Traffic:
 
 
 class Flow(NamedTuple):
-    """The flow of data through a layer.
+    """The data that flow through a layer.
 
-    ``into`` and ``out`` are the bytes of its input and output, ``wanted`` states that its input
-    needs a gradient, and ``tokens`` is their number.
+    ``into`` and ``out`` are the bytes of the layer's input and output, ``wanted`` states that the
+    input needs a gradient, and ``tokens`` is the number of tokens.
     """
 
     into: float
@@ -206,7 +207,7 @@ def _activations(how: Cut, flow: Flow, backend: str, ranks: int, sequence: bool)
 
 
 def _flowing(model: nn.Module, inputs: Tensor) -> Iterator[tuple[str, Flow]]:
-    """Return the flow through every layer, by name."""
+    """Return the name of each layer, and the data that flow through it."""
     seen: dict[str, Flow] = {}
     handles = []
     for name, layer in model.named_modules():

@@ -20,16 +20,17 @@ SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed", dims=("role", "dp"),
     usual="role:2,dp:2", replicas=True,
 )  # fmt: skip
-#: ``passes``: forward passes of an actor for a batch, one for each generated token.
+#: ``passes`` is the number of forward passes that an actor runs per batch, one per generated token.
 KNOBS = dict(passes=1)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect samples from each actor to its learner, an all-reduce, and weights to the actors.
+    """Expect the traffic of a step between the L learners and their actors.
 
-    The all-reduce averages the gradients of the L learners.
+    Each actor sends samples to its learner, the learners all-reduce their gradients, and each
+    learner sends its weights to its actor.
     """
     mesh = batching.mesh
     payload = outer.payload(model)
@@ -66,8 +67,9 @@ def expect(
 class RolePair(LocalTrainer):
     """The trainer of a learner or an actor.
 
-    The pair exchanges samples at the start of a step and weights at its end. ``acts`` is True on
-    actors, which run ``passes`` forward passes per batch. ``pair`` is None on a single rank.
+    The actor sends samples to the learner at the start of a step, and the learner sends weights at
+    its end. ``acts`` is True on actors, which run ``passes`` forward passes per batch. ``pair`` is
+    the process group of the two ranks, or None on a single rank.
     """
 
     pair: dist.ProcessGroup | None = None

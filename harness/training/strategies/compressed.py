@@ -28,9 +28,9 @@ SUPPORTS = dict(
     buffers="broadcast",
     compressor=True,
 )
-#: ``unused`` keeps the order of the parameters in a bucket. Without it DDP reverses them after its
-#: first step. A resumed run then differs from an uninterrupted one if the compressor depends on the
-#: order.
+#: ``unused=True`` keeps the order of the parameters in a bucket. With ``unused=False`` DDP reverses
+#: their order after the first step. If the compressor depends on the order, a resumed run then
+#: differs from an uninterrupted one.
 KNOBS = dict(bucket_cap_mb=1024.0, start=0, unused=False)
 TWIN = dict(start=1)
 
@@ -43,7 +43,7 @@ def expect(
     knobs: Knobs,
     compressor: Compressor,
 ) -> Expected:
-    """Expect the bytes that the compressor promises, after ``start`` dense steps of warm-up."""
+    """Expect the bytes that the compressor promises, after ``start`` steps without compression."""
     shapes = [weights.shape for weights in model.parameters() if weights.requires_grad]
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size
@@ -65,7 +65,7 @@ def expect(
 
 
 class CompressedTrainer(LocalTrainer):
-    """A DDP trainer that also reports the compressor and the time that it took."""
+    """A DDP trainer that also reports the compressor and the time that compression took."""
 
     compressor = ""
 
@@ -83,15 +83,15 @@ class CompressedTrainer(LocalTrainer):
         return super().step(batch)
 
     def ran(self) -> ExecutedModel:
-        """Return DDP's observation with the compressor's name and its median times."""
+        """Return what DDP executed, with the compressor's name and its median times."""
         return replace(super().ran(), compressor=self.compressor, codec_s=laps.medians())
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """Build DDP with the compressor's hook.
 
-    By default there is one bucket, because the closed form assumes one and the order of collectives
-    is then fixed.
+    By default there is a single bucket. The closed form assumes a single bucket, and the order of
+    collectives is then fixed.
     """
     assert ctx.compressor is not None
     plain = ddp.build(model, ctx, knobs)

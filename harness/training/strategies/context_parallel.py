@@ -1,6 +1,7 @@
 """Context parallel: the sequence is split among the ranks.
 
-Attention reaches the other parts by an all-gather, Ulysses' all-to-alls, or a ring.
+Attention needs the keys of all parts. An all-gather, Ulysses' all-to-alls, or a ring exchanges
+them.
 """
 
 import fnmatch
@@ -22,8 +23,8 @@ SUPPORTS = dict(
     products=("dp:2,cp:2", "fsdp:2,cp:2", "cp:2,tp:2", "dp:2,fsdp:2,cp:2", "dp:2,cp:2,tp:2"),
 )  # fmt: skip
 KNOBS = dict(attention="ring", balanced=True)
-#: Bytes that a rank sends per layer. Q are the bytes of its queries, K those of its keys, which
-#: equal those of its values.
+#: Formulas of the bytes that a rank sends per layer. Q is the size of its queries in bytes, and K
+#: the size of its keys; its values have the size of its keys.
 FORMULAS = {
     "all_gather": "(N-1) 2 K gathered per layer, and scattered back",
     "ulysses": "(N-1)/N 4 (Q + K) per layer",
@@ -34,9 +35,9 @@ FORMULAS = {
 def positions(knobs: Knobs, length: int, places: int) -> list[Tensor]:
     """Return the positions of the sequence that each rank along ``cp`` holds.
 
-    If ``balanced``, each rank has one chunk from the front and the matching chunk from the end, so
-    that causal attention gives all ranks the same number of keys. Parts are contiguous for Ulysses,
-    which has the whole sequence during attention.
+    If ``balanced``, each rank has a chunk from the front and the matching chunk from the end. All
+    ranks then attend to the same number of keys in causal attention. Ulysses has the whole sequence
+    during attention, so its parts are contiguous.
     """
     every = torch.arange(length)
     if not knobs["balanced"] or knobs["attention"] == "ulysses":
@@ -48,7 +49,7 @@ def positions(knobs: Knobs, length: int, places: int) -> list[Tensor]:
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect the bytes of attention in every layer, of layers split by width, and of gradients."""
+    """Expect the traffic of attention, of layers that are split by width, and of gradients."""
     mesh = batching.mesh
     size = element_bytes(model)
     n = mesh.size(Dim.CP)
@@ -108,10 +109,10 @@ def _check(case: CaseSpec, knobs: Knobs, n: int, length: int) -> None:
 def _sent(case: CaseSpec, way: str, q: float, k: float, n: int) -> Traffic:
     """Return the traffic of one layer in forward and backward.
 
-    ``q`` and ``k`` are the bytes of a rank's queries and keys. All-gather: keys and values are
-    gathered, and their gradients reduce-scattered. Ulysses: all-to-alls of queries, keys, values
-    and outputs, and of their gradients. Ring: keys and values take N - 1 steps in forward and as
-    many in backward, and their gradients take N steps.
+    ``q`` and ``k`` are the bytes of a rank's queries and keys. ``all_gather`` gathers keys and
+    values, and reduce-scatters their gradients. ``ulysses`` runs an all-to-all for queries, keys,
+    values, outputs, and for the gradient of each. ``ring`` sends keys and values N - 1 times in
+    forward and N - 1 times in backward, and their gradients N times.
     """
     if way == "all_gather":
         gather = traffic.all_gather(2 * k, n)
@@ -123,14 +124,14 @@ def _sent(case: CaseSpec, way: str, q: float, k: float, n: int) -> Traffic:
 
 
 def _attentions(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that the model's head names as attention."""
+    """Yield the attention modules, which the model file names with ``CONTEXT``."""
     for name, module in model.named_modules():
         if fnmatch.fnmatchcase(name, str(model.context)):
             yield module
 
 
 def _heads(model: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the queries and keys of every attention, for inputs on the meta device."""
+    """Return the queries and keys of every attention module, for inputs on the meta device."""
     seen: list[tuple[Tensor, Tensor]] = []
     handles = [
         module.register_forward_hook(lambda _, given, __: seen.append((given[0], given[1])))
@@ -143,9 +144,10 @@ def _heads(model: nn.Module, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Replace attention by one over all ranks along ``cp``.
+    """Replace the model's attention by attention over the sequence of all ranks along ``cp``.
 
-    Layers are also split along ``tp``, and the result is replicated or sharded as the mesh says.
+    Layers are also split along ``tp``, and the result is replicated or sharded along the other
+    dimensions of the mesh.
     """
     n = ctx.mesh.size(Dim.CP)
     if ctx.mesh.size(Dim.TP) > 1:

@@ -38,7 +38,7 @@ KNOBS = dict(
     bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,
     overlap_optimizer=False,
 )  # fmt: skip
-HOOKED = True  # its gradients can go through a compressor's hook
+HOOKED = True  # compressors can register a communication hook
 
 
 def expect(
@@ -46,8 +46,8 @@ def expect(
 ) -> Expected:
     """Expect a ring all-reduce of every gradient: each rank sends 2 (N-1)/N bytes(P).
 
-    P are the parameters that are not frozen. The search for ``unused`` parameters all-reduces one
-    more flag for each parameter.
+    P stands for the parameters that are not frozen. If DDP searches for ``unused`` parameters, it
+    also all-reduces one flag per parameter.
     """
     n = case.world_size
     elements = num_elements(model)
@@ -79,15 +79,15 @@ def expect(
 
 
 def flags(num_parameters: int, ranks: int) -> traffic.Traffic:
-    """Return the traffic of the search for unused parameters: four bytes for each parameter."""
+    """Return the traffic of the search for unused parameters, a flag of 4 bytes per parameter."""
     return traffic.all_reduce(4.0 * num_parameters, ranks)
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """Wrap the model in DistributedDataParallel; only the last micro-batch all-reduces.
 
-    ``first_bucket_mb`` is the size of the bucket that is ready first; 0 gives it the size of the
-    other buckets.
+    The knob ``first_bucket_mb`` is the size of the bucket that is ready first. If it is 0, this
+    bucket has the size of the others.
     """
     knobs = {**KNOBS, **knobs}
     more: dict[str, Any] = dict(bucket_cap_mb=knobs["bucket_cap_mb"])
@@ -127,8 +127,8 @@ class Replicated(LocalTrainer):
     def update(self) -> None:
         """Step the optimizer.
 
-        Raise SpecError if the first backward pass has not reached a parameter whose gradient DDP
-        waits for. The error names the knob that makes DDP search for unused parameters.
+        Raise SpecError if a parameter has no gradient after the first backward pass, although DDP
+        waits for it. The error names the knob that makes DDP search for unused parameters.
         """
         assert isinstance(self.module, DistributedDataParallel)
         finds = self.module.find_unused_parameters or self.module.static_graph
@@ -149,19 +149,19 @@ class Replicated(LocalTrainer):
 
 
 class InBackward(LocalTrainer):
-    """A trainer that steps the parameters of each bucket when it is reduced, during backward."""
+    """A trainer that updates parameters during backward, as soon as their bucket is reduced."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._turn = threading.Lock()  # several threads reduce buckets
 
     def update(self) -> None:
-        """Do nothing: backward has stepped all parameters."""
+        """Do nothing, because all parameters were updated during backward."""
 
     def update_only(self, parameters: Sequence[Tensor]) -> None:
-        """Step these parameters only.
+        """Update these parameters only.
 
-        ``gradient_as_bucket_view`` has made their gradients views of the reduced bucket.
+        Because of ``gradient_as_bucket_view``, their gradients are views of the reduced bucket.
         """
         with self._turn:
             groups = self.optimizer.param_groups

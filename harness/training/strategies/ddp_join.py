@@ -31,7 +31,7 @@ def expect(
 ) -> Expected:
     """Expect DDP's bytes.
 
-    A short batch, which the expectation does not include, also sends the flag of ``Join`` and
+    The expectation is for full batches. A short batch also sends the flag of ``Join`` and
     broadcasts gradients to the ranks without samples.
     """
     return replace(ddp.expect(case, model, batching, facts, knobs), formula="2 (N-1)/N bytes(P)")
@@ -40,7 +40,7 @@ def expect(
 class Joining(LocalTrainer):
     """A trainer that enters ``Join`` in short batches only.
 
-    ``Join`` all-reduces a flag in each step, which whole batches do not need.
+    ``Join`` all-reduces a flag in each step. Full batches do not need the flag.
     """
 
     def step(self, batch: Batch) -> Tensor | None:
@@ -56,7 +56,8 @@ class Joining(LocalTrainer):
                     loss = self.ctx.loss(self.module(batch.inputs), batch.targets) * weight
                 loss.backward()
                 total = loss.detach()
-        # Join synchronises parameters but not optimizer states, so all ranks take the same step.
+        # Join synchronises parameters but not optimizer states. Ranks without samples therefore
+        # receive the gradients and step their optimizers, too.
         with span("to the idle", Category.COMMUNICATION):
             for _, parameter in self.named():
                 if parameter.grad is None:

@@ -35,7 +35,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     def average() -> None:
         for parameter in model.parameters():
             if together and parameter.grad is not None:
-                parameter.grad /= ctx.world_size  # DDP, too, divides before the sum
+                parameter.grad /= ctx.world_size  # like DDP, divide before adding
                 dist.all_reduce(parameter.grad)
 
     return LocalTrainer(model, ctx, average=average, placements=("Replicate",))

@@ -30,7 +30,7 @@ def expect(
 ) -> Expected:
     """Expect an all-reduce of the change of all parameters (Douillard et al., 2023).
 
-    If ``quantised``, ranks instead all-gather one byte per parameter and a scale.
+    If ``quantised``, ranks instead all-gather one byte per parameter, and one scale.
     """
     period = outer.number(knobs, "period")
     n = case.world_size
@@ -47,7 +47,7 @@ def expect(
 class Outer:
     """The outer optimizer.
 
-    ``agreed`` are the parameters after the last outer step, and ``velocity`` is the momentum.
+    ``agreed`` holds the parameters after the last outer step, and ``velocity`` is the momentum.
     """
 
     def __init__(self, start: Tensor, knobs: Knobs) -> None:
@@ -68,7 +68,7 @@ class Outer:
 
 
 class Deltas:
-    """The rule of one rank: an outer step after every ``period`` local steps."""
+    """The rule that a rank applies after each step: an outer step every ``period`` local steps."""
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
         self.model = model
@@ -96,7 +96,10 @@ class Deltas:
 
 
 def coded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise to int8 of shape (n,), where 127 is the largest magnitude, and a float32 scale."""
+    """Quantise a vector to int8 codes of shape (n,) and a float32 scale.
+
+    The code 127 stands for the largest magnitude.
+    """
     scale = x.abs().max().float().clamp(min=1e-30) / 127
     return (x.float() / scale).round().to(torch.int8), scale
 
@@ -108,7 +111,7 @@ def decoded(message: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Simulation:
-    """The reference: the same rule for the models of all ranks in one process."""
+    """The reference run, which applies the same rule to the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

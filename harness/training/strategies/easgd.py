@@ -12,9 +12,9 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer, due
 
 SUPPORTS = dict(recovers=False, worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
-#: ``beta``: the fraction of the distance to the mean of all ranks by which the centre moves.
+#: ``beta`` is the fraction of the distance to the ranks' mean by which the centre moves.
 KNOBS = dict(period=8, beta=0.9)
-VERSION = 2  # in version 1 each rank pulled by 0.25, whatever the number of ranks
+VERSION = 2  # version 1 used 0.25 as ``pull`` for any number of ranks
 TWIN = dict(period=2)
 
 
@@ -34,7 +34,7 @@ def expect(
 
 
 class Elastic:
-    """The rule of one rank; every rank holds the same copy of the centre."""
+    """The rule that a rank applies after each step. All ranks hold the same copy of the centre."""
 
     def __init__(self, model: nn.Module, ranks: int, knobs: Knobs) -> None:
         self.model = model
@@ -54,7 +54,7 @@ class Elastic:
 
 
 class Simulation:
-    """The reference: the same rule for the models of all ranks in one process."""
+    """The reference run, which applies the same rule to the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

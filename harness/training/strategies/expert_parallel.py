@@ -34,8 +34,8 @@ def expect(
 ) -> Expected:
     """Expect all-to-alls of the experts' inputs and outputs in forward and in backward.
 
-    The gradients of other parameters are averaged along the mesh as in any data parallel training.
-    The gradient of an expert is complete on its rank; only replicas of the expert average it.
+    Other parameters are averaged along the mesh, as in any data parallel training. The rank of an
+    expert computes its whole gradient, which is then averaged with the replicas of the expert.
     """
     mesh = batching.mesh
     size = element_bytes(model)
@@ -83,7 +83,10 @@ def expect(
 
 
 def _rooms(model: nn.Module, layers: dict[str, nn.Module], inputs: Tensor) -> list[float]:
-    """Return the bytes that one rank sends to the experts of each layer, from meta tensors."""
+    """Return the bytes that one rank sends to the experts of each layer.
+
+    A forward pass on the meta device yields them.
+    """
     seen: list[float] = []
     handles = [
         module.register_forward_hook(lambda _, given, __: seen.append(float(given[0].nbytes)))
@@ -98,7 +101,7 @@ def _rooms(model: nn.Module, layers: dict[str, nn.Module], inputs: Tensor) -> li
 class ExpertTrainer(LocalTrainer):
     """A trainer that gathers experts for the correctness check.
 
-    ``owned`` are the names of the parameters of experts; DDP does not average their gradients.
+    ``owned`` holds the names of the experts' parameters. DDP does not average their gradients.
     """
 
     owned: frozenset[str] = frozenset()
@@ -132,9 +135,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     wrapped = samples.sharded(model, ctx, more) if cut else _replicated(model, ctx, owned)
 
     def average() -> None:
-        """Divide the experts' gradients by the number of shards and add those of replicas.
+        """Divide the experts' gradients by the number of shards, and add them up over replicas.
 
-        They are sums over the ranks of the gradients of each rank's mean loss.
+        A rank's loss is the mean over its samples. An expert's gradient is the sum of the gradients
+        of all these losses, so it is divided to get the gradient of their mean.
         """
         for parameter in mine:
             assert parameter.grad is not None
@@ -152,7 +156,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> samples.Wrapped:
-    """Wrap all parameters but those of experts in DDP."""
+    """Wrap the model in DDP, which ignores the parameters of experts."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
     ddp = DistributedDataParallel(
         model,

@@ -34,7 +34,10 @@ def expect(
 
 
 class Weighted:
-    """The rule of one rank: add up all models, weighted by the ranks' shares of the samples."""
+    """The rule that a rank applies after each step: average all models every ``period`` steps.
+
+    The weight of a model is the fraction of all samples that its rank has.
+    """
 
     def __init__(self, model: nn.Module, ctx: RankContext, knobs: Knobs) -> None:
         self.model = model
@@ -51,7 +54,7 @@ class Weighted:
 
 
 class Simulation:
-    """The reference: the same rule for the models of all ranks in one process."""
+    """The reference run, which applies the same rule to the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

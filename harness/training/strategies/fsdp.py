@@ -29,12 +29,14 @@ def expect(
 ) -> Expected:
     """Expect all-gathers of parameters in forward and backward, and a reduce-scatter of gradients.
 
-    Every block is a communication group. Without ``reshard``, parameters are gathered in forward
-    only. The last block to run forward is gathered again in backward like the others. NCCL and
-    ``scatter="all_to_all"`` send (N-1)/N of the gradients. gloo has no reduce-scatter and sends the
-    bytes of an all-reduce, 2 (N-1)/N. If ``scatter`` names a compressor, the parts are encoded.
-    Between forward and backward each group of ``reshard_to`` ranks keeps all parameters. ``mixed``
-    keeps parameters in fp32 and gathers and computes in bf16.
+    Each block is gathered and reduced separately. With ``reshard`` parameters are gathered again in
+    backward, the last block included; without it they are gathered in forward only. If
+    ``reshard_to`` is set, each group of that many ranks keeps all parameters between forward and
+    backward. With ``mixed`` parameters are kept in fp32, but gathered and used in bf16.
+
+    NCCL and ``scatter="all_to_all"`` send (N-1)/N of the gradients. gloo has no reduce-scatter and
+    sends the bytes of an all-reduce, 2 (N-1)/N. If ``scatter`` names a compressor, gradients are
+    encoded before they are sent.
     """
     mesh = batching.mesh
     size = element_bytes(model)
@@ -60,7 +62,7 @@ def expect(
     trained = [
         [w.shape for w in block.parameters() if w.requires_grad] for block in model.children()
     ]
-    # Backward gathers the blocks back to the first one that trains, and prefetches one more.
+    # Backward gathers all blocks from the last to the first that trains, and prefetches one more.
     first = next((number - 1 for number, shapes in enumerate(trained) if shapes), len(trained))
     for number, (shapes, of_gradients) in enumerate(zip(blocks, trained, strict=True)):
         of_block = gathers if number >= first else batching.accumulate
@@ -140,7 +142,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _nothing(payload: float, ranks: int) -> traffic.Traffic:
-    """Return no traffic, for passes without gradients."""
+    """Return the traffic of gradients in a forward pass, which is none."""
     return traffic.Traffic()
 
 

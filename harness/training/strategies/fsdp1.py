@@ -15,7 +15,7 @@ from harness.training.trainer import LocalTrainer, element_bytes, num_elements, 
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed",
-    precisions=("fp32",),  # its flat shards round differently in bf16 and autocast
+    precisions=("fp32",),  # flat shards round differently in bf16 and autocast
 )  # fmt: skip
 KNOBS = dict(sharding="full")
 SHARDING = {"full": ShardingStrategy.FULL_SHARD, "grad_op": ShardingStrategy.SHARD_GRAD_OP}
@@ -24,10 +24,10 @@ SHARDING = {"full": ShardingStrategy.FULL_SHARD, "grad_op": ShardingStrategy.SHA
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect the bytes of FSDP2 with other padding, because each block is one flat parameter.
+    """Expect the bytes of FSDP2, but with the padding of one flat parameter per block.
 
-    Parameters are gathered in forward and in backward if ``sharding`` is ``full``, and in forward
-    only if it is ``grad_op``.
+    If ``sharding`` is ``full``, parameters are gathered in forward and in backward. If it is
+    ``grad_op``, they are gathered in forward only.
     """
     n = case.world_size
     size = element_bytes(model)
@@ -54,7 +54,7 @@ def expect(
     sent = traffic.Traffic()
     for number, elements in enumerate(flat):
         shard = float(-(-elements // n) * size)
-        # Backward ends at the first block that trains, so the blocks before it are gathered once.
+        # Backward stops at the first block that trains, so earlier blocks are gathered only once.
         often = gathers if any(trains[: number + 1]) else 1
         sent += traffic.all_gather(shard, n) * (often * batching.accumulate)
         if trains[number]:

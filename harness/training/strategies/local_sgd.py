@@ -29,10 +29,10 @@ def expect(
 ) -> Expected:
     """Expect an all-reduce of all parameters every ``period`` steps (Stich, 2018).
 
-    Groups of ``group`` adjacent ranks also average among themselves after all other steps
-    (hierarchical local SGD). In the first ``until`` steps all ranks average after each step
-    (post-local SGD, Lin et al., 2020). Each period is ``growth`` times as long as the last one
-    (Haddadpour et al., 2019).
+    Hierarchical local SGD: after each other step, groups of ``group`` adjacent ranks average among
+    themselves. Post-local SGD (Lin et al., 2020): all ranks average after each of the first
+    ``until`` steps. Growing periods (Haddadpour et al., 2019): each period is ``growth`` times as
+    long as the period before it.
     """
     period = outer.number(knobs, "period")
     group = outer.number(knobs, "group")
@@ -51,13 +51,13 @@ def expect(
 
 
 def _talks(knobs: Knobs) -> Callable[[int], bool]:
-    """Return a function that returns whether all ranks average after a step."""
+    """Return a function that takes a step and returns whether all ranks average after it."""
     period, until, growth = (knobs[name] for name in ("period", "until", "growth"))
     return lambda step: exchanges(range(step, step + 1), period, until, growth) == 1
 
 
 class Averaging:
-    """The rule of one rank: average parameters over all ranks, or over its group."""
+    """The rule that a rank applies after each step: average over all ranks or over its group."""
 
     def __init__(self, model: nn.Module, knobs: Knobs) -> None:
         self.model = model
@@ -77,7 +77,7 @@ class Averaging:
 
 
 class Simulation:
-    """The reference: the same rule for the models of all ranks in one process."""
+    """The reference run, which applies the same rule to the models of all ranks in one process."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.models = models

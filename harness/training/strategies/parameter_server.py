@@ -1,6 +1,6 @@
-"""Parameter server: each rank sends its update after every step and receives those of all ranks.
+"""Parameter server: each rank sends updates to a server and receives the updated parameters.
 
-The messages are sent over RPC.
+Rank 0 runs the server. A rank exchanges messages with it over RPC after every step.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
 
 SUPPORTS = dict(recovers=False, worlds="any", oracle="simulated", beside="ddp", initial="broadcast")
-#: ``staleness``: most steps that the slowest rank may be behind; 0 is bulk synchronous (Ho et al.,
-#: 2013). ``bounded=False`` removes this limit.
+#: ``staleness`` is the largest number of steps by which a rank may be ahead of the slowest rank; 0
+#: makes training bulk synchronous (Ho et al., 2013). ``bounded=False`` removes this limit.
 KNOBS = dict(staleness=0, bounded=True)
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect all parameters from each other rank to the server on rank 0, and back."""
+    """Expect a message of all parameters from each rank to the server on rank 0, and one back."""
     payload = outer.payload(model)
     n = case.world_size
     if not case.communicate:
@@ -60,8 +60,8 @@ def _lock_step(knobs: Knobs) -> bool:
 class Server:
     """The server that collects the ranks' updates by step.
 
-    It answers a rank when the slowest rank is at most ``staleness`` steps behind. ``agreed`` holds
-    the parameters with all updates of the steps that every rank has taken.
+    It answers a rank as soon as the slowest rank is at most ``staleness`` steps behind that rank.
+    ``agreed`` holds the parameters that include the updates of all steps that every rank has taken.
     """
 
     def __init__(self, start: Tensor, ranks: int, staleness: float) -> None:
@@ -74,9 +74,9 @@ class Server:
         self.turn = threading.Lock()
 
     def exchange(self, rank: int, step: int, moved: Tensor) -> torch.futures.Future[Any]:
-        """Take the update of a rank and return a future of the answer.
+        """Store the update of a rank, and return a future of the answer.
 
-        The answer holds parameters, and for each rank the last step whose update they include.
+        The answer holds the parameters and, for each rank, the last step whose update they include.
         """
         future: torch.futures.Future[Any] = torch.futures.Future()
         with self.turn:
@@ -94,8 +94,8 @@ class Server:
     def shown(self, step: int) -> tuple[Tensor, tuple[int, ...]]:
         """Return the parameters with all received updates up to this step.
 
-        Updates are added in the order of steps and ranks. The second value is the last included
-        step of each rank.
+        Updates are added in the order of steps and ranks. Also return, for each rank, the last step
+        whose update the parameters include.
         """
         shown = self.agreed.clone()
         for moved_at in sorted(s for s in self.moved if s <= step):
@@ -113,7 +113,7 @@ class Server:
             del self.moved[step]
 
 
-#: The servers on rank 0, by the number of the trainer that made them.
+#: The servers on rank 0. The index of a server is the number of the worker that created it.
 _SERVERS: list[Server] = []
 
 
@@ -124,9 +124,10 @@ def _asked(number: int, rank: int, step: int, moved: Tensor) -> torch.futures.Fu
 
 
 class Worker:
-    """The rule of one rank: send its update and replace its parameters by the server's.
+    """The rule that a rank applies after each step.
 
-    ``seen`` holds for each rank the last step whose update this rank's parameters include.
+    It sends the rank's update and replaces the rank's parameters by the server's parameters.
+    ``seen`` holds, for each rank, the last step whose update the parameters of this rank include.
     """
 
     def __init__(self, model: nn.Module, ctx: RankContext, knobs: Knobs) -> None:
@@ -155,7 +156,10 @@ class Worker:
 
 
 def _connect(rank: int, ranks: int) -> None:
-    """Start RPC over TCP only, which lets its bytes be counted; ranks meet in the default store."""
+    """Start RPC over TCP only, because the bytes of TCP can be counted.
+
+    Ranks meet in the default store.
+    """
     if api._is_current_rpc_agent_set():
         return
     options = rpc.TensorPipeRpcBackendOptions(
@@ -166,14 +170,15 @@ def _connect(rank: int, ranks: int) -> None:
     )
     store = dist.PrefixStore("rpc", dist.distributed_c10d._get_default_store())
     kind = backend_registry.BackendType["TENSORPIPE"]
-    autograd._init(rank)  # as ``init_rpc`` does, which would also open another store and port
+    autograd._init(rank)  # ``init_rpc`` also does this, but opens a second store
     rpc._init_rpc_backend(kind, store, f"rank{rank}", rank, ranks, options)
 
 
 class Simulation:
-    """The reference: the models of all ranks in one process.
+    """The reference run with the models of all ranks in one process.
 
-    ``seen`` holds the ``seen`` of each rank's worker, so that each model includes the same updates.
+    ``seen`` holds the field ``seen`` of each rank's worker. Each model of the reference therefore
+    includes the same updates as the rank's model.
     """
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
@@ -205,7 +210,7 @@ class Simulation:
 
 
 class ServedTrainer(OuterTrainer):
-    """A trainer that also reports the largest staleness of the parameters that it trained on."""
+    """A trainer that also reports the largest staleness (in steps) of the parameters it used."""
 
     rule: Worker
 

@@ -36,18 +36,18 @@ KNOBS = dict(
 
 
 def order(knobs: Knobs, ranks: int) -> Sequence[int]:
-    """Return the micro-batches in the order in which their gradients are added."""
+    """Return the indices of micro-batches in the order in which their gradients are added."""
     return Schedule.of(knobs, ranks).order()
 
 
 def expect(
     case: CaseSpec, model: nn.Sequential, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect one activation and one gradient per micro-batch over each stage boundary.
+    """Expect one activation and one gradient per micro-batch across each stage boundary.
 
     The ideal efficiency comes from a simulation of the schedule with the FLOPs of its stages. For M
     micro-batches and N equal stages, GPipe and 1F1B reach M / (M + N - 1) (Huang et al., GPipe,
-    2019). ``balance`` is the further factor for blocks that do not divide evenly over the stages.
+    2019). ``balance`` is the ratio of the ideal efficiency to the efficiency with equal stages.
     """
     mesh = batching.mesh
     sequence = bool(knobs["sequence"])
@@ -123,9 +123,10 @@ def _check(case: CaseSpec, model: nn.Module, batching: Batching, knobs: Knobs) -
 
 
 def _of_samples(part: nn.Module, case: CaseSpec, batching: Batching) -> Traffic:
-    """Return the traffic of the replicas or shards of one stage.
+    """Return the data parallel traffic of one stage, among its replicas or shards.
 
-    Parameters are gathered once for all micro-batches and kept until the last backward pass.
+    Sharded parameters are gathered once for all micro-batches, and kept until the last backward
+    pass.
     """
     mesh = batching.mesh
     blocks = width.blocks(part, mesh.size(Dim.TP))
@@ -142,7 +143,8 @@ def _held(
 ) -> int:
     """Return the memory of one rank in bytes.
 
-    It is the sum of weights, gradients, moments and the activations of micro-batches in flight.
+    It is the sum of weights, gradients, moments, and the activations of the micro-batches whose
+    backward pass has not yet run.
     """
     mesh = batching.mesh
     kept = dict(zip((name for name, _ in model.named_children()), facts.block_bytes, strict=False))
@@ -158,7 +160,7 @@ def _held(
 
 
 def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``run`` in a span for every micro-batch, because torch's 1F1B records none."""
+    """Wrap ``run`` in a span per micro-batch, because torch's 1F1B schedule records no spans."""
 
     def one_chunk(chunk: int, *args: Any, **more: Any) -> Any:
         with span(part, payload=chunk):
@@ -217,7 +219,7 @@ class PipelineTrainer:
         inputs = (batch.inputs,) if self.first else ()
         wanted: dict[str, Any] = dict(target=batch.targets, losses=losses) if self.last else {}
         with span("schedule"), self.ctx.forward():
-            # With outputs, the logits of all micro-batches would be kept and concatenated.
+            # return_outputs=True would keep and concatenate the logits of all micro-batches.
             self.schedule.step(*inputs, **wanted, return_outputs=False)
         with span("optimizer", Category.OPTIMIZER):
             self.optimizer.step()
@@ -246,5 +248,5 @@ class PipelineTrainer:
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> PipelineTrainer:
-    """Build the trainer of this rank's stages under the case's schedule."""
+    """Build the trainer that runs this rank's stages under the case's schedule."""
     return PipelineTrainer(model, ctx, knobs)

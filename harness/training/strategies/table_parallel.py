@@ -32,10 +32,11 @@ NUMBER = 8
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect three all-to-alls of rows and an all-reduce of the gradients of replicated weights.
+    """Expect three all-to-alls for the tables, and an all-reduce of all other gradients.
 
-    The all-to-alls send row indices to the ranks that hold the tables, rows back, and gradients of
-    rows to the tables. The gradient of a table is then complete on its rank.
+    The first all-to-all sends row indices to the ranks that hold the tables, the second sends the
+    rows back, and the third sends the gradients of the rows to the tables. The rank of a table then
+    has its whole gradient.
     """
     tables = tables_of(model)
     n = case.world_size
@@ -73,7 +74,7 @@ def expect(
         sent,
         module="DistributedDataParallel",
         placements=("apart",),
-        reorders=True,  # a table's owner adds the gradients of all samples at once, not by rank
+        reorders=True,  # a table's rank adds gradients over all samples, not rank by rank
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(dense + max(held), size, facts, batching.largest),
         formula="(T-t) B 8 + ((N-1) t + T - t) B row + 2 (N-1)/N bytes(dense)",
@@ -87,15 +88,16 @@ def _part(sent: float, payload: float) -> Traffic:
 
 
 def tables_of(model: nn.Module) -> Any:
-    """Return the module that holds the tables, which the model's head names."""
+    """Return the module that holds the tables; the model file names it with ``TABLES``."""
     return model.get_submodule(str(model.tables))
 
 
 def shared_out(rows: Sequence[int], ranks: int) -> list[list[int]]:
     """Return the indices of the tables that each rank holds.
 
-    The tables are assigned in the order of their length, the longest first. Each goes to the rank
-    with the fewest rows, and among equal ones to the rank with the fewest tables.
+    The tables are assigned in the order of their length, the longest first. Each table goes to the
+    rank with the fewest rows. If several ranks have equally few rows, it goes to the one with the
+    fewest tables.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for table in sorted(range(len(rows)), key=lambda i: -rows[i]):
@@ -105,7 +107,7 @@ def shared_out(rows: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 class _Exchanged(torch.autograd.Function):
-    """A differentiable ``exchanged``; backward returns the gradients to the senders."""
+    """A differentiable ``exchanged``, whose backward sends the gradients back to the senders."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, given: list[int], got: list[int]) -> Tensor:
@@ -119,9 +121,9 @@ class _Exchanged(torch.autograd.Function):
 
 
 def exchanged(x: Tensor, given: list[int], got: list[int]) -> Tensor:
-    """Exchange rows of dimension 0 by an all-to-all and return the received rows.
+    """Exchange rows (slices along dimension 0) by an all-to-all, and return the received rows.
 
-    ``given`` and ``got`` are the numbers of rows sent to and received from each rank.
+    ``given`` holds the number of rows sent to each rank, and ``got`` the number received from each.
     """
     out = x.new_empty((sum(got), *x.shape[1:]))
     dist.all_to_all_single(out, x, got, given)
@@ -129,9 +131,9 @@ def exchanged(x: Tensor, given: list[int], got: list[int]) -> Tensor:
 
 
 class TableTrainer(LocalTrainer):
-    """A trainer that yields all tables to the correctness check, broadcast by their owners.
+    """A trainer that broadcasts the tables to all ranks for the correctness check.
 
-    ``owners`` maps the name of a table to its rank and shape.
+    ``owners`` maps the name of a table to the rank that holds it and the table's shape.
     """
 
     owners: dict[str, tuple[int, torch.Size]]
@@ -156,7 +158,7 @@ class TableTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Wrap all weights but the tables in DDP; all ranks look up rows of each rank's tables."""
+    """Divide the tables among the ranks, and wrap all other weights in DDP."""
     tables = tables_of(model)
     name = str(model.tables)
     owned = shared_out(tables.rows, ctx.world_size)
@@ -185,7 +187,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     def average() -> None:
         """Divide the gradients of tables by the world size.
 
-        They are sums over the ranks of the gradients of each rank's mean loss.
+        A rank's loss is the mean over its samples. A table's gradient is the sum of the gradients
+        of all these losses, so it is divided to get the gradient of their mean.
         """
         for parameter in held:
             parameter.grad /= ctx.world_size
@@ -203,7 +206,10 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _looked_up(tables: Any, owned: Sequence[Sequence[int]], rank: int, rows: Tensor) -> Tensor:
-    """Look up row indices (B, tables) of this rank's samples on all ranks: (B, tables, d)."""
+    """Look up rows of the tables of all ranks for this rank's samples.
+
+    ``rows`` holds row indices of shape (B, tables); the result has the shape (B, tables, d).
+    """
     samples = rows.shape[0]
     ranks = len(owned)
     mine = owned[rank]

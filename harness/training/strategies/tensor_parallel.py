@@ -27,7 +27,7 @@ KNOBS = dict(sequence=False, loss=False)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect 4 all-reduces of activations per layer (Megatron-LM), and data parallel traffic."""
+    """Expect four all-reduces per layer (Megatron-LM), and data parallel traffic."""
     mesh = batching.mesh
     size = element_bytes(model)
     ranks = mesh.size(Dim.TP)
@@ -62,7 +62,7 @@ def expect(
 class TensorTrainer(LocalTrainer):
     """A trainer whose loss can be computed from logits that are split by class among the ranks.
 
-    ``apart`` states that they are.
+    ``apart`` states whether the logits are split.
     """
 
     apart = False
@@ -74,7 +74,7 @@ class TensorTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Split the layers along ``tp``, and replicate or shard the parts as the mesh says."""
+    """Split the layers along ``tp``, and replicate or shard the parts along other dimensions."""
     apart = bool(knobs["loss"]) and ctx.mesh.size(Dim.TP) > 1
     if ctx.mesh.size(Dim.TP) > 1:
         width.cut(model, ctx, sequence=bool(knobs["sequence"]), loss=apart)

@@ -13,17 +13,17 @@ from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 
-#: The gradients of one rank in the order of its parameters.
+#: The gradients of one rank, in the order of its parameters.
 Gradients: TypeAlias = Sequence[Tensor]
 
 SUPPORTS = dict(
     recovers=False, worlds="any", oracle="simulated", beside="two_jobs", initial="broadcast", jobs=2
 )
-#: ``talking``: number of jobs that exchange gradients. With 1 the second job only computes. The
-#: difference of the first job's speed between 2 and 1 is therefore caused by the fabric alone.
+#: ``talking`` is the number of jobs that exchange gradients. If it is 1, the second job only
+#: computes. If the first job is slower with 2 than with 1, only the shared fabric can be the cause.
 KNOBS = dict(talking=2)
 RANGES = dict(talking=(1, 2))
-JOBS = 2  # the same number as jobs in SUPPORTS
+JOBS = 2  # must equal ``jobs`` in SUPPORTS
 
 
 def expect(
@@ -64,7 +64,7 @@ class Nothing:
 
 
 class Simulation:
-    """The reference: the models of all ranks, with gradients averaged within each job."""
+    """The reference run with the models of all ranks; gradients are averaged within each job."""
 
     def __init__(self, models: Sequence[nn.Module], batching: Batching, knobs: Knobs) -> None:
         self.jobs = JOBS if len(models) > 1 else 1

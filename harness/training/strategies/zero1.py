@@ -1,4 +1,4 @@
-"""ZeRO-1: DDP with divided optimizer states; each rank broadcasts the parameters that it steps."""
+"""ZeRO-1: DDP with divided optimizer states; each rank broadcasts the parameters it updates."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,14 +25,14 @@ SUPPORTS = dict(
     uneven=True,
 )
 KNOBS = dict(bucket_cap_mb=25.0)
-#: Bytes that a rank without parameters broadcasts: ZeroRedundancyOptimizer's dummy bucket.
+#: Bytes of ZeroRedundancyOptimizer's dummy bucket, which a rank without parameters broadcasts.
 NOTHING = 4
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect DDP's all-reduce and a broadcast of the weights that each rank steps."""
+    """Expect DDP's all-reduce, and a broadcast from each rank of the weights that it updates."""
     n = case.world_size
     size = element_bytes(model)
     if not case.communicate:
@@ -64,10 +64,11 @@ def expect(
 
 
 def shared_out(parameters: Sequence[nn.Parameter], ranks: int) -> list[int]:
-    """Return the number of trained elements that each rank steps.
+    """Return how many elements each rank updates.
 
-    Parameters are assigned in the order of their size, the largest first, each to the rank with the
-    fewest elements so far. Frozen parameters are assigned, too, but do not count in the result.
+    Parameters are assigned in the order of their size, the largest first. Each goes to the rank
+    with the fewest elements so far. Frozen parameters are assigned, too, but the result does not
+    count them.
     """
     shares = [0] * ranks
     trained = [0] * ranks
@@ -87,5 +88,5 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     )
     assert isinstance(optimizer, torch.optim.Optimizer)
     trainer.optimizer = optimizers.prepared(optimizer, ctx.case)
-    trainer.resumable = False  # a checkpoint would have to gather its states first
+    trainer.resumable = False  # a checkpoint would have to gather the ranks' states
     return trainer

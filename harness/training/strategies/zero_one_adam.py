@@ -19,7 +19,7 @@ from harness.training.parallel import outer, traffic
 from harness.training.parallel.outer import OuterTrainer
 from harness.training.transports import all_gather
 
-#: The gradients of one rank in the order of its parameters.
+#: The gradients of one rank, in the order of its parameters.
 Gradients: TypeAlias = Sequence[Tensor]
 
 SUPPORTS = dict(
@@ -30,10 +30,10 @@ SUPPORTS = dict(
     initial="broadcast",
     replicas=True,
 )
-#: ``period``: local steps between two exchanges (the authors' constant policy). The paper lengthens
-#: it as the learning rate falls, but the rate of a case is constant. ``until``: the number of first
-#: steps after each of which all ranks exchange. The variance is updated in some of these, less and
-#: less often as ``kappa`` determines. ``block``: elements that share one scale.
+#: ``period`` is the number of local steps between two exchanges. It is constant: the paper extends
+#: it when the learning rate falls, but the rate of a case does not fall. After each of the first
+#: ``until`` steps all ranks exchange. Some of these steps update the variance; ``kappa`` determines
+#: how quickly they become rare. ``block`` is the number of elements with a common scale.
 KNOBS = dict(period=4, until=16, kappa=16, block=1024)
 TWIN = dict(period=2, until=1)
 
@@ -43,7 +43,7 @@ def expect(
 ) -> Expected:
     """Expect a two-phase exchange of signs every ``period`` steps (Lu et al., 2022).
 
-    Steps that update the variance all-reduce whole gradients instead.
+    Steps that update the variance all-reduce uncompressed gradients instead.
     """
     period = outer.number(knobs, "period")
     until = outer.number(knobs, "until", 0)
@@ -60,7 +60,7 @@ def expect(
     return replace(
         outer.expected(case, model, batching, facts, period, sent, formula, states=2),
         until=until,
-        # Sums of more than two ranks depend on their order, which can flip signs of tiny values.
+        # Sums over more than two ranks depend on the order, which can flip signs of tiny values.
         casts=n > 2,
         whole_steps=tuple(refreshed(until, int(knobs["kappa"]))) if n > 1 else (),
         whole_bytes=traffic.all_reduce(outer.payload(model), n).sent,
@@ -68,9 +68,10 @@ def expect(
 
 
 class Exchange:
-    """The mean over all ranks by signs in two phases, with error feedback in both.
+    """Compute the mean of the ranks' vectors, exchanged as signs in two phases.
 
-    Each rank encodes its vector, reduces one part of all vectors, and encodes the result again.
+    In the first phase each rank sends its encoded vector and averages one part of all vectors. In
+    the second phase it sends the encoded mean. Error feedback applies to both encodings.
     """
 
     def __init__(self, size: int, world: int, block: int) -> None:
@@ -82,9 +83,9 @@ class Exchange:
         self.owed_of_sums: Tensor | float = 0.0
 
     def mean(self, moved: Tensor) -> Tensor:
-        """Return the mean of the ranks' vectors (n,), with the same bits on all ranks.
+        """Return the mean of the ranks' vectors of shape (n,), with the same bits on all ranks.
 
-        This is a collective; ``moved`` is the vector of this rank.
+        This is a collective. ``moved`` is the vector of this rank.
         """
         short = self.part * self.world - self.size
         wanted = functional.pad(moved, (0, short)).view(self.world, self.part) + self.owed
@@ -100,10 +101,10 @@ class Exchange:
 
 
 class Moved:
-    """The rule of one rank.
+    """The rule that a rank applies in and after each step.
 
-    ``agreed`` are the parameters after the last exchange, and ``rates`` is the sum of the learning
-    rates since then.
+    ``agreed`` holds the parameters after the last exchange, and ``rates`` is the sum of the
+    learning rates of the steps since that exchange.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
@@ -121,9 +122,9 @@ class Moved:
         self.step = 0
 
     def average(self) -> None:
-        """Average whole gradients over all ranks in the steps that update the variance.
+        """Average gradients over all ranks if this step updates the variance.
 
-        All ranks then take the same step.
+        All ranks then make the same update.
         """
         if self.world > 1 and is_in(self.step, self.fresh):
             grads = [
@@ -140,8 +141,8 @@ class Moved:
     def after(self, step: int) -> None:
         """Replace this rank's progress by the mean progress of all ranks (Algorithm 1).
 
-        The vector u of the paper, ``moved`` here, is the progress since the last exchange before
-        the division by the variance.
+        ``moved`` is the vector u of the paper: the progress since the last exchange, multiplied by
+        the divisor to undo Adam's division.
         """
         self.step = step + 1
         if self.world == 1:
@@ -160,14 +161,14 @@ class Moved:
 
 
 def divided_by(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor | float:
-    """Return the flat divisor of momentum, or 1 if the optimizer freezes no variance."""
+    """Return the flat divisor of the momentum, or 1 if the optimizer is not ``FrozenAdam``."""
     if not isinstance(optimizer, FrozenAdam):
         return 1.0
     return torch.cat([optimizer.divisor(parameter).flatten() for parameter in model.parameters()])
 
 
 def remember(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Tensor) -> None:
-    """Set the optimizer's momentum to the mean momentum of all ranks."""
+    """Set the optimizer's momentum to ``momentum``, the mean over all ranks."""
     if not isinstance(optimizer, FrozenAdam):
         return
     parameters = list(model.parameters())
@@ -177,9 +178,9 @@ def remember(model: nn.Module, optimizer: torch.optim.Optimizer, momentum: Tenso
 
 
 class Simulation:
-    """The reference: the same rule for the models of all ranks in one process.
+    """The reference run, which applies the same rule to the models of all ranks in one process.
 
-    ``lost`` and ``lost_of_sums`` hold the errors of both encodings.
+    ``lost`` and ``lost_of_sums`` hold the errors of the first and of the second encoding.
     """
 
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -219,7 +220,7 @@ class Simulation:
 
     def _agree(self) -> None:
         workers = list(zip(self.models, self.optimizers, strict=True))
-        # If each rank simulates only its own worker, the other optimizers have no state.
+        # If each rank simulates only its local worker, the other optimizers have no state.
         stepped = [worker for worker in workers if worker[1].state]
         divisor = divided_by(*stepped[0]) if stepped else 1.0
         size = len(self.agreed)
@@ -240,7 +241,10 @@ class Simulation:
 
 
 def by_sign(blocks: Tensor) -> Tensor:
-    """Return the mean magnitude of each block (.., block) with the sign of each element."""
+    """Replace each element by its sign times the mean magnitude of its block.
+
+    The last dimension of ``blocks`` is the block.
+    """
     return torch.where(blocks >= 0, 1.0, -1.0) * blocks.abs().mean(-1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""Settings of how a training run is computed.
+"""Settings that change how a training run is computed, but not its result except for rounding.
 
-They are kernels, compiled blocks, recomputation and offloading of activations, and 8-bit products.
+They select kernels, compiled blocks, recomputed or offloaded activations, and 8-bit products.
 """

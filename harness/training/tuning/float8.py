@@ -1,4 +1,5 @@
-"""Products of linear layers in 8 bits: e4m3 in forward, e5m2 for gradients, one scale per tensor.
+"""Matrix products of linear layers in 8 bits: e4m3 in forward, e5m2 for gradients, and one scale
+per tensor.
 
 The formats are from Micikevicius et al., "FP8 formats for deep learning", 2022. Stored weights,
 sums and all other layers keep their dtypes.
@@ -12,12 +13,12 @@ from torch import Tensor, nn
 
 FORWARD = torch.float8_e4m3fn
 BACKWARD = torch.float8_e5m2
-#: Rows and columns of a tile; fp8 matrix units need dimensions that are multiples of it.
+#: Rows and columns of a tile. Each dimension of an fp8 matrix product must be a multiple of it.
 TILE = 16
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the tensor in 8 bits and the factor that restores its scale."""
+    """Return the scaled tensor in 8 bits, and the factor that restores its scale."""
     largest = x.abs().amax().float().clamp(min=1e-12)
     factor = largest / torch.finfo(dtype).max
     return (x.float() / factor).to(dtype), factor
@@ -32,7 +33,7 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype, *factors: Tensor) -> Tenso
 
 
 class Narrow(torch.autograd.Function):
-    """The product of x (m, k) and the transposed weight (n, k), with 8-bit forward and backward."""
+    """The product of x (m, k) and the transposed weight (n, k), in 8 bits in both passes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def layers(model: nn.Module) -> list[nn.Linear]:
 
 
 def narrow(model: nn.Module) -> int:
-    """Make the layers of ``layers`` compute in 8 bits, and return their number."""
+    """Make the layers that ``layers`` returns compute in 8 bits, and return their number."""
     linears = layers(model)
     for layer in linears:
         layer.forward = functools.partial(linear, layer)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The kernels of a training run: their selection for a process, and their detection afterwards."""
+"""The kernels of a training run: selection before a run, and detection of those that ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.profiler import profile
 from harness.cases import Attention, CaseSpec, Compiled, Stepping
 from harness.training.accelerator import Accelerator
 
-#: The operators that identify each kernel of attention in a profile.
+#: The operators by which a profile shows which attention kernel ran.
 ATTENTION = {
     Attention.MATH: ("_scaled_dot_product_attention_math",),
     Attention.EFFICIENT: ("_scaled_dot_product_efficient_attention",),
@@ -23,16 +23,16 @@ ATTENTION = {
     Attention.CUDNN: ("_scaled_dot_product_cudnn_attention",),
 }  # fmt: skip
 _SWITCHES = {Attention.EFFICIENT: "mem_efficient"}
-#: Rows of the matrices whose product ``mantissa_bits`` examines.
+#: Rows and columns of the matrices whose product ``mantissa_bits`` examines.
 SIDE = 256
-#: Attribute that marks a block which ``compiled`` has compiled.
+#: Attribute that marks a block as compiled by ``compiled``.
 MARK = "compiled_by_case"
-#: First words of the name that torch's profiler gives to an execution of compiled code.
+#: First words of the name under which torch's profiler records an execution of compiled code.
 REGION = "Torch-Compiled Region"
 
 
 def choose(case: CaseSpec) -> None:
-    """Set the switches of this process that the case asks for."""
+    """Set torch's kernel switches in this process as the case requires."""
     if case.attention is not Attention.ANY:
         for kernel in ATTENTION:
             switch = f"enable_{_SWITCHES.get(kernel, kernel)}_sdp"
@@ -46,8 +46,8 @@ def choose(case: CaseSpec) -> None:
 def compiled(model: nn.Module, how: Compiled) -> int:
     """Compile each block of a model separately and return the number of blocks.
 
-    Modules of torch itself are not compiled, because each runs as one operator. A graph break is an
-    error.
+    Modules of torch itself are not compiled, because each of them runs as one operator. Torch
+    raises an error at a graph break.
     """
     compilable = blocks(model)
     for block in compilable:
@@ -58,7 +58,7 @@ def compiled(model: nn.Module, how: Compiled) -> int:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules inside the model whose classes are not from torch."""
+    """Return the outermost modules in the model whose classes torch does not define."""
     outermost = []
     for child in model.children():
         custom = not type(child).__module__.startswith("torch.")
@@ -67,14 +67,14 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compiled_blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the blocks inside a module that ``compiled`` has compiled."""
+    """Return the blocks of a module that ``compiled`` has compiled."""
     return [m for m in module.modules() if getattr(m, MARK, False)]
 
 
 def stepping(case: CaseSpec, usual: bool) -> dict[str, bool]:
-    """Return the arguments of torch's optimizers that select how they step.
+    """Return the arguments of torch's optimizers that select their implementation.
 
-    ``usual`` states whether they are fused by default.
+    ``usual`` states whether the default implementation is fused.
     """
     return {
         Stepping.USUAL: dict(fused=usual),
@@ -85,7 +85,7 @@ def stepping(case: CaseSpec, usual: bool) -> dict[str, bool]:
 
 
 def operators(accelerator: Accelerator, step: Callable[[], object]) -> Counter[str]:
-    """Run a step and return how often each operator ran in all of its threads."""
+    """Run a step, and return how often each operator ran in all threads of the step."""
     with profile(activities=accelerator.activities) as seen:
         step()
     return Counter(str(event.name).removeprefix("aten::") for event in seen.events() or ())
@@ -101,7 +101,7 @@ def attention_of(ran: Counter[str]) -> str:
 
 
 def stepping_of(ran: Counter[str]) -> Stepping:
-    """Return how the optimizer stepped: fused, by foreach kernels, or in a loop."""
+    """Return which implementation the optimizer used: fused, foreach kernels, or a loop."""
     if any(name.startswith(("_fused_adamw", "_fused_sgd")) for name in ran):
         return Stepping.FUSED
     updates = ("_foreach_addcdiv_", "_foreach_add_", "_foreach_mul_")
@@ -109,14 +109,14 @@ def stepping_of(ran: Counter[str]) -> Stepping:
 
 
 def regions_of(ran: Counter[str]) -> int:
-    """Return how often compiled code was entered."""
+    """Return how often compiled code was executed."""
     return sum(count for name, count in ran.items() if name.startswith(REGION))
 
 
 def mantissa_bits(device: torch.device) -> int:
     """Return the mantissa bits that a product of fp32 matrices keeps: 23, or 10 in TF32.
 
-    The matrices are large enough that no special kernel for small ones is used.
+    The matrices are so large that the libraries do not use special kernels for small matrices.
     """
     last = torch.tensor([2.0**-b for b in range(1, 24)], device=device)
     rows = torch.zeros(SIDE, SIDE, device=device)

@@ -1,4 +1,4 @@
-"""Activation memory: activations are recomputed in backward, or kept on the host until then."""
+"""Activation memory: activations are recomputed in backward, or kept on the host until backward."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PRODUCTS = frozenset(
 
 
 class Again:
-    """Counts of how often a block was computed in forward and recomputed in backward."""
+    """Counters of how often a block was computed in forward and recomputed in backward."""
 
     def __init__(self, selective: bool) -> None:
         self.selective = selective
         self.first = self.again = 0
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the contexts of the block's forward and of its recomputation."""
+        """Return two contexts: for the block's forward, and for its recomputation."""
         first, again = _selective() if self.selective else (_nothing(), _nothing())
         return self._counted("first", first), self._counted("again", again)
 
@@ -39,10 +39,10 @@ class Again:
 
 
 def checkpointed(model: nn.Module, case: CaseSpec) -> list[Again]:
-    """Checkpoint every ``checkpoint_every``-th block and return the counts of these blocks.
+    """Checkpoint every ``checkpoint_every``-th block, and return the counters of these blocks.
 
-    A block that has only frozen weights is left as it is. If it is the first one, no gradient flows
-    back through it, and a recomputation would never happen.
+    A block that has only frozen weights is not checkpointed. If it were the first block, no
+    gradient would flow back through it, and it would never be recomputed.
     """
     counts = []
     for name, block in list(model.named_children())[:: case.checkpoint_every]:
@@ -57,7 +57,7 @@ def checkpointed(model: nn.Module, case: CaseSpec) -> list[Again]:
 class OnHost(torch.autograd.graph.saved_tensors_hooks):
     """A context that keeps the tensors that backward needs, except weights, in host memory.
 
-    ``moved_bytes`` counts the bytes of all instances; it shows whether anything was moved.
+    ``moved_bytes`` is the number of bytes that all instances have moved to the host.
     """
 
     moved_bytes = 0
@@ -80,7 +80,7 @@ class OnHost(torch.autograd.graph.saved_tensors_hooks):
 
 
 def _policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-    """Return that outputs of matrix products are saved and all others recomputed."""
+    """Return the policy that saves the outputs of matrix products and recomputes all others."""
     saved = operator in PRODUCTS
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -1,4 +1,4 @@
-"""Loss scaling for fp16: torch's GradScaler, with a record of the steps that it skipped."""
+"""Loss scaling for fp16: torch's GradScaler, with a list of the steps that it skipped."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 
 
 class Scaled:
-    """A wrapper of GradScaler that scales losses and steps with unscaled gradients.
+    """A wrapper of GradScaler that scales losses, and steps the optimizer with unscaled gradients.
 
     ``scale`` is the initial factor; 1 disables scaling. If gradients have overflowed, the step is
-    skipped and the factor is halved. ``skipped`` are the numbers of the skipped steps.
+    skipped and the factor is halved. ``skipped`` lists the numbers of the skipped steps.
     """
 
     def __init__(self, device: torch.device, scale: float) -> None:
@@ -24,7 +24,7 @@ class Scaled:
         self._scaler = torch.amp.GradScaler(device.type, init_scale=scale, enabled=self.enabled)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the scaled loss, from which backward starts."""
+        """Return the scaled loss, on which the caller runs backward."""
         return self._scaler.scale(loss) if self.enabled else loss
 
     def step(self, optimizer: Optimizer) -> None:

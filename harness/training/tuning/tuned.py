@@ -1,4 +1,4 @@
-"""Changes of how a plain model computes, made before its strategy wraps it."""
+"""Changes to the computation of a plain model, made before its strategy wraps it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +12,10 @@ from harness.training.tuning.recompute import Again
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The changes that ``tune`` made: counters of checkpointed blocks, and numbers of changes.
+    """The changes that ``tune`` made to a model.
 
-    ``num_compiled`` is the number of compiled blocks, ``num_narrow`` that of 8-bit layers.
+    ``counts`` holds the counters of the checkpointed blocks, ``num_compiled`` is the number of
+    compiled blocks, and ``num_narrow`` is the number of 8-bit layers.
     """
 
     counts: Sequence[Again] = ()
@@ -23,13 +24,13 @@ class Tuned:
 
 
 def untuned(case: CaseSpec) -> CaseSpec:
-    """Return the case as its operators are counted: without compiled code and 8-bit products."""
+    """Return the case without compiled code and 8-bit products, as its operators are counted."""
     precision = Precision.FP32 if case.precision is Precision.FP8 else case.precision
     return replace(case, compiled=Compiled.NO, precision=precision)
 
 
 def refuse(model: nn.Module, case: CaseSpec) -> None:
-    """Raise ValueError if the case asks for changes that the model has no modules for."""
+    """Raise ValueError if the model has no modules to which the changes of the case apply."""
     made = type(model).__name__
     if case.compiled is not Compiled.NO and not kernels.blocks(model):
         raise ValueError(
@@ -44,7 +45,7 @@ def refuse(model: nn.Module, case: CaseSpec) -> None:
 
 
 def tune(model: nn.Module, case: CaseSpec) -> Tuned:
-    """Change the model in place to compute as the case says, and return the changes."""
+    """Change the model in place so that it computes as the case states; return the changes."""
     return Tuned(
         num_narrow=float8.narrow(model) if case.precision is Precision.FP8 else 0,
         num_compiled=kernels.compiled(model, case.compiled)

@@ -14,7 +14,7 @@ from harness.training.context import RankContext, within
 def all_sharded(batching: Batching) -> Batching:
     """Return the batching with a mesh that shards parameters over all ranks.
 
-    The FSDP2 of these frameworks always does so, whatever the mesh of the case is.
+    These frameworks always apply FSDP2 to all ranks, whatever the mesh of the case is.
     """
     ranks = batching.mesh.ranks
     return replace(batching, mesh=Mesh({Dim.FSDP: ranks} if ranks > 1 else {}))
@@ -23,8 +23,8 @@ def all_sharded(batching: Batching) -> Batching:
 def as_torchrun_does(ctx: RankContext) -> None:
     """Set the environment variables that torchrun sets.
 
-    Frameworks read their rank and world size from them. Without them some frameworks train each
-    rank alone, without an error.
+    Frameworks read their rank and world size from these variables. If they are not set, some
+    frameworks train each rank separately and raise no error.
     """
     local_rank, local_size = within(ctx.case.nodes, ctx.rank)
     os.environ |= {

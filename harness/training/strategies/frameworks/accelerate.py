@@ -24,7 +24,7 @@ KNOBS = dict(sharded=False)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect the bytes of DDP, or those of FSDP2 if ``sharded``; each block is one FSDP2 unit."""
+    """Expect the bytes of DDP, or of FSDP2 with one unit per block if ``sharded``."""
     if not case.communicate:
         raise ValueError("accelerate cannot run without communication")
     if not knobs["sharded"]:
@@ -70,7 +70,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     )
     from accelerate.state import AcceleratorState, GradientState
 
-    AcceleratorState._reset_state(True)  # a second model would get the first one's settings
+    AcceleratorState._reset_state(True)  # settings of an earlier model would remain
     GradientState._reset_state()
     for name in [n for n in os.environ if n.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]

@@ -35,8 +35,9 @@ def expect(
 ) -> Expected:
     """Expect the bytes of a ZeRO stage, and an all-reduce of the norm of all gradients.
 
-    Stage 1 all-reduces gradients once, stage 2 after each micro-batch; both gather the stepped
-    weights. Stage 3 gathers weights in forward and in backward, and reduce-scatters gradients.
+    Stage 1 all-reduces gradients once per step, and stage 2 after each micro-batch. Both gather the
+    updated weights. Stage 3 gathers weights in forward and in backward, and reduce-scatters
+    gradients.
     """
     stage = int(knobs["stage"])
     n = case.world_size
@@ -62,8 +63,8 @@ def expect(
         sent += traffic.all_gather(shard, n) + traffic.all_reduce(4.0, n)
         formula = f"2 (N-1)/N bytes(P){' per micro-batch' * (stage == 2)} + (N-1)/N bytes(P)"
     if case.precision is Precision.BF16 and stage < 3:
-        sent += traffic.all_reduce(1.0, n)  # the flag for an overflow
-    # Of weights, gradients and two moments, so many are divided among the ranks.
+        sent += traffic.all_reduce(1.0, n)  # the flag that signals an overflow
+    # ``shared`` counts how many of the four (weights, gradients, two moments) the ranks divide.
     shared = 4 if stage == 3 else 2 + (stage == 2)
     held = elements * (4 - shared) + elements * shared / n
     return traffic.expected(
@@ -83,8 +84,8 @@ def expect(
 class EngineTrainer(LocalTrainer):
     """A trainer that calls the engine's backward and step.
 
-    It gathers the parts of gradients and parameters for the correctness check. ``shards`` are this
-    rank's flat gradients at the last step.
+    It gathers the parts of gradients and parameters for the correctness check. ``shards`` holds
+    this rank's flat gradients of the last step.
     """
 
     engine: Any
@@ -95,7 +96,7 @@ class EngineTrainer(LocalTrainer):
         self.shards.clear()  # the engine drops its gradients itself
 
     def backward(self, loss: Tensor) -> None:
-        self.engine.backward(loss, scale_wrt_gas=False)  # the loss is scaled already
+        self.engine.backward(loss, scale_wrt_gas=False)  # the loss is already scaled
         if not self.engine.is_gradient_accumulation_boundary():
             self.engine.step()
 
@@ -103,7 +104,7 @@ class EngineTrainer(LocalTrainer):
         self.engine.step()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield gradients from the flat parts that were stepped, in the engine's order."""
+        """Yield gradients by name, gathered from the ranks' flat parts in the engine's order."""
         zero, world = self.engine.optimizer, self.ctx.world_size
         names = {id(p): name for name, p in self.engine.module.named_parameters()}
         if self.stage < 3:
@@ -151,15 +152,18 @@ def _gathered(part: Tensor, world: int) -> Tensor:
 
 
 def config(case: CaseSpec, batching: Batching, knobs: Knobs) -> dict[str, Any]:
-    """Return DeepSpeed's configuration; its defaults for clipping and CPU operators are off."""
+    """Return DeepSpeed's configuration.
+
+    Gradients are clipped only if the case clips, and DeepSpeed's CPU optimizer is not forced.
+    """
     zero: dict[str, Any] = dict(stage=int(knobs["stage"]))
     if zero["stage"] == 3:
         zero |= dict(
-            stage3_param_persistence_threshold=0,  # small parameters would stay whole otherwise
+            stage3_param_persistence_threshold=0,  # shard small parameters, too
             stage3_max_live_parameters=0,  # release gathered parameters after each module
             stage3_max_reuse_distance=0,
             stage3_module_granularity_threshold=10**9,  # gather each block as a whole
-            memory_efficient_linear=False,  # it would replace nn.Linear in the whole process
+            memory_efficient_linear=False,  # True would replace nn.Linear in the whole process
         )
     asked = dict(
         train_micro_batch_size_per_gpu=batching.largest,
@@ -170,7 +174,7 @@ def config(case: CaseSpec, batching: Batching, knobs: Knobs) -> dict[str, Any]:
         zero_force_ds_cpu_optimizer=False,
         zero_optimization=zero,
     )
-    if case.precision is Precision.BF16:  # like other strategies, without fp32 copies of weights
+    if case.precision is Precision.BF16:  # no fp32 copies of weights, like other strategies
         asked[str(case.precision)] = dict(
             enabled=True, bf16_master_weights_and_grads=True, bf16_optimizer_states=True
         )
@@ -183,7 +187,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.ERROR)  # the logger writes to stdout
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its build takes 45 s
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # to build it takes 45 s
     kind, settings = ctx.update
     optimizer = kind(model.parameters(), **settings)
     shards: list[list[Tensor]] = []
@@ -210,5 +214,5 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     trainer.engine = engine
     trainer.stage = int(knobs["stage"])
     trainer.shards = shards
-    trainer.resumable = False  # the states are divided in DeepSpeed's format
+    trainer.resumable = False  # the ranks hold partial states in DeepSpeed's format
     return trainer

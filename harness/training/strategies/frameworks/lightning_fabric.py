@@ -27,7 +27,7 @@ KNOBS = dict(sharded=False)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect the bytes of DDP, or those of FSDP2 over all ranks if ``sharded``.
+    """Expect the bytes of DDP, or of FSDP2 over all ranks if ``sharded``.
 
     Each block is one FSDP2 unit.
     """
@@ -41,7 +41,7 @@ def expect(
 
 
 class FabricTrainer(LocalTrainer):
-    """A trainer that calls Fabric's backward and reports the module inside Fabric's wrapper."""
+    """A trainer that calls Fabric's backward, and reports the module inside Fabric's wrapper."""
 
     fabric: Any
     inner: nn.Module
@@ -50,9 +50,9 @@ class FabricTrainer(LocalTrainer):
         self.fabric.backward(loss)
 
     def ran(self) -> ExecutedModel:
-        """Return the class of the inner module, and the placements with the sizes of their meshes.
+        """Return the class of the inner module, and the parameters' placements and mesh sizes.
 
-        Placements alone would not show that a mesh has only one rank.
+        A placement alone would not show that its mesh has only one rank.
         """
         placed = {
             f"{parameter.placements[0]!r} of {parameter.device_mesh.size()}"
@@ -77,7 +77,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         return module
 
     strategy = DDPStrategy(gradient_as_bucket_view=True)
-    if knobs["sharded"]:  # the default sizes shard over a mesh of one rank
+    if knobs["sharded"]:  # by default the mesh has one rank only
         sizes = dict(data_parallel_size=ctx.world_size, tensor_parallel_size=1)
         strategy = ModelParallelStrategy(shard, **sizes)
     _, local_size = within(ctx.case.nodes, ctx.rank)
@@ -116,7 +116,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
 
 
 def _environment(ctx: RankContext) -> Any:
-    """Return a cluster environment for ranks that run and have a process group already."""
+    """Return a Fabric environment for ranks that already run and have a process group."""
     from lightning.fabric.plugins.environments import ClusterEnvironment
 
     local_rank, _ = within(ctx.case.nodes, ctx.rank)
@@ -124,7 +124,7 @@ def _environment(ctx: RankContext) -> Any:
 
     class Started(ClusterEnvironment):  # type: ignore[misc]
         creates_processes_externally = True
-        main_address, main_port = "127.0.0.1", 1  # not used: the process group exists
+        main_address, main_port = "127.0.0.1", 1  # unused, because the process group exists
 
         @staticmethod
         def detect() -> bool:
@@ -143,12 +143,12 @@ def _environment(ctx: RankContext) -> Any:
             return node
 
         def set_world_size(self, size: int) -> None:
-            """Check the world size that Fabric computes from devices and nodes."""
+            """Raise ValueError if Fabric computes a wrong world size from devices and nodes."""
             if size != ctx.world_size:
                 raise ValueError(f"Fabric counts {size} ranks; expected {ctx.world_size}")
 
         def set_global_rank(self, rank: int) -> None:
-            """Check the rank that Fabric computes from node and local rank."""
+            """Raise ValueError if Fabric computes a wrong rank from node and local rank."""
             if rank != ctx.rank:
                 raise ValueError(f"Fabric computes rank {rank}; expected {ctx.rank}")
 

@@ -18,8 +18,8 @@ SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True,
     packages=("megatron-core",), compiles=False,
 )  # fmt: skip
-#: ``bucket_elements``: elements of a bucket; 0 puts all gradients into one bucket. ``overlap``
-#: reduces each bucket as soon as it is full.
+#: ``bucket_elements`` is the number of elements of a bucket; 0 puts all gradients into one bucket.
+#: ``overlap=True`` reduces each bucket as soon as it is full.
 KNOBS = dict(overlap=False, bucket_elements=0)
 
 
@@ -49,9 +49,9 @@ class BufferTrainer(LocalTrainer):
             yield name, getattr(parameter, "main_grad")  # noqa: B009  (torch declares no such field)
 
     def update(self) -> None:
-        """Step with the reduced gradients and clear them.
+        """Step with the reduced gradients, and then clear them.
 
-        A gradient that stayed would be added to the next one.
+        Otherwise they would be added to the gradients of the next step.
         """
         for (_, gradient), (_, parameter) in zip(self.gradients(), self.named(), strict=True):
             parameter.grad = gradient
@@ -61,14 +61,14 @@ class BufferTrainer(LocalTrainer):
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Wrap the model in Megatron's DDP, with data parallel groups only; it broadcasts weights."""
+    """Wrap the model in Megatron's DDP, with data parallel groups only, and broadcast weights."""
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer import TransformerConfig
 
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(1, 1)
-    settings = TransformerConfig(  # required, but it describes only models that Megatron builds
+    settings = TransformerConfig(  # required, but without effect on this model
         num_layers=1, hidden_size=1, num_attention_heads=1, use_cpu_initialization=True
     )
     how = DistributedDataParallelConfig(

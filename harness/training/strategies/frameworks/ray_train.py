@@ -21,14 +21,14 @@ SUPPORTS = dict(
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """Expect DDP's bytes; for one worker Ray returns the plain model."""
+    """Expect DDP's bytes. With a single worker, Ray returns the plain model."""
     like = ddp.expect(case, model, batching, facts, ddp.KNOBS)
     alone = case.world_size == 1
     return replace(like, module=type(model).__name__ if alone else like.module)
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    """Call ``prepare_model`` with this rank's place as a worker, without a Ray cluster."""
+    """Call ``prepare_model`` as the Ray worker with this rank, but without a Ray cluster."""
     hook = sys.excepthook
     from ray.train.torch import prepare_model
     from ray.train.v2._internal.execution import train_fn_utils

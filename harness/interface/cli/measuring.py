@@ -107,7 +107,7 @@ def values(asked: Asked) -> dict[str, Any]:
     }
 
 
-#: Python's names of values and JSON's, because printed commands contain Python's.
+#: Names of values in Python, which printed commands contain, mapped to their names in JSON.
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 

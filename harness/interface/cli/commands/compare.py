@@ -119,7 +119,7 @@ def _interleaved(asked: Asked) -> Answer:
 
 
 def _python(path: Path) -> str:
-    """Return the interpreter of an environment, which is given itself or by its folder."""
+    """Return the interpreter ``path``, or the interpreter of the environment's folder ``path``."""
     named: Sequence[Path] = (path, path / "bin" / "python")
     python = next((executable for p in named if (executable := shutil.which(str(p)))), None)
     if python is None:

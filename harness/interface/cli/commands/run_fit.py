@@ -138,7 +138,10 @@ def _ranks(case: CaseSpec) -> int:
 
 
 def _unit(catalogue: Catalogue, case: CaseSpec) -> int:
-    """Return the number that divides every valid micro-batch, so that shards have whole parts."""
+    """Return the number of which every valid micro-batch is a multiple.
+
+    The strategy splits the samples of a shard into parts of equal size.
+    """
     strategy = catalogue.get("strategies", case.strategy)
     supports = strategy.supports
     mesh = strategy.supports.mesh(case)

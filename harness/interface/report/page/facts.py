@@ -30,7 +30,10 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _environment(run: RunRecord) -> list[tuple[str, str]]:
-    """Return the environment variables that libraries read; of all others only the names."""
+    """Return the environment variables that libraries read, and the names of all other variables.
+
+    The record has only digests of the values of the other variables.
+    """
     variables = sorted(run.environment.items())
     others = [name for name, value in variables if is_digest(value)]
     rows = [(name, value) for name, value in variables if not is_digest(value)]

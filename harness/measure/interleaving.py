@@ -44,8 +44,9 @@ class Interleaver:
         return longer
 
     def beside(self, a: str, others: Sequence[str]) -> list[list[float]]:
-        """Measure several setups in one block with ``a``; return the values of each, as ``block``
-        does.
+        """Measure several setups in one block with ``a``.
+
+        Return for each setup the two values that ``block`` returns.
         """
         self.blocks += 1
         once = replace(self._protocol, min_blocks=1, max_blocks=1, seed=self.blocks)
@@ -61,7 +62,7 @@ class Interleaver:
         ]
 
     def alike(self, a: str) -> list[float]:
-        """Return log(throughput of the second launch in ``a`` / that of the first) of each block.
+        """Return log(throughput of the second / of the first launch in ``a``) for each block.
 
         This is the A/A comparison that every A/B comparison contains.
         """
@@ -165,9 +166,9 @@ def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan
 class Difference:
     """The ratio of the throughput of B to that of A in the same blocks.
 
-    ``low`` and ``high`` are the ends of an interval that is valid at all looks. ``alike`` and its
-    ends are the same for A against itself, from launches of one block. It shows how large a ratio
-    is without any difference.
+    ``low`` and ``high`` are the ends of an interval that stays valid however often it is inspected.
+    ``alike`` and its ends are the ratio and the interval of A compared with itself, from launches
+    of the same blocks. They show which ratios occur without any difference.
     """
 
     case: str

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Write the reference pages and the drawings of docs/ from the code.
 
-python scripts/pages.py            # options, metrics, api, keys' last table, drawings
+python scripts/pages.py            # options, metrics, API, the last table of keys.md, drawings
 python scripts/pages.py --check    # exit 1 if one of them is not up to date
 """
 
@@ -32,7 +32,7 @@ OF_ALL = {"-h", "--json"}
 
 
 def options() -> str:
-    """Return every option of every command, from the parsers themselves."""
+    """Return the page on every option of every command, from the parsers."""
     lines = [
         "# Options", "",
         "Every command with its options, as `scaleproof COMMAND --help-all` prints them. `--json`"
@@ -48,14 +48,14 @@ def options() -> str:
 
 
 def metrics() -> str:
-    """What rules can bound, from the metrics themselves."""
+    """Return the page on the metrics that thresholds can name."""
     lines = [
         "# Metrics", "",
-        "What a rule of `thresholds.toml` can name. A rule on a ratio names its baseline and needs"
-        " no unit; every other one is in the unit that stands here. `a/b` is the quotient of two"
-        " that are no ratios: `sent_bytes/step_s` is in B/s. What a machine does not tell is no"
-        " figure: a rule on it is INCONCLUSIVE, with the reason. Written by"
-        " `python scripts/pages.py`.", "",
+        "The metrics that a threshold in `thresholds.toml` can name. A threshold on a ratio names"
+        " its baseline and needs no unit. Every other threshold uses the unit of this table. `a/b`"
+        " is the quotient of two metrics that are no ratios, for example `sent_bytes/step_s` in"
+        " B/s. If a machine does not report a metric, a threshold on it is INCONCLUSIVE, with the"
+        " reason. Written by `python scripts/pages.py`.", "",
         "| metric | unit | is | better | measured by |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for name, metric in METRICS.items():
@@ -74,9 +74,9 @@ def keys() -> str:
     by_hand = (DOCS / "keys.md").read_text().partition(FIELDS)[0].rstrip()
     lines = [
         by_hand, "", FIELDS, "",
-        "`--set NAME=VALUE` takes each of them, as well as `FILE.KNOB=VALUE` (`scaleproof run list`"
-        " lists the knobs) and variables like `NCCL_ALGO`. docs/api.md describes them under"
-        " `CaseSpec`."
+        "`--set NAME=VALUE` sets one of these fields. It also takes `FILE.KNOB=VALUE` (`scaleproof"
+        " run list` lists the knobs) and variables like `NCCL_ALGO`. docs/api.md describes the"
+        " fields under `CaseSpec`."
         " Written by `python scripts/pages.py`.", "",
         "| field | values | default |", "|---|---|---|",
     ]  # fmt: skip
@@ -103,11 +103,11 @@ def _row(action: argparse.Action) -> str:
 
 
 def api() -> str:
-    """What ``harness`` offers, from its docstrings."""
+    """Return the page on the names in ``harness``, from their docstrings."""
     lines = [
         "# What `harness` offers", "",
-        "These are the names that suites and users' own files import; the folders behind them may"
-        " change. Those below `harness.training` import torch when they are asked for. Written by"
+        "Suites and users' files import these names from `harness`. The modules that define them"
+        " may change. Names from `harness.training` import torch at their first use. Written by"
         " `python scripts/pages.py`.", "",
     ]  # fmt: skip
     for room, names in _by_room().items():
@@ -132,7 +132,7 @@ def _by_room() -> Mapping[str, list[str]]:
 
 
 def _described(name: str, value: Any) -> Iterator[str]:
-    """A heading with the signature, and the docstring."""
+    """Yield a heading with the name, the signature of a function, and the docstring."""
     signature = ""
     if inspect.isfunction(value):
         signature = str(inspect.signature(value))
@@ -144,11 +144,12 @@ def _described(name: str, value: Any) -> Iterator[str]:
     doc = inspect.getdoc(value) if inspect.isroutine(value) or inspect.isclass(value) else None
     if inspect.ismodule(value):
         doc = inspect.getdoc(value)
-    if doc and not doc.startswith(f"{name}("):  # the one that a dataclass makes
+    if doc and not doc.startswith(f"{name}("):  # not the docstring that a dataclass generates
         yield from (doc, "")
 
 
-#: What each layer is about, bottom first; layers side by side share a row.
+#: The layers of the package with their subjects, from the bottom up. Folders of one row do not
+#: import each other.
 LAYERS = (
     (("base", "documents, errors, statistics"),),
     (("host", "this machine"),),
@@ -162,7 +163,7 @@ STYLE = 'font-family="system-ui,sans-serif" font-size="13" fill="#1b1f24" text-a
 
 
 def folders() -> str:
-    """The layers of the package with the features on top; an import points down."""
+    """Return a drawing of the layers of the package, with the features on top."""
     on_top = sorted(p.name for p in FEATURES.iterdir() if (p / "__init__.py").is_file())
     rows = [*LAYERS, tuple((name, "") for name in on_top)]
     there = {p.name for p in (ROOT / "harness").iterdir() if p.is_dir() and p.name[0] != "_"}
@@ -182,13 +183,13 @@ def folders() -> str:
     total = len(rows) * (height + gap) + 34
     body.append(
         f'<text x="{width / 2}" y="{total - 10}" {STYLE}>Imports point down. Features (top row)'
-        " import the core, never each other; nobody in the core imports a feature.</text>"
+        " import the core, never each other. The core imports no feature.</text>"
     )
     return _svg(width, total, body, "The folders of harness, as layers")
 
 
 def verdict() -> str:
-    """The steps of docs/one-verdict.md, from left to right and down."""
+    """Return a drawing of the steps of docs/one-verdict.md, from left to right and down."""
     page = (DOCS / "one-verdict.md").read_text()
     steps = re.findall(r"^\| (\d+) \| `([\w.]+)` in `([\w/.]+)` \|", page, re.M)
     width, across, size, height = 760, 4, 172, 58
@@ -247,7 +248,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def main(words: list[str]) -> int:
-    """Write the pages, or with ``--check`` name those that are not up to date."""
+    """Write the pages, or with ``--check`` print the pages that are not up to date."""
     old = []
     for name, write in PAGES.items():
         text, path = write(), DOCS / name

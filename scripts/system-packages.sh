@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Debian packages that some tests use; without them those tests skip and say why.
-#   chromium   opens the HTML report as a person would
-#   slurm-wlm  a cluster of several daemons on this machine
-#   iproute2   emulated networks
+# Install Debian packages that some tests use. Without them these tests are skipped with a reason.
+#   chromium   opens the HTML report
+#   slurm-wlm  runs a cluster of several daemons on this machine
+#   iproute2   emulates networks
 set -euo pipefail
 missing=()
 command -v chromium >/dev/null || missing+=(chromium)

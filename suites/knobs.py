@@ -1,6 +1,6 @@
-"""Recipes of settings: what the usual defaults, inputs, precisions, kernels and checkpoints bring.
+"""Recipes that compare settings: framework defaults, inputs, precisions, kernels, checkpointing.
 
-All arms of a plan train the same model, so each row says what one setting changes.
+All arms of a plan train the same model, so each row shows the effect of one setting.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from typing import Any
 
 from harness import ON_GPUS, CaseSpec, Mode, Plan, Precision, Protocol, Site, beside, versus
 
-#: On GPUs settings are tried on what people train there, not on fp32.
+#: The precision on GPUs. Settings are compared in the usual precision of training there, not in
+#: fp32.
 _AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
-#: Only a scaler of losses can leave steps out.
+#: A metric of fp16 only, because only a loss scaler skips steps.
 SKIPPED = "skipped_steps"
 METRICS = ("step_s", "throughput_ratio", "peak_bytes")
 
 
 def _site(site: Site, ranks: int = 2) -> Site:
-    """The site, or CPU ranks where it has too few."""
+    """Return the site, or a site of CPU ranks if the site has fewer than ``ranks``."""
     return site if site.world_size >= ranks else site.cpu(ranks)
 
 
 def _alone(site: Site) -> Site:
-    """For what one GPU shows as well as two."""
+    """Return a site for settings whose effect a single GPU shows as well as two."""
     return _site(site, 1 if site.device == "cuda" else 2)
 
 
@@ -37,9 +38,11 @@ def _plan(site: Site, name: str, cases: dict[str, CaseSpec], *more: str) -> list
 
 
 def published(site: Site) -> list[Plan]:
-    """The defaults that frameworks ship, beside DDP's: buckets of 25 MB (PyTorch) and of 5e8
-    elements (DeepSpeed), a tenth or what exceeds 0.01 of the gradients, 4 accumulated
-    micro-batches, a learning rate that grows beyond a batch of 32.
+    """Compare common defaults of frameworks with DDP's.
+
+    They are buckets of 25 MB (PyTorch) and of 5e8 elements (DeepSpeed), compression to a tenth of
+    the gradient or to values above 0.01, 4 accumulated micro-batches, and a learning rate that
+    grows linearly with batches above 32.
     """
     here = _site(site)
 
@@ -59,7 +62,9 @@ def published(site: Site) -> list[Plan]:
 
 
 def published_stages(site: Site) -> list[Plan]:
-    """4 stages beside no micro-batching, 2 experts a token beside one: on worlds of their own."""
+    """Compare common defaults that need four ranks: 8 micro-batches in 4 pipeline stages with one
+    micro-batch, and 2 experts per token with one.
+    """
     four = _site(site, 4)
     routed = {f"top {top}": four.case("expert_parallel/moe-nano", knobs={"moe.top": top})
               for top in (1, 2)}  # fmt: skip
@@ -76,7 +81,9 @@ def published_stages(site: Site) -> list[Plan]:
 
 
 def inputs(site: Site) -> list[Plan]:
-    """Batches at hand, made in the step, and read from files by none to two workers."""
+    """Compare sources of batches: on the device, made in or before the step, read from files with
+    up to two workers.
+    """
     here = _alone(site)
 
     def case(data: str, **knobs: Any) -> CaseSpec:
@@ -97,7 +104,9 @@ def inputs(site: Site) -> list[Plan]:
 
 
 def precisions(site: Site) -> list[Plan]:
-    """fp32 (and TF32 where there is one), bf16, autocast to bf16 and to scaled fp16, 8 bits."""
+    """Compare precisions: fp32, TF32 (on GPUs), bf16, autocast to bf16 or to fp16 with loss
+    scaling, and 8 bits.
+    """
     here = _alone(site)
     base = here.case(f"ddp/{_model(here)}")
     cases = {"fp32": base}
@@ -111,7 +120,7 @@ def precisions(site: Site) -> list[Plan]:
 
 
 def kernels(site: Site) -> list[Plan]:
-    """Attention's kernels, ways to step the parameters, compiled blocks."""
+    """Compare attention kernels, implementations of the optimizer step, and compiled blocks."""
     here = _alone(site)
     cuda = here.device == "cuda"
     base = here.case(f"ddp/{_model(here)}", **(_AS_TRAINED if cuda else {}))
@@ -127,10 +136,10 @@ def kernels(site: Site) -> list[Plan]:
 
 
 def backends(site: Site) -> list[Plan]:
-    """What NCCL is told, beside what it chooses, on more than one GPU: the gate reads in NCCL's own
-    log what ran, and an arm that ran something else is an ERROR.
+    """Compare algorithms, protocols and channels of NCCL with its own choice, on several GPUs.
 
-    gloo has one algorithm for each collective and nothing to choose from.
+    The correctness check reads from NCCL's log what was used; an arm that used something else than
+    requested is an ERROR. There is no plan for gloo, which has only one algorithm per collective.
     """
     if site.device != "cuda" or site.world_size < 2:
         return []
@@ -141,7 +150,8 @@ def backends(site: Site) -> list[Plan]:
         return replace(case, environment={**(case.environment or {}), **variables})
 
     by_name = {"NCCL chooses": base}
-    # By function: NCCL has a tree, NVLS trees for all-reduces alone, PAT for gathers and scatters.
+    # NCCL supports tree and NVLS for all-reduce only, and PAT for all-gather and reduce-scatter
+    # only.
     by_name |= {
         name: told(base, NCCL_ALGO=f"allreduce:{name}") for name in ("ring", "tree", "nvls")
     }
@@ -162,7 +172,7 @@ def backends(site: Site) -> list[Plan]:
 
 
 def checkpoints(site: Site) -> list[Plan]:
-    """What computing blocks again saves of memory, and what that costs of a step."""
+    """Measure how much memory activation checkpointing saves, and how much longer a step takes."""
     here = _alone(site)
     batch = None if here.device == "cuda" else 32
     usual = _AS_TRAINED if here.device == "cuda" else {}

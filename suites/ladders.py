@@ -1,4 +1,4 @@
-"""Ladders of length, size, batch, readers and checkpoints, at the site's own world."""
+"""Recipes that vary length, size, batch, readers or checkpoints, at the site's world size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from recipes import AS_TRAINED, SELECTIVE, protocol_for
 from harness import ON_GPUS, PACED, FaultScenario, Mode, Plan, Precision, Site
 from harness.cases import ladders
 
-#: Tokens of a sample on GPUs, to a million where ranks share a sequence; on cores a tiny model's.
+#: Sequence lengths in tokens, on GPUs and on CPUs. A million tokens fit only if ranks divide the
+#: sequence.
 ON_GPU = (4096, 16384, 65536, 262144, 1048576)
 ON_CPU = (32, 64, 128)
-#: Caps of a GPU; one that its board does not take is a SKIP with what it takes.
+#: Power limits of a GPU in W. A limit that the board does not support gives SKIP, with the
+#: supported range.
 WATTS = (600, 500, 400, 300)
 
 
@@ -19,7 +21,10 @@ def here(site: Site) -> Site:
 
 
 def lengths(site: Site) -> list[Plan]:
-    """The same tokens in longer and longer sequences: of each rank alone, and shared by all."""
+    """Train the same number of tokens in ever longer sequences.
+
+    A sequence is trained by one rank, or is divided among all ranks.
+    """
     on_gpus = site.device == "cuda"
     where = here(site)
     model = "decoder-350m" if on_gpus else "decoder-nano"
@@ -36,7 +41,7 @@ def lengths(site: Site) -> list[Plan]:
 
 
 def sizes(site: Site) -> list[Plan]:
-    """The largest model that these devices train, and how busy each size keeps them."""
+    """Find the largest model that these devices can train, and the MFU of each size."""
     on_gpus = site.device == "cuda"
     names = ("124m", "350m", "1b3", "llama-8b", "llama-70b")
     more = {**AS_TRAINED, **SELECTIVE} if on_gpus else {}
@@ -46,7 +51,7 @@ def sizes(site: Site) -> list[Plan]:
 
 
 def batches(site: Site) -> list[Plan]:
-    """The critical batch of a small language, whose floor is known."""
+    """Find the critical batch size for a small artificial language with a known loss floor."""
     where = here(site)
     more = AS_TRAINED if where.device == "cuda" else {}
     case = where.case("ddp/decoder-nano", Mode.WEAK, **more)
@@ -54,7 +59,7 @@ def batches(site: Site) -> list[Plan]:
 
 
 def interference(site: Site) -> list[Plan]:
-    """What a second job on the same nodes takes of a first one."""
+    """Measure how much a second job on the same nodes slows the first one."""
     where = site if site.world_size >= 4 and site.world_size % 4 == 0 else site.cpu(4)
     on_gpus = where.device == "cuda"
     model = "decoder-350m" if on_gpus else "paced-small"
@@ -63,7 +68,7 @@ def interference(site: Site) -> list[Plan]:
 
 
 def power_caps(site: Site) -> list[Plan]:
-    """What a token takes as GPUs are held at fewer watts; cores have no such limit."""
+    """Measure speed and energy per token under lower power limits; there is no plan for CPUs."""
     if site.device != "cuda":
         return []
     case = site.case("ddp/decoder-350m", Mode.WEAK, **AS_TRAINED)
@@ -71,14 +76,14 @@ def power_caps(site: Site) -> list[Plan]:
 
 
 def readers(site: Site) -> list[Plan]:
-    """What reading files costs as more ranks read."""
+    """Measure the cost of reading files as the number of reading ranks grows."""
     where = here(site)
     case = where.case("ddp/resnet-nano", Mode.WEAK, data="files")
     return [ladders.readers(case, where.worlds, protocol=protocol_for(site))]
 
 
 def checkpoints(site: Site) -> list[FaultScenario]:
-    """Checkpoints of more and more ranks, waited for and in the background."""
+    """Save checkpoints with ever more ranks, both synchronously and in the background."""
     where = here(site)
     model = "decoder-350m" if where.device == "cuda" else "decoder-tiny"
     case = where.case(f"fsdp/{model}", **(AS_TRAINED if where.device == "cuda" else {}))

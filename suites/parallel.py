@@ -1,4 +1,4 @@
-"""Recipes of ways to cut a training: schedules, batches, roles, widths, experts and products."""
+"""Recipes that compare kinds of parallelism: data, pipeline, tensor, context, expert, combined."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from harness import (
     versus,
 )
 
-#: Schedules of a pipeline, and what each is there to show.
+#: The pipeline schedules that are compared.
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped_bfs", "interleaved_zb", "zbv", "dualpipev")
 
 
 def schedules(site: Site) -> list[Plan]:
-    """Every schedule at 4 stages on the paced stand-in, and GPipe with a single micro-batch: the
-    bubble measured and ideal, memory, step.
+    """Compare pipeline schedules with 4 stages and simulated compute: step time, bubble and memory.
+
+    GPipe also runs with a single micro-batch.
     """
     here = site.cpu(4)
 
@@ -39,7 +40,10 @@ def schedules(site: Site) -> list[Plan]:
 
 
 def schedule_memory(site: Site) -> list[Plan]:
-    """1F1B keeps as many micro-batches as there are stages, GPipe all of them."""
+    """Measure the memory that 1F1B saves relative to GPipe.
+
+    1F1B keeps the activations of as many micro-batches as there are stages, and GPipe of all.
+    """
     here = site if site.world_size >= 4 else site.cpu(4)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
     precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
@@ -55,7 +59,7 @@ def schedule_memory(site: Site) -> list[Plan]:
 
 
 def variants(site: Site) -> list[Plan]:
-    """Ways to be data parallel on one model: bytes, memory, step."""
+    """Compare the variants of data parallelism on one model: step time, sent bytes and memory."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "decoder-1b3" if site.device == "cuda" else "mlp-wide"
     on_gpus = here.device == "cuda"
@@ -74,14 +78,14 @@ def variants(site: Site) -> list[Plan]:
         "ZeRO-3": case("fsdp"),
         "ZeRO-3 over all-to-all": case("fsdp", **{"fsdp.scatter": "all_to_all"}),
     }
-    if not on_gpus:  # it trains in fp32 alone
+    if not on_gpus:  # FSDP1 supports fp32 only, and this plan trains with autocast on GPUs.
         cases["FSDP1"] = case("fsdp1")
     metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
     return [beside("data parallel", cases, metrics, protocol=protocol_for(site))]
 
 
 def batches(site: Site) -> list[Plan]:
-    """What is done with a batch besides training on it, beside plain DDP on even samples."""
+    """Compare gradient clipping, LAMB and uneven batches with DDP on samples of equal length."""
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
     precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
@@ -105,7 +109,10 @@ def batches(site: Site) -> list[Plan]:
 
 
 def optimizers(site: Site) -> list[Plan]:
-    """What optimizers cost beside AdamW: Muon gathers matrices under FSDP, ZeRO-1 shares work."""
+    """Compare optimizers with AdamW under DDP, ZeRO-1 and FSDP.
+
+    Under FSDP, Muon has to gather matrices. Under ZeRO-1, ranks divide the optimizer's work.
+    """
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
     precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
@@ -129,7 +136,7 @@ def optimizers(site: Site) -> list[Plan]:
 
 
 def roles(site: Site) -> list[Plan]:
-    """Actors and learners on the paced stand-in, beside all ranks as learners."""
+    """Compare actors and learners with training on all ranks, with simulated compute."""
     here = site.cpu(4)
 
     def case(strategy: str, passes: int = 1) -> CaseSpec:
@@ -145,7 +152,7 @@ def roles(site: Site) -> list[Plan]:
 
 
 def widths(site: Site) -> list[Plan]:
-    """Ways to cut a model's layers or its sequence, beside fully sharded data parallel."""
+    """Compare tensor and context parallelism with fully sharded data parallelism."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
     precision = Precision.BF16 if site.device == "cuda" else Precision.FP32
@@ -168,7 +175,9 @@ def widths(site: Site) -> list[Plan]:
 
 
 def experts(site: Site) -> list[Plan]:
-    """A mixture of experts, replicated and shared out, with one and two experts a token."""
+    """Compare a mixture of experts on one and on all ranks: with one or two experts per token, and
+    with a larger capacity.
+    """
     here = site if site.world_size > 1 else site.cpu(2)
     model = "moe-243m" if site.device == "cuda" else "moe-small"
     precision = Precision.BF16 if here.device == "cuda" else Precision.FP32
@@ -190,7 +199,7 @@ def experts(site: Site) -> list[Plan]:
 
 
 def products(site: Site) -> list[Plan]:
-    """Two and three dimensions at once, on 4 and 8 ranks; on 8 GPUs TP 4 x PP 2."""
+    """Compare combinations of two kinds of parallelism, on 4 CPU ranks or on 8 and more GPUs."""
     gpus = site.device == "cuda" and site.world_size >= 8
     here = site if gpus else site.cpu(4)
     model = "decoder-1b3" if gpus else "decoder-nano"

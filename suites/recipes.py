@@ -32,16 +32,18 @@ from harness import (
     versus,
 )
 
-#: The model that fits the device: milliseconds a step on one core, or a GPU's worth of work.
+#: Models by device: a step of the first takes milliseconds on one core; the second can fill a GPU.
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
-#: How anything is trained on GPUs: fp32 uses a fifteenth of their tensor cores.
+#: The precision of training on GPUs. fp32 would use a fifteenth of the rate of their tensor cores.
 AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
-#: Blocks are compiled where cards can hold a model of a size that is trained.
+#: Transformer blocks are compiled on GPUs that can hold a model of a realistic size.
 COMPILED: dict[str, Any] = dict(compiled="inductor")
-#: One block's matrix products are kept, all else is computed again.
+#: Selective activation checkpointing: results of matrix products are kept, and all other
+#: activations are computed again in the backward pass.
 SELECTIVE: dict[str, Any] = dict(checkpoint=True, selective=True)
 Sized: TypeAlias = Sequence[tuple[int, str, dict[str, Any]]]
-#: What replicas train, by the GiB that a card has at least: steps of a tenth of a second and more.
+#: Models for data parallelism as (least GPU memory in GiB, model, fields of the case). They are so
+#: large that a step takes a tenth of a second or more.
 DATA_PARALLEL: Sized = (
     (0, "decoder-nano", {}),
     (14, "decoder-124m", dict(seq_len=1024, micro_batch=8, **COMPILED)),
@@ -50,9 +52,10 @@ DATA_PARALLEL: Sized = (
     (40, "decoder-350m", dict(seq_len=2048, micro_batch=8, **COMPILED)),
     (140, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
 )
-#: What each family trains on GPUs: sharded and cut models of a size that needs it. Activations are
-#: computed again only where they do not fit. Codecs train what DDP does: both ladders share their
-#: baseline. The first of each shows mechanics: no such step can fill a GPU.
+#: The models that each strategy trains on GPUs, in the same form. Sharded and pipelined models have
+#: a size that needs several GPUs. Activations are computed again only if they do not fit.
+#: Compressors train the same models as DDP, so their sweeps have the same baseline. The first model
+#: of each strategy tests the mechanics only, because its step is too short to fill a GPU.
 ON_GPU: Mapping[str, Sized] = {
     "ddp": DATA_PARALLEL,
     "compressed": DATA_PARALLEL,
@@ -80,26 +83,30 @@ ON_GPU: Mapping[str, Sized] = {
         (80, "decoder-350m", dict(seq_len=2048, global_batch=16, **COMPILED)),
     ),
 }
-#: A model that one card cannot train: sharded over half a node, and over a whole one.
+#: The least GPU memory in GiB, and the fields of the case, for a model that one GPU cannot train.
+#: It is sharded over half a node and over a whole node.
 LARGE_GIB, LARGE = 80, dict(seq_len=4096, micro_batch=2, **SELECTIVE, **COMPILED)
-#: What a family adds to that: torch's stages do not know autocast; FSDP gathers in bf16.
+#: Further fields by strategy. Pipeline stages of torch do not support autocast, so pipelines train
+#: in bf16. FSDP gathers parameters in bf16.
 OWN: Mapping[str, dict[str, Any]] = {
     "pipeline": dict(precision=Precision.BF16),
     "fsdp": dict(knobs={"fsdp.mixed": True}),
 }
-#: GiB of a card of which nobody says how much it has.
+#: The assumed memory of a GPU, in GiB, if it is unknown.
 USUAL_GIB = 80
-#: Nodes, and GPUs on each, that ladders on GPUs foresee: recorded, never judged.
+#: Larger systems (nodes, GPUs per node) for which scaling sweeps on GPUs predict the efficiency.
+#: The predictions are recorded, but never judged.
 FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
-#: What ladders are judged by, where that is not efficiency alone.
+#: The metrics of scaling sweeps that are not judged by efficiency alone, by strategy.
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
-#: What a ladder on several GPUs is held against. Sharded training is held against itself on one
-#: GPU: what a wrapper costs there is measured where a single GPU is.
+#: The baseline of a scaling sweep on several GPUs, by strategy. Sharded training is compared with
+#: the same wrapped training on one GPU. The cost of DDP's wrapper is measured on sites with one
+#: GPU.
 ON_GPUS_AGAINST = {"ddp": ("plain",), "fsdp": ("wrapped",), "pipeline": ("plain",)}
 
 
 def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
-    """What a family trains on the site's device."""
+    """Return the case that a strategy trains on the site's device."""
     model, more = CPU_MODEL, dict[str, Any]()
     if site.device == "cuda":
         family = strategy.partition(":")[0]
@@ -109,21 +116,24 @@ def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
 
 
 def sized_for(family: str, site: Site) -> tuple[str, dict[str, Any]]:
-    """The model that fills the site's GPUs, and its sequence and batch."""
+    """Return the largest model for the site's GPU memory, and fields for its sequence and batch."""
     room = site.gpu_memory_gib or USUAL_GIB
     _, model, fields = max((row for row in ON_GPU[family] if row[0] <= room), key=lambda r: r[0])
     return model, {name: fields[name] for name in fields if site.compiles or name not in COMPILED}
 
 
 def protocol_for(site: Site) -> Protocol:
-    """Windows in steps on cores, in seconds where clocks have to settle."""
+    """Return a protocol with windows in steps on CPUs, or in seconds on GPUs.
+
+    The clocks of a GPU settle only after seconds of load.
+    """
     return ON_GPUS if site.device == "cuda" else REAL
 
 
 def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
-    """A weak ladder over the world sizes of one node, with real compute.
+    """Return a recipe for weak scaling over the world sizes of one node, with real compute.
 
-    Without ``wrapped`` it leaves out what the strategy costs on one rank.
+    If ``wrapped`` is False, the cost of the strategy on a single rank is not measured.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -144,10 +154,10 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
 
 
 def _on_gpus(strategy: str, site: Site, fields: Mapping[str, Any]) -> list[Plan]:
-    """Makes the plan of a weak ladder on the GPUs of one node; only its largest world is judged.
+    """Return the plan of a weak scaling sweep on the GPUs of one node.
 
-    ``across`` has the worlds of several nodes. A single GPU shows what DDP's wrapper and compiled
-    blocks bring; other strategies have nothing to show there.
+    Only its largest world is judged. The recipe ``across`` measures worlds of several nodes. On a
+    single GPU, only DDP has a plan, which measures its wrapper and compiled blocks.
     """
     case = trained(strategy, site, Mode.WEAK, **fields).at(site.nodes[0])
     if site.nodes[0] == 1:
@@ -165,14 +175,14 @@ def _on_gpus(strategy: str, site: Site, fields: Mapping[str, Any]) -> list[Plan]
 
 
 def _on_one_gpu(case: CaseSpec, site: Site) -> list[Plan]:
-    """DDP at one rank against the plain model, and its compiled blocks against eager ones."""
+    """Compare DDP on one rank with the plain model, and compiled blocks with eager ones."""
     plan = ladder(case, [1], baselines=("plain",), protocol=ON_GPUS)
     if case.compiled == "no":
         return [plan]
     return [compared(plan, "eager", replace(case, compiled="no"), ("throughput_ratio",))]
 
 
-#: Every codec that is in use; a test compares it with what is shipped.
+#: All compressors. A test compares this list with the compressors that are shipped.
 CODECS = (
     "bf16", "countsketch", "dgc", "efsign", "fp16", "fp8", "int8", "natural", "onebit",
     "onebit_adam", "powersgd", "qsgd", "randomk", "signsgd", "terngrad", "threshold", "topk",
@@ -180,7 +190,7 @@ CODECS = (
 
 
 def codecs(site: Site) -> list[Plan]:
-    """Every codec beside dense training, in the same blocks: throughput, and what is sent."""
+    """Compare all compressors with dense training in the same blocks: throughput and sent bytes."""
     here = site if site.world_size > 1 else site.cpu(2)
     cases = {"dense": trained("ddp", here, Mode.WEAK)}
     if here.device == "cuda":
@@ -192,7 +202,7 @@ def codecs(site: Site) -> list[Plan]:
 
 
 def topk(site: Site) -> list[Plan]:
-    """Top-k gradients: a weak ladder on cores; on GPUs one arm beside DDP on the whole node."""
+    """Measure top-k gradients: weak scaling on CPUs, or a comparison with DDP on a node of GPUs."""
     if site.device != "cuda":
         return weak("compressed:topk", wrapped=False)(site)
     if site.nodes[0] == 1:
@@ -205,7 +215,9 @@ def topk(site: Site) -> list[Plan]:
 
 
 def large(model: str) -> Recipe:
-    """A weak ladder of a model that no card holds alone, from half a node to a whole one."""
+    """Return a recipe for a model that does not fit on one GPU: weak scaling from half a node to a
+    whole node.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         room, ranks = site.gpu_memory_gib or USUAL_GIB, min(site.nodes)
@@ -227,7 +239,7 @@ def large(model: str) -> Recipe:
 
 
 def filled() -> Recipe:
-    """A weak ladder of pipelines with two micro-batches a stage and more at every rung."""
+    """Return a recipe for weak scaling of pipelines with at least two micro-batches per stage."""
 
     def recipe(site: Site) -> list[Plan]:
         ranks = site.nodes[0] if site.device == "cuda" else site.world_size
@@ -242,11 +254,11 @@ def filled() -> Recipe:
 
 
 def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
-    """A strong ladder of the world sizes that divide its global batch.
+    """Return a recipe for strong scaling over the world sizes that divide the global batch.
 
-    On GPUs the batch follows the card, with activations computed again: the baseline has to fit.
-    With ``eager`` the largest world trains without compiled blocks, too: a slower step hides more
-    of its communication.
+    On GPUs the batch depends on the GPU's memory, and activations are computed again if necessary,
+    because the whole batch has to fit on the single GPU of the baseline. With ``eager`` the largest
+    world is also measured without compiled blocks, because a slower step hides more communication.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -276,9 +288,9 @@ def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
 
 
 def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> Recipe:
-    """A weak ladder of the paced stand-in: what is sent is sent, compute waits.
+    """Return a recipe for weak scaling with simulated compute and real communication.
 
-    Not where GPUs compute: they show what it stands for.
+    The model waits instead of computing. The recipe has no plan on GPUs, which compute themselves.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -300,7 +312,11 @@ def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> 
 
 
 def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recipe:
-    """A scheduled stand-in with a planted efficiency: a test of the measurement itself."""
+    """Return a recipe that tests the measurement itself, with simulated compute.
+
+    Steps follow a schedule that gives a known efficiency. ``plant`` lists it as
+    ``ranks:efficiency``.
+    """
     knobs: dict[str, Any] = {"paced.mode": "schedule", "paced.plant": plant}
     knobs |= {f"paced.{name}": value for name, value in knob.items()}
 
@@ -313,7 +329,10 @@ def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recip
 
 
 def same(largest: int = 2) -> Recipe:
-    """A scheduled stand-in against itself: a verdict on 1.0 must stay open."""
+    """Return a recipe that compares simulated compute with itself (A/A).
+
+    A threshold of exactly 1.0 must give INCONCLUSIVE.
+    """
     knobs = {"paced.mode": "schedule"}
 
     def recipe(site: Site) -> list[Plan]:
@@ -324,7 +343,9 @@ def same(largest: int = 2) -> Recipe:
 
 
 def spread(strategy: str) -> Recipe:
-    """The ranks of one node, placed on one node and spread evenly over several nodes."""
+    """Return a recipe that compares placements: as many ranks as one node has, on one node and
+    spread evenly over several nodes.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         ranks = min(site.nodes)
@@ -338,7 +359,10 @@ def spread(strategy: str) -> Recipe:
 
 
 def across(strategy: str) -> Recipe:
-    """A weak ladder of whole nodes with one node as baseline: 8, 16, 32 ranks on 1, 2, 4 nodes."""
+    """Return a recipe for weak scaling over whole nodes, with one node as baseline.
+
+    For example 8, 16 and 32 ranks on 1, 2 and 4 nodes.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         if len(site.nodes) < 2:
@@ -361,7 +385,9 @@ def across(strategy: str) -> Recipe:
 
 
 def masked(model: str = "decoder-nano") -> Recipe:
-    """A compressor that claims top-k but sends dense gradients: the gate must catch it."""
+    """Return a recipe for a negative control: a compressor that claims top-k but sends dense
+    gradients. The correctness check must detect it.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         return [control(site.cpu(2).case(f"compressed:masked_topk/{model}"))]
@@ -370,7 +396,10 @@ def masked(model: str = "decoder-nano") -> Recipe:
 
 
 def broken(strategy: str) -> Callable[[Site], list[FaultScenario]]:
-    """A training that crashes, hangs or loses an agent or node, then resumes, also resized."""
+    """Return a recipe for trainings that crash, hang or lose an agent or a node, and then resume.
+
+    On a single node they also resume with another number of ranks.
+    """
 
     def recipe(site: Site) -> list[FaultScenario]:
         if site.world_size < 2:
@@ -386,14 +415,17 @@ def broken(strategy: str) -> Callable[[Site], list[FaultScenario]]:
     return recipe
 
 
-#: What the twin of the speedup claim has to show: its steps end when these efficiencies say.
+#: Knobs of the twin of the speedup claim: its steps follow a schedule with these efficiencies
+#: (``ranks:efficiency``), so the correct result is known.
 TWIN: Mapping[str, Any] = {"paced.mode": "schedule", "paced.plant": "2:0.985,4:0.96"}
 
 
 def claim_175m_b64(site: Site) -> list[Plan]:
-    """The usual claim: 175M decoder, strong, global batch 64, one device as baseline.
+    """Measure a common claim: strong scaling of a 175M decoder with global batch 64, relative to
+    one device.
 
-    Without GPUs its twin takes the same way, of which is known what has to come out.
+    Without GPUs the twin of the claim is measured in the same way: simulated compute whose correct
+    result is known.
     """
     on_gpus = site.device == "cuda"
     here = site if on_gpus else site.cpu(4)
@@ -409,9 +441,9 @@ def claim_175m_b64(site: Site) -> list[Plan]:
 
 
 def claim_1b3_4x8(site: Site) -> list[Plan]:
-    """The usual claim: 1.3B decoder on 4 nodes of 8, one node as baseline.
+    """Measure a common claim: a 1.3B decoder on 4 nodes of 8 GPUs, relative to one node.
 
-    Its twin on (emulated) nodes of cores waits instead of computing.
+    Without GPUs, its twin with simulated compute runs on (emulated) nodes with CPU ranks.
     """
     on_gpus = site.device == "cuda"
     ranks = site.nodes[0]
@@ -436,9 +468,11 @@ def claim_1b3_4x8(site: Site) -> list[Plan]:
 
 
 def claim_memory(site: Site) -> list[Plan]:
-    """The usual claim: memory halved by checkpointing, down by 90 % with sharding over 8.
+    """Measure a common claim: checkpointing halves the memory, and sharding over 8 ranks in
+    addition saves 90 %.
 
-    Sharded over fewer ranks it is recorded; the twin is a model that cores can train.
+    With fewer ranks the saving by sharding is recorded but not judged. Without GPUs, the twin of
+    the claim is a model that CPUs can train.
     """
     on_gpus = site.device == "cuda"
     here = site if on_gpus else site.cpu(2)
@@ -453,7 +487,10 @@ def claim_memory(site: Site) -> list[Plan]:
 
 
 def learns(strategy: str, **knobs: Any) -> Recipe:
-    """A strategy that trains apart for a while, beside DDP and beside no communication."""
+    """Return a recipe for a strategy whose ranks train separately between exchanges.
+
+    It is compared with DDP and with training without communication.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         here = site if site.world_size > 1 else site.cpu(2)

@@ -1,6 +1,7 @@
-"""Published claims for such systems, measured in the claimed setup. The claims need GPUs.
+"""Measure published claims about scaling in the claimed setup, which needs GPUs.
 
-Without them the twin of each claim takes its way; claims that nothing tests are listed.
+Without GPUs, the twin of each claim (simulated compute with a known result) is measured in the same
+way. Claims that are not tested are listed.
 """
 
 import pytest
@@ -12,4 +13,4 @@ from harness import scaling
 @pytest.mark.acceptance
 @scaling(claim_175m_b64, claim_1b3_4x8, claim_memory)
 def test_claims(verdict):
-    """Each claim is confirmed or refuted."""
+    """Each published claim is confirmed or refuted."""

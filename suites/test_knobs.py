@@ -1,4 +1,4 @@
-"""Settings beside each other: usual defaults, inputs, precisions, kernels, checkpoints."""
+"""Comparisons of settings: framework defaults, inputs, precisions, kernels, checkpointing."""
 
 import pytest
 from knobs import (
@@ -18,29 +18,29 @@ pytestmark = pytest.mark.nightly
 
 @scaling(published, published_stages)
 def test_usual_defaults(verdict):
-    """What frameworks ship, on one model."""
+    """The defaults of several frameworks, on one model."""
 
 
 @scaling(inputs)
 def test_inputs(verdict):
-    """Where batches come from."""
+    """Batches on the device, made during training, or read from files."""
 
 
 @scaling(precisions)
 def test_precisions(verdict):
-    """In how many bits."""
+    """Precisions from fp32 to 8 bits."""
 
 
 @scaling(kernels)
 def test_kernels(verdict):
-    """Which of torch's ways to compute the same."""
+    """Different implementations of the same computation in torch."""
 
 
 @scaling(backends)
 def test_backends(verdict):
-    """Ring against tree."""
+    """Algorithms, protocols and channels of NCCL."""
 
 
 @scaling(checkpoints)
 def test_checkpoints(verdict):
-    """Memory saved, and time paid for it."""
+    """The memory that activation checkpointing saves, and the time that it costs."""

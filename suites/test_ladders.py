@@ -1,4 +1,4 @@
-"""Ladders beyond weak and strong: length, size, batch, interference, readers, checkpoints."""
+"""Sweeps over other quantities than ranks: sequence length, model size, batch, power, readers."""
 
 import pytest
 from ladders import batches, checkpoints, interference, lengths, power_caps, readers, sizes
@@ -10,34 +10,34 @@ pytestmark = pytest.mark.nightly
 
 @scaling(lengths)
 def test_lengths(verdict):
-    """Longer sequences at the same tokens a rank."""
+    """Longer sequences, with the same number of tokens per rank."""
 
 
 @scaling(sizes)
 def test_sizes(verdict):
-    """Larger models on the same devices."""
+    """Ever larger models on the same devices."""
 
 
 @scaling(batches)
 def test_batches(verdict):
-    """Samples and time to one loss, batch by batch."""
+    """The samples and the time that each batch size needs to reach the same loss."""
 
 
 @scaling(interference)
 def test_interference(verdict):
-    """What a second job on the same fabric takes of a first one."""
+    """The slowdown of a job by a second job on the same nodes."""
 
 
 @scaling(power_caps)
 def test_power_caps(verdict):
-    """Joules of a token, and speed, as GPUs are held at fewer watts."""
+    """Speed and energy per token of GPUs under lower power limits."""
 
 
 @scaling(readers)
 def test_readers(verdict):
-    """What reading costs as more ranks read."""
+    """The cost of reading files as the number of reading ranks grows."""
 
 
 @recovering(checkpoints)
 def test_checkpoints(verdict):
-    """Bandwidth and stall of checkpoints as ranks are added."""
+    """The bandwidth of checkpoints, and the time that training waits for them, over ranks."""

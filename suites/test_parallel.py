@@ -1,4 +1,4 @@
-"""Every other way to be parallel: data-parallel variants, layers, sequences, experts, products."""
+"""Variants of data parallelism, and pipeline, tensor, context, expert and combined parallelism."""
 
 import pytest
 from parallel import (
@@ -20,44 +20,44 @@ pytestmark = pytest.mark.nightly
 
 @scaling(variants)
 def test_data_parallel(verdict):
-    """What buckets, shards and an optimizer in backward earn."""
+    """The effect of buckets, of sharding, and of an optimizer step during the backward pass."""
 
 
 @scaling(batches)
 def test_batches(verdict):
-    """Clipping, layer-wise optimizers, samples of unequal length, a short last batch."""
+    """Gradient clipping, LAMB, samples of unequal length, and a short last batch."""
 
 
 @scaling(optimizers)
 def test_optimizers(verdict):
-    """What optimizers cost, and what they gather."""
+    """The time, memory and communication of optimizers."""
 
 
 @scaling(roles)
 def test_roles(verdict):
-    """Actors that generate what learners train on."""
+    """Actors that generate the data on which learners train."""
 
 
 @scaling(schedule_memory)
 def test_memory_of_schedules(verdict):
-    """What an early backward frees."""
+    """The memory that 1F1B saves by early backward passes."""
 
 
 @scaling(schedules)
 def test_schedules(verdict):
-    """The bubble that a schedule leaves, beside the one that it must."""
+    """The measured pipeline bubble of each schedule, compared with its ideal bubble."""
 
 
 @scaling(widths)
 def test_model_parallel(verdict):
-    """Layers cut by width, and sequences by length."""
+    """Tensor parallelism, and context parallelism, which divides sequences."""
 
 
 @scaling(experts)
 def test_experts(verdict):
-    """Routed experts: their load, and what found no room."""
+    """A mixture of experts: the load of the experts, and the tokens that they drop."""
 
 
 @scaling(products)
 def test_products(verdict):
-    """Several dimensions at once."""
+    """Combinations of two kinds of parallelism."""

@@ -1,4 +1,4 @@
-"""P2P off beside on: the same training over the network alone, in the same blocks.
+"""Compare training with and without P2P in the same blocks; without it all data use the network.
 
 pytest examples/acceptance/p2p.py --gpus 8
 scaleproof accept contract check fabric RUN --accepted THEN
@@ -10,7 +10,7 @@ from harness import Plan, Site, scaling, versus
 
 
 def beside(site: Site) -> list[Plan]:
-    """The training as it is, and without memory that devices share."""
+    """Return a plan that compares a training with the same one without P2P between devices."""
     usual = site.case("ddp/decoder-350m", "weak")
     alone = replace(usual, environment={**(usual.environment or {}), "NCCL_P2P_DISABLE": "1"})
     return [versus(usual, alone, ["throughput_ratio"])]
@@ -18,4 +18,4 @@ def beside(site: Site) -> list[Plan]:
 
 @scaling(beside)
 def test_p2p_off_beside_on(verdict):
-    """Its clause is ``network_alone`` of ``scaleproof accept contract show fabric``."""
+    """``scaleproof accept contract show fabric`` shows its clause, ``network_alone``."""

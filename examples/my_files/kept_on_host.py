@@ -1,11 +1,11 @@
-"""All batches are made before the window and stay in the host's memory."""
+"""Make all batches before the timed window, and keep them in the host's memory."""
 
 from harness import span
 
-INPUT = dict(instead=("resident",))  # what to try against its stalls
+INPUT = dict(instead=("resident",))  # the input to try if the training waits for this one
 
 
-def feed(source, knobs):  # the batch of a step: a function of its number
+def feed(source, knobs):  # returns a function from the number of a step to its batch
     made = [source.content(source.ids(step)) for step in range(source.steps)]
 
     def take(step):

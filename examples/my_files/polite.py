@@ -1,4 +1,4 @@
-"""An engine of my own: one machine, whose ranks let everybody else go first."""
+"""A user's engine: one machine whose ranks have a lower priority than other processes."""
 
 from harness import Capabilities, Command, Deployment, InheritingJob, agent_command
 
@@ -6,7 +6,7 @@ ENGINE = dict(multi_node=False)
 
 
 class Polite:
-    """The agent of one node below ``nice``; its ranks inherit that."""
+    """An engine that starts the agent of one node with ``nice``; ranks inherit the priority."""
 
     def probe(self) -> Capabilities:
         return Capabilities(available=True)

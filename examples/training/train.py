@@ -1,4 +1,4 @@
-"""A training as many are: DistributedDataParallel, a DistributedSampler, AdamW. Nothing of ours."""
+"""A common training script with DistributedDataParallel; it does not use scaleproof."""
 
 import argparse
 import os

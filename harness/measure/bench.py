@@ -611,9 +611,9 @@ def _with_collective(limits: Deadlines, asked_s: float) -> Deadlines:
 def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
     """Return the mean wall time (s) of the launches of each case, by the hash of the case.
 
-    If a case has timed launches, only these count. If not, its probes count, or else its calibration
-    launches. A calibration launch trains for ``HORIZON`` times as long as a timed launch, so the
-    surplus is subtracted.
+    If a case has timed launches, only these count. If not, its probes or calibration launches do. A
+    calibration launch trains for ``HORIZON`` times as long as a timed launch, so the surplus is
+    subtracted.
     """
     out: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED):

@@ -1,22 +1,21 @@
-"""Acceptance on the first machine with a GPU: does what was only reasoned about hold there?
+"""Check scaleproof itself on a machine with a GPU.
 
     python scripts/gpu_acceptance [--out DIR] [--budget 580] [--resume] [--only first gates] [--dry]
 
-Fifteen minutes on one GPU, what nobody knows yet first: steps with limits of their own. A
-step that fails does not stop the others; one that would not fit into the budget, or is cut off by
-its end, is named, and ``--resume`` goes on with it. DIR (default: gpu-acceptance) gets three files:
-``checks.json`` and ``evidence.tar`` with what was measured, both written after every check, and
-``log.txt`` with all that the steps printed. A table is last.
-Exit status 1 if anything failed, 10 if anything is left to do.
+The steps take about fifteen minutes on one GPU. Those whose results are least known come first, and
+each step has its own time limit. A step that fails does not stop the others. Steps that do not fit
+into the budget, or that its end interrupts, are listed; ``--resume`` runs them. The folder DIR
+(default: gpu-acceptance) receives three files: ``checks.json`` has the checks, ``evidence.tar`` the
+measurements, and ``log.txt`` the output of the steps. The first two are written after every check.
+At the end a table is printed. The exit status is 1 if a check failed, and 10 if steps are left.
 
-``--dry`` runs the same on a device that is not there and refuses what a GPU refuses (tests/strict):
-that tests this script and the order of every call, and nothing of a GPU's speed or kernels. Clocks,
-MIG and MPS are left alone. On a bare machine ``--wheels`` names a folder of wheels (of ``pip
-download``, elsewhere).
+``--dry`` runs the same steps on a simulated device, which refuses the same calls as a GPU
+(tests/strict). This tests the script and the order of its calls, but neither speed nor kernels. The
+script does not change clocks, MIG or MPS. On a machine without packages, ``--wheels`` names a
+folder of wheels that ``pip download`` made on another machine.
 
-One GPU cannot show NCCL between ranks, nor whether anything scales. A third slot would run public
-scripts (``python benchmarks/experiments/public_scripts.py --only GPU:``), and a fourth one, on two
-GPUs, ``pytest suites/ --gpus 2``.
+One GPU cannot test NCCL between ranks or scaling. Public scripts are tested on a GPU by ``python
+benchmarks/experiments/public_scripts.py --only GPU:``, and two GPUs by ``pytest suites/ --gpus 2``.
 """
 
 from __future__ import annotations
@@ -34,37 +33,42 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-#: Step -> seconds that it takes on an H100 or H200, seconds that it may take, and what it is for.
+#: For each step: the seconds that it takes on an H100 or H200, its time limit in seconds, and its
+#: purpose.
 STEPS: Mapping[str, tuple[int, int, str]] = {
-    "facts": (15, 40, "versions, NVML; five forked ranks start the driver and leave it"),
-    "first": (35, 60, "one timed and one profiled launch: does a figure come out at all?"),
-    "suite": (280, 330, "the one-GPU suite to its end, with a verdict; verify and report"),
-    "kept": (60, 90, "ranks that stay against fresh ones: may launches share a process?"),
-    "cache": (60, 90, "do strategies share compiled graphs, as the forecast counts them?"),
+    "facts": (15, 40, "versions and NVML; five forked ranks start the driver and exit"),
+    "first": (35, 60, "one timed and one profiled launch return measurements"),
+    "suite": (280, 330, "the suite for one GPU reaches a verdict; then verify and report"),
+    "kept": (60, 90, "several trainings in one process are as fast as in fresh processes"),
+    "cache": (60, 90, "strategies share compiled graphs, as the estimate of run time assumes"),
     "frameworks": (
         60,
         120,
-        "Lightning's Trainer and DeepSpeed, if wheels were brought along",
+        "Lightning's Trainer and DeepSpeed, if their wheels are installed",
     ),
-    "warm": (75, 100, "a step after a minute of work, and after two seconds"),
-    "nsys": (40, 90, "run --nsys: agents fork under it; how large is its report?"),
-    "gates": (90, 150, "strategies x precisions, five codecs train right; margins of all checks"),
-    "truth": (80, 110, "step times against a bare loop, in turn; MFU; ceilings of random data"),
-    "nccl": (8, 40, "every collective at world 1, read by the harness's own reader"),
-    "repeatable": (75, 100, "the same bits twice; which attention runs where that is claimed"),
-    "memory": (60, 90, "five real peaks beside the closed form"),
-    "profile": (55, 75, "the budget closes; a planted sleep and a planted kernel are found"),
+    "warm": (75, 100, "step time after two seconds and after a minute of load"),
+    "nsys": (40, 90, "run --nsys: agents fork under it; size of its report"),
+    "gates": (90, 150, "strategies x precisions and five compressors train correctly; margins"),
+    "truth": (80, 110, "step times compared with a plain loop; MFU; ceilings with random data"),
+    "nccl": (8, 40, "every collective at world size 1 is recorded with its bytes"),
+    "repeatable": (75, 100, "two launches compute identical bits; attention kernel in use"),
+    "memory": (60, 90, "five measured peaks of memory, relative to the closed form"),
+    "profile": (55, 75, "terms sum to the step; an injected sleep and kernel are found"),
     "broken": (
         40,
         90,
-        "a device's assertion, its memory, a kernel that hangs: each is told",
+        "device assertion, out of memory and hanging kernel are reported as such",
     ),
-    "strategies": (100, 240, "every other strategy and codec trains right at world 1"),
-    "shared": (150, 300, "two ranks on the one GPU over gloo: all strategies and codecs"),
+    "strategies": (
+        100,
+        240,
+        "all other strategies and compressors train correctly at world size 1",
+    ),
+    "shared": (150, 300, "two ranks share the GPU over gloo: all strategies and compressors"),
 }
-#: In a rehearsal the host computes, beside whatever else it does.
+#: Factor for the time limits with ``--dry``, because the host computes what a GPU would.
 DRY_TIMES = 2
-#: Seconds that a process takes to start and to be told of its end.
+#: Seconds reserved for the start of a process and the detection of its end.
 BETWEEN_S = 3
 
 
@@ -73,10 +77,10 @@ def main() -> int:
     parser = argparse.ArgumentParser("gpu_acceptance", description=__doc__, formatter_class=shape)
     parser.add_argument("--out", type=Path, default=Path("gpu-acceptance"))
     parser.add_argument("--budget", type=float, default=580, metavar="S")
-    parser.add_argument("--resume", action="store_true", help="skip what DIR has the checks of")
+    parser.add_argument("--resume", action="store_true", help="skip steps that DIR has results of")
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), metavar="STEP")
     parser.add_argument("--wheels", type=Path)
-    parser.add_argument("--dry", action="store_true", help="a strict device instead of a GPU")
+    parser.add_argument("--dry", action="store_true", help="simulate the device")
     asked = parser.parse_args()
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +102,7 @@ def main() -> int:
         print(f" {name}: {what}", flush=True)
         row = (name, *_run(name, out, min(limit_s, left_s), environment, asked.dry))
         if left_s < limit_s and not _of(out, name).get("result"):
-            left.append(name)  # it was cut off
+            left.append(name)  # the end of the budget interrupted it
         else:
             rows.append(row)
     print(f"\n {'step':12}{'result':8}{'s':>5}  failed or not checked")
@@ -116,7 +120,7 @@ def main() -> int:
 
 
 def _environment(asked: argparse.Namespace, out: Path) -> dict[str, str]:
-    """Of the steps: wheels that were brought along, or a device that is not there."""
+    """Return the environment of the steps, with installed wheels and with the simulated device."""
     here = dict(os.environ)
     if asked.dry:
         sys.path.insert(0, str(ROOT / "tests"))
@@ -143,7 +147,7 @@ def _of(out: Path, name: str) -> dict[str, Any]:
 def _run(
     name: str, out: Path, limit_s: float, environment: Mapping[str, str], dry: bool
 ) -> tuple[str, float, list[str]]:
-    """A step in a process of its own: its result, its seconds, and what is to be told of it."""
+    """Run a step in a separate process; return its result, its duration (s) and its problems."""
     command = [sys.executable, str(HERE / "steps.py"), name, str(out), *(["--dry"] if dry else [])]
     began, late, code = time.monotonic(), False, 1
     log = out / "log.txt"

@@ -1,5 +1,6 @@
-"""What one process can say of a device. Each question is put to a process of its own: a device that
-has been used once cannot be forked from, and its memory is held until its process ends.
+"""Measurements that each need a separate process on the device.
+
+A process that has used a device cannot fork ranks, and it holds device memory until it ends.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ print(json.dumps({"clean": clean, "threads": len(threads), "children": children,
 
 
 def forks(count: int) -> dict[str, Any]:
-    """Children of a process that has imported what an agent imports: each starts the device."""
+    """Fork children that start the device from a process with the imports of an agent.
+
+    Return their exit codes and durations, and whether the parent stayed free of threads and driver.
+    """
     command = [sys.executable, "-c", _FORKS, str(count)]
     as_agents = {**os.environ, **RANK_ENV}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=as_agents)
@@ -63,7 +67,7 @@ def forks(count: int) -> dict[str, Any]:
 
 
 def _apart(question: str, **given: Any) -> Any:
-    """The answer of one of the functions below, from a process of its own."""
+    """Return the result of one of the functions below, which runs in a separate process."""
     command = [sys.executable, str(Path(__file__)), question, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -73,13 +77,15 @@ def _apart(question: str, **given: Any) -> Any:
 
 
 def bare_loop(known: Catalogue, case: CaseSpec, steps: int) -> float:
-    """The median step of a plain loop, in s: its own optimizer, nothing noted, nothing checked."""
+    """Return the median step time (s) of a plain training loop without any code of scaleproof."""
     return float(_apart("loop", case=to_doc(case), files=dict(known.files(case)), steps=steps))
 
 
 def loops_of_one(known: Catalogue, case: CaseSpec, steps: int, times: int) -> list[float]:
-    """The median step, in s, of several loops in one process: its device's context, kernels and
-    compiled code are kept, model, optimizer and memory are made anew.
+    """Return the median step time (s) of each of several training loops in one process.
+
+    The loops use the same device context, kernels and compiled code. Model, optimizer and memory
+    are created anew for each.
     """
     files = dict(known.files(case))
     return [
@@ -88,22 +94,25 @@ def loops_of_one(known: Catalogue, case: CaseSpec, steps: int, times: int) -> li
 
 
 def cached_graphs(known: Catalogue, case: CaseSpec) -> dict[str, dict[str, int]]:
-    """Hits and misses of Inductor's cache for a model, plain first, then as strategies wrap it."""
+    """Return hits and misses of Inductor's cache for a plain model, then for each wrapper."""
     return dict(_apart("cached", case=to_doc(case), files=dict(known.files(case))))
 
 
 def recorded(*, p2p: bool) -> dict[str, Any]:
-    """What was issued in a world of one, and what the harness's reader says of it."""
+    """Issue collectives in a world of one rank; return them, and what scaleproof recorded."""
     return dict(_apart("collectives", p2p=p2p))
 
 
 def product_of_ones(rows: int) -> float:
-    """FLOP/s of the product of two matrices of ones, the best of five: how it was done before."""
+    """Return the FLOP/s of a product of two matrices of ones, the best of five.
+
+    Matrices of ones need less power than random data, so clocks stay higher.
+    """
     return float(_apart("ones", rows=rows))
 
 
 def attention(repeatable: bool) -> str:
-    """Which attention runs in bf16, where the same bits are claimed or not."""
+    """Return the attention kernel in bf16, with or without the setting for repeatable bits."""
     return str(_apart("attended", repeatable=repeatable))
 
 
@@ -143,7 +152,7 @@ def kept(case: dict[str, Any], files: dict[str, str], steps: int, times: int) ->
 
 
 def cached(case: dict[str, Any], files: dict[str, str]) -> dict[str, dict[str, int]]:
-    """Each wrapper in a fresh process of its own, with one cache on disk."""
+    """Run each wrapper in a fresh process; all of them use one cache on disk."""
     counted = {}
     with tempfile.TemporaryDirectory() as cache:
         for wrapper in ("plain", "ddp", "fsdp"):

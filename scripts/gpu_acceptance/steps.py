@@ -1,4 +1,7 @@
-"""The steps: ``python steps.py NAME OUT [--dry]`` adds to OUT/checks.json and OUT/evidence.tar."""
+"""The steps: ``python steps.py NAME OUT [--dry]`` runs one of them.
+
+It adds its checks to OUT/checks.json and its measurements to OUT/evidence.tar.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +43,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KNOWN = Catalogue([HERE / "planted"])
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
-#: Two ranks on the one GPU, over gloo: NCCL gives each rank a device of its own.
+#: Two ranks share the GPU over gloo, because NCCL requires a separate device for each rank.
 SHARED = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
 USUAL = Deadlines()
-#: Files above this size are left out of the evidence, in bytes.
+#: Largest size, in bytes, of a file in the evidence.
 LARGE = 4_000_000
 STRATEGIES = ("single", "ddp", "fsdp", "pipeline", "tensor_parallel")
 CODECS = ("topk", "powersgd", "int8", "qsgd", "signsgd")
 
 
 class Step:
-    """What a step finds: checks that hold, do not hold (False), or could not be made (None)."""
+    """The results of a step. A check passes (True), fails (False) or could not be made (None)."""
 
     def __init__(self, name: str, out: Path, dry: bool) -> None:
         self.name, self.out, self.dry = name, out, dry
@@ -59,21 +62,21 @@ class Step:
         self._archived: dict[Path, int] = {}
 
     def check(self, what: str, ok: bool | None, seen: object = "") -> None:
-        """One more, on disk with its evidence when this returns."""
+        """Add a check, and write it to disk with its evidence."""
         self.checks.append({"what": what, "ok": ok, "seen": str(seen)})
         print("not checked" if ok is None else "ok" if ok else "BAD", what, seen, flush=True)
         self._write("")
 
     def on_device(self, what: str, ok: bool, seen: object = "") -> None:
-        """A check that only a device can fail: timings, kernels."""
+        """Add a check of timings or kernels, which cannot be made on the simulated device."""
         self.check(what, None if self.dry else ok, seen)
 
     def keep(self, name: str, document: object) -> None:
-        """Evidence."""
+        """Keep a document as evidence."""
         (self.folder / f"{name}.json").write_text(json.dumps(document, indent=1, default=str))
 
     def done(self) -> None:
-        """The step is over; ``--resume`` will skip it."""
+        """Mark the step as complete, so that ``--resume`` skips it."""
         self._write("FAIL" if any(c["ok"] is False for c in self.checks) else "PASS")
 
     def _write(self, result: str) -> None:
@@ -102,13 +105,13 @@ class Step:
 
     @property
     def model(self) -> str:
-        """One whose figures count; on the strict device one that the host can compute."""
+        """The model to measure; on the simulated device, one that the host can compute."""
         return "decoder-nano" if self.dry else "decoder-350m"
 
     def launch(
         self, fleet: Fleet, case: CaseSpec, task: Task, name: str, deadlines: Deadlines = USUAL
     ) -> tuple[Described, list[RankRecord], str]:
-        """A world's description, its ranks' records, and why it ended if not well."""
+        """Launch a world; return its description, its ranks' records and the cause of a failure."""
         files, out = KNOWN.files(case), self.folder / "launches" / name
         described = fleet.describe([(case, files)])[0]
         if described.error or described.unsupported:
@@ -130,7 +133,7 @@ class Step:
 
 
 def facts(step: Step) -> None:
-    """What machine this is, and whether ranks can be forked on it."""
+    """Record the facts of the machine, and check that ranks can be forked on it."""
     smi = subprocess.run("nvidia-smi -q", shell=True, capture_output=True, text=True, check=False)
     (step.folder / "nvidia-smi.txt").write_text(smi.stdout + smi.stderr)
     devices, times = vendor.gpus(), []
@@ -160,7 +163,7 @@ def facts(step: Step) -> None:
 
 
 def first(step: Step) -> None:
-    """One figure, before anything else is asked."""
+    """Check that a timed launch and a profiled launch return measurements."""
     with step.worlds() as fleet:
         for name, profiled in ((f"single/{step.model}", 0), (f"ddp/{step.model}", 4)):
             task = Timed(steps=12, cut=4, draw=1, profiled=profiled)
@@ -178,7 +181,7 @@ def first(step: Step) -> None:
 
 
 def nccl(step: Step) -> None:
-    """What the harness's own reader makes of what a world of one issues."""
+    """Check that scaleproof records every collective of a world of one rank with its bytes."""
     log = alone.recorded(p2p=not step.dry)
     step.keep("recorded", log)
     step.check("the backend is NCCL", log["backend"] == "nccl", log["backend"])
@@ -188,7 +191,10 @@ def nccl(step: Step) -> None:
 
 
 def gates(step: Step) -> None:
-    """The margin of every check is evidence, and on disk as soon as it is known."""
+    """Run the correctness checks of common strategies and compressors.
+
+    The margin of every check is kept as evidence as soon as it is known.
+    """
     cases = [
         (f"{strategy}/decoder-nano", precision)
         for precision in (Precision.FP32, Precision.AUTOCAST, Precision.BF16)
@@ -199,7 +205,7 @@ def gates(step: Step) -> None:
 
 
 def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> None:
-    """Each trains right at this site, or is refused in one sentence."""
+    """Check that each case trains correctly at this site, or is refused in one sentence."""
     margins: dict[str, float] = {}
     with step.worlds(site) as fleet:
         for number, (name, precision) in enumerate(cases):
@@ -226,13 +232,13 @@ def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> No
 
 
 def _of_framework(name: str) -> bool:
-    """Whether a case's strategy is that of an installed package, not of torch."""
+    """Return whether the strategy of a case needs a package other than torch."""
     strategy = KNOWN.entries["strategies"][re.split("[:/]", name)[0]]
     return bool(strategy.head["SUPPORTS"].get("packages"))
 
 
 def truth(step: Step) -> None:
-    """The harness's step time is the device's: a bare loop and a launch in turn, in one fleet."""
+    """Compare step times of launches with those of a plain loop; both take turns."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     steps, bare, ours, record = (12 if step.dry else 60), list[float](), list[float](), None
     with step.worlds() as fleet:
@@ -266,8 +272,10 @@ def truth(step: Step) -> None:
 
 
 def repeatable(step: Step) -> None:
-    """A false accusation of a healthy GPU is the worst that a check of bits can do."""
-    model = "decoder-nano" if step.dry else "decoder-124m"  # all its parameters go through a file
+    """Check that two launches compute identical bits: a healthy GPU must not be reported."""
+    model = (
+        "decoder-nano" if step.dry else "decoder-124m"
+    )  # small, because all its parameters go through a file
     case = step.case(f"ddp/{model}", precision=Precision.AUTOCAST)
     with step.worlds() as fleet:
         hashes = []
@@ -288,7 +296,7 @@ def repeatable(step: Step) -> None:
 
 
 def memory(step: Step) -> None:
-    """Kept, not judged: the ratio of each peak to its closed form."""
+    """Record the ratio of each memory peak to its closed form, without judging it."""
     large = [
         ("decoder-350m", dict(precision=Precision.AUTOCAST)), ("decoder-350m", {}),
         ("decoder-350m", dict(checkpoint=True, precision=Precision.AUTOCAST)),
@@ -303,7 +311,7 @@ def memory(step: Step) -> None:
             task = Timed(steps=4, cut=2, draw=1)
             described, ranks, why = step.launch(fleet, case, task, f"peak{number}")
             if "memory" in why:
-                step.check(f"{case.id} does not fit, and that is what is said", True, why[:80])
+                step.check(f"{case.id} does not fit, and the error says this", True, why[:80])
                 continue
             step.check(f"{case.id} ends well", bool(ranks) and not why, why)
             if ranks and described.expected is not None:
@@ -313,7 +321,7 @@ def memory(step: Step) -> None:
 
 
 def profile(step: Step) -> None:
-    """What is planted must be found, in the term where it belongs."""
+    """Check that an injected sleep and injected kernels appear in the correct terms of the budget."""
     plants = {"none": {}, "sleep": {"late.sleep_ms": 300.0}, "kernel": {"late.products": 20}}
     terms: dict[str, dict[str, float]] = {}
     with step.worlds() as fleet:
@@ -331,7 +339,8 @@ def profile(step: Step) -> None:
     if len(terms) == len(plants):
         slept = terms["sleep"][Term.IDLE] - terms["none"][Term.IDLE]
         longer = sum(terms["sleep"].values()) - sum(terms["none"].values())
-        # Under the profiler a host that has slept is late by itself, too: by 32 ms on an H200.
+        # Under the profiler the host is slower after a sleep, by 32 ms on an H200. The limit allows
+        # this.
         seen = f"{slept:.1f} ms of {longer:.1f} ms that the step is longer"
         step.check("300 ms of sleep are idleness", slept > 285 and slept > 0.95 * longer, seen)
         more = terms["kernel"][Term.COMPUTE] - terms["none"][Term.COMPUTE]
@@ -341,7 +350,7 @@ def profile(step: Step) -> None:
 
 
 def kept(step: Step) -> None:
-    """An A/A: does a rank that stays, with its world made anew, train as fast as a fresh one?"""
+    """Compare several trainings in one process with trainings in fresh processes (A/A)."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     steps, times = (6, 2) if step.dry else (40, 4)
     stays = alone.loops_of_one(KNOWN, case, steps, times)
@@ -352,7 +361,7 @@ def kept(step: Step) -> None:
 
 
 def cache(step: Step) -> None:
-    """Whether strategies share the graphs that Inductor compiles, as the forecast counts them."""
+    """Check that strategies use the graphs that Inductor compiled for the plain model."""
     if step.dry:
         return step.check("graphs are shared", None)
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
@@ -365,7 +374,7 @@ def cache(step: Step) -> None:
 
 
 def frameworks(step: Step) -> None:
-    """Lightning's Trainer and DeepSpeed, if the wheels were brought along."""
+    """Test Lightning's Trainer and DeepSpeed, if they are installed."""
     if importlib.util.find_spec("lightning") is None:
         step.check("Lightning's Trainer is measured", None, "not installed: --wheels")
     else:
@@ -384,7 +393,7 @@ def frameworks(step: Step) -> None:
 
 
 def warm(step: Step) -> None:
-    """The step after two seconds, and after a minute, of work: what a warm card loses."""
+    """Compare the step time after two seconds and after a minute of load."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     short = alone.bare_loop(KNOWN, case, 6 if step.dry else 60)
     long = alone.bare_loop(KNOWN, case, 9 if step.dry else max(60, round(60 / short)))
@@ -393,7 +402,7 @@ def warm(step: Step) -> None:
 
 
 def nsys(step: Step) -> None:
-    """``run --nsys``: agents fork under it, and its report has our spans."""
+    """Check that ``run --nsys`` completes and leaves a report."""
     if shutil.which("nsys") is None:
         return step.check("nsys records a run", None, "not installed")
     words = ["run", "ddp/decoder-nano/weak", "--gpus", "1", "--nsys", "--results", str(step.folder)]
@@ -406,7 +415,7 @@ def nsys(step: Step) -> None:
 
 
 def suite(step: Step) -> None:
-    """As a user would, on one GPU: DDP's wrapper, compiled blocks and the MFU are judged."""
+    """Run the suite for one GPU as a user would; it judges DDP's wrapper, compilation and MFU."""
     budget = "20s" if step.dry else "270s"
     words = ["-k", "ddp and weak and not paced", "--gpus", "1", "--time-budget", budget]
     words += ["--results", str(step.folder)]
@@ -422,7 +431,7 @@ def suite(step: Step) -> None:
 
 
 def broken(step: Step) -> None:
-    """What only a device does to a rank: each is told as what it is, and the next world trains."""
+    """Check that failures of a device are reported correctly, and that the next world trains."""
     words = {"index": "index out of bounds", "memory": "out of memory"}
     if not step.dry:
         words["hang"] = "silent for"
@@ -440,14 +449,14 @@ def broken(step: Step) -> None:
 
 
 def strategies(step: Step) -> None:
-    """All that ``gates`` leaves out, on NCCL."""
+    """Run the correctness checks of all strategies and compressors that ``gates`` leaves out."""
     rest = [s for s in _shipped("strategies") if s not in STRATEGIES]
     codecs = [c for c in _shipped("compressors") if c not in CODECS]
     _gated(step, SITE, [*map(_named, rest), *map(_coded, codecs)])
 
 
 def shared(step: Step) -> None:
-    """Two ranks on one GPU: gradients really are exchanged, and kernels are a GPU's."""
+    """Run correctness checks with two ranks on one GPU, which exchange gradients over gloo."""
     several = [s for s in _shipped("strategies") if s != "single"]
     autocast = [(f"{s}/decoder-nano", Precision.AUTOCAST) for s in STRATEGIES if s != "single"]
     codecs = map(_coded, _shipped("compressors"))
@@ -456,12 +465,12 @@ def shared(step: Step) -> None:
 
 def _shipped(kind: str) -> list[str]:
     names = [name for name, entry in KNOWN.entries[kind].items() if entry.shipped]
-    apart = ("compressed", "none", "masked_topk")  # the last one lies, and is there to be caught
+    apart = ("compressed", "none", "masked_topk")  # the last one is a negative control
     return [name for name in names if name not in apart]
 
 
 def _named(strategy: str) -> tuple[str, Precision]:
-    """A case of it, in 16 bits where it trains so."""
+    """Return a case of a strategy and its precision: bf16, if the strategy supports it."""
     model = {"expert_parallel": "moe", "table_parallel": "dlrm"}.get(strategy, "decoder")
     return f"{strategy}/{model}-nano", Precision.FP32 if strategy == "fsdp1" else Precision.BF16
 

@@ -1,4 +1,4 @@
-"""ddp that breaks as only a device breaks: its error comes late, or it never ends."""
+"""DDP with injected failures of a device: an error that is reported late, or a hang."""
 
 import torch
 from torch import Tensor, nn
@@ -17,19 +17,19 @@ from harness import (
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(breaks="not")
-#: Cycles of a GPU's clock, some 15 s.
+#: Duration of the hanging kernel in clock cycles of a GPU, about 15 s.
 LONG = 30_000_000_000
 
 
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """As DDP."""
+    """Return the expectations of DDP."""
     return ddp.expect(case, model, batching, facts, ddp.KNOBS)
 
 
 class Broken:
-    """Passes everything on; in its fifth step it breaks."""
+    """A trainer that behaves like DDP and fails in its fifth step."""
 
     def __init__(self, trainer: Trainer, ctx: RankContext, knobs: Knobs) -> None:
         self._trainer, self._device, self._breaks = trainer, ctx.device, knobs["breaks"]

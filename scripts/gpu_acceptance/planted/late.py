@@ -1,4 +1,4 @@
-"""ddp that also sleeps on the host, or runs a kernel more: what a timeline has to find."""
+"""DDP with an injected sleep on the host, or additional kernels, which a timeline must show."""
 
 import time
 
@@ -24,12 +24,12 @@ KNOBS = dict(sleep_ms=0.0, products=0)
 def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
-    """As DDP."""
+    """Return the expectations of DDP."""
     return ddp.expect(case, model, batching, facts, ddp.KNOBS)
 
 
 class Late:
-    """Passes everything on; before each step it sleeps, or multiplies."""
+    """A trainer that behaves like DDP, but sleeps or multiplies matrices before each step."""
 
     def __init__(self, trainer: Trainer, ctx: RankContext, knobs: Knobs) -> None:
         self._trainer, self._knobs = trainer, knobs

@@ -1,1 +1,1 @@
-"""asv's view of the measured records. Torch-free: nothing is measured here, only read."""
+"""Benchmarks for asv that read measured records. They neither measure anything nor import torch."""

@@ -1,6 +1,6 @@
-"""The torch-free core of this project under asv: what ``asv run`` measures on any laptop.
+"""Benchmarks for asv of the code that needs no torch; ``asv run`` measures them on any laptop.
 
-Each benchmark does what a user waits for, on the records that are shipped.
+Each benchmark measures an operation that a user waits for, on the shipped records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLE = HERE.parent / "results/samples/ddp-nano"
 
 
 def year(results: Path, num_nights: int, num_cases: int) -> None:
-    """Nights of two figures a case, with 1 % noise."""
+    """Store nightly runs with two values for each case, with 1 % noise."""
     draw = random.Random(1)
     first = datetime.datetime(2025, 1, 1, 2, tzinfo=datetime.UTC)
     for i in range(num_nights):
@@ -55,7 +55,7 @@ def year(results: Path, num_nights: int, num_cases: int) -> None:
 
 
 class Core:
-    """What one run costs once it is measured."""
+    """The cost of processing one measured run."""
 
     version = "1"
     timeout = 120
@@ -84,7 +84,7 @@ class Core:
 
 
 class Reader:
-    """A trace of 20 MB as torch.profiler writes them."""
+    """The cost of reading a trace of 20 MB in the format of torch.profiler."""
 
     version = "1"
     timeout = 120
@@ -113,7 +113,7 @@ class Reader:
 
 
 class History:
-    """What a history costs, by its nights of 15 cases with two figures each."""
+    """The cost of a history by its number of nightly runs, with 15 cases of two values each."""
 
     version = "1"
     timeout = 300
@@ -139,7 +139,7 @@ class History:
 
 
 class Detector:
-    """One series of nights without a change, and with one."""
+    """The cost of scanning one series of nightly values, without and with a change."""
 
     version = "1"
     params = ([60, 365], ["none", "3 %"])

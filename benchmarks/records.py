@@ -1,7 +1,7 @@
-"""Figures of a night as asv tracks: lower is better, one parameter per case.
+"""Values of a nightly run as benchmarks for asv: lower is better, with one parameter per case.
 
-``scaleproof history add`` writes the same values, with their spread, without starting asv's runner;
-these exist so that ``asv check`` and ``asv run`` work for people who expect them.
+``scaleproof history add`` writes the same values, with their spread, without asv's runner. These
+benchmarks exist so that ``asv check`` and ``asv run`` work as users of asv expect.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @functools.cache
 def night() -> Night | None:
-    """The night of asv's commit; None when nothing was ingested yet, and at the root."""
+    """Return the nightly run of asv's commit, or None if it has none, as the root commit."""
     run = ledger.run_at(RESULTS / asv_results.LEDGER, os.environ.get("ASV_COMMIT", "main"))
     return next((n for n in nights(RESULTS) if n.run == run), None)
 
 
 def cases(quantity: str) -> list[str]:
-    """The cases of that night that have this figure."""
+    """Return the cases of that nightly run that have this quantity."""
     kept = night()
     cases_named = [c for c, k in kept.cases.items() if quantity in k.values] if kept else []
     return sorted(cases_named) or ["no run was ingested"]
 
 
 def setup(case: str) -> None:
-    """Commits without a night are n/a: the first one."""
+    """Skip commits without a nightly run, such as the root commit."""
     if night() is None:
         raise NotImplementedError
 
 
 def track(quantity: str) -> Callable[[str], float]:
-    """A benchmark of asv's for one quantity."""
+    """Return a benchmark for asv of one quantity."""
 
     def figure(case: str) -> float:
         kept = night()

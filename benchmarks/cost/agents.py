@@ -1,7 +1,8 @@
-"""Do launches of one agent resemble each other more than launches of others? One-way F test.
+"""Test whether launches of one agent are more similar than launches of different agents.
 
-Ranks are forked, so launches of one agent share its address layout and hash seed. Agents take
-turns, one launch each, so that drift hits them alike. Prints F, its 5 % point, and both deviations.
+Ranks are forked, so all launches of one agent have its address layout and hash seed. Agents take
+turns with one launch each, so drift affects them equally. The output is F of a one-way F test, its
+5 % point, and the deviations between agents and between launches.
 
     python benchmarks/cost/agents.py [--agents 5] [--rounds 8]
 """
@@ -26,7 +27,7 @@ from harness.record import RankRecord
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
@@ -37,7 +38,7 @@ def main() -> None:
     local = known.get("engines", "local")
     engines = [open_worlds(local, Where()) for _ in range(parsed.agents)]
     for engine in engines:
-        engine.describe([])  # waits until its agent is there
+        engine.describe([])  # waits until the agent has started
     steps_s: list[list[float]] = [[] for _ in engines]
     for i in range(parsed.rounds):
         for measured_s, engine in zip(steps_s, engines, strict=True):

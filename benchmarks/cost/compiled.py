@@ -1,9 +1,10 @@
-"""What compiled blocks cost a fresh process: to compile them, and to find them in Inductor's cache.
+"""Measure the cost of compiled blocks in a fresh process, without and with Inductor's cache.
 
-Each row is a process of its own: the first two compile into an empty cache, plain and as a gate
-does that notes who asks for the world's size; the others find what was compiled, by an agent's rank
-(Inductor is imported before) and by itself. Seconds are of CPU, since others may use the machine,
-and of the first step beyond the second one.
+Each row is a separate process. The first two compile with an empty cache: one plainly, the other
+like a correctness check, which records who asks for the world size. The other processes find the
+compiled blocks in the cache. Some of them import Inductor before the measurement, as the ranks of
+an agent do. The result is the CPU time of the first step minus that of the second, because other
+processes may use the machine.
 
     python benchmarks/cost/compiled.py [--layers 24] [--again 3]
 """
@@ -23,7 +24,7 @@ CHILD, PLAIN, NOTED, IMPORTED = "--child", "plain", "noted", "imported"
 
 
 def first_step_s(layers: int, how: str) -> float:
-    """What the first step of a decoder with compiled blocks takes more than its second, of CPU."""
+    """Return the CPU time (s) of the first step of a compiled decoder, minus that of the second."""
     import torch
 
     from harness.cases import Compiled
@@ -50,7 +51,7 @@ def first_step_s(layers: int, how: str) -> float:
 
 
 def child(layers: int, how: str, cache: str) -> float:
-    """The same in a process of its own, over that cache."""
+    """Return the result of ``first_step_s`` in a separate process that uses this cache."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     command = [sys.executable, __file__, CHILD, how, "--layers", str(layers)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -58,7 +59,7 @@ def child(layers: int, how: str, cache: str) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--again", type=int, default=3)

@@ -1,9 +1,10 @@
-"""What a lost node costs a run of 64 nodes, in node-seconds: every node waits until it is replaced.
+"""Measure the cost of a lost node in a run of 64 nodes, in node-seconds.
 
-Agents are stubs in one process of their own, with 64 ranks each: they dial in, beat once a second,
-and end their ranks when they are told to. Some seconds into a launch one dies, or falls silent. Its
-successor dials in as late as an agent that imports torch does. What is measured is the program's
-own: noticing, ending the world, asking who reaches whom, joining, and the next launch.
+All nodes wait until the lost node is replaced. Agents are simulated in one separate process, with
+64 ranks each. They join, send a heartbeat once a second, and end their ranks on request. Some
+seconds into a launch one of them dies or falls silent. Its replacement joins after the time that an
+agent needs to import torch. The measured times are those of the launching program: detecting the
+loss, ending the world, testing which nodes can reach each other, joining, and the next launch.
 
     python -m benchmarks.cost.kill [--nodes 64] [--ranks 64] [--launched-s 5] [--import-s 8]
 """
@@ -31,13 +32,13 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, RankEnd, Share, Sweep
 
-#: How a node is lost, and what its connection tells of it.
+#: How a node is lost, and what happens to its connection.
 WAYS = {"dies": "its connection closes", "falls silent": "10 s without a word"}
 
 
 @dataclass
 class Stub:
-    """One agent: what it was last told to run, and whether it still says anything."""
+    """A simulated agent: the launch that it last received, and whether it still sends messages."""
 
     channel: Channel
     share: Share | None = None
@@ -45,7 +46,7 @@ class Stub:
     silent: bool = False
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """As an agent, whose ranks run until they are ended."""
+        """Answer a message like an agent whose ranks run until they are ended."""
         if "launch" in message:
             self.share = from_doc(Share, message["share"])
             self.launch = message["launch"]
@@ -73,7 +74,7 @@ def _end(share: Share, place: int) -> RankEnd:
 
 
 class Cluster:
-    """All agents, in this process; ``told`` says which is lost, and what its successor dials."""
+    """All simulated agents. ``told`` receives which one is lost and where its replacement joins."""
 
     def __init__(self, token: Path, import_s: float, connection: Connection) -> None:
         self._key = read_token(token)
@@ -85,7 +86,7 @@ class Cluster:
         self._coming: list[tuple[float, int, int]] = []
 
     def join(self, node: int, port: int) -> None:
-        """One more agent, or another one in a lost one's place."""
+        """Add an agent, or the replacement of a lost one."""
         stub = Stub(dial(f"127.0.0.1:{port}", self._key, 60))
         about = Node(
             agent=f"{node}-{port}", door=Address(f"10.0.0.{node}", 1), order=node,
@@ -97,7 +98,7 @@ class Cluster:
         self._agents[node] = stub
 
     def serve(self) -> None:
-        """Until the program says that it was all."""
+        """Serve the agents until the measuring program ends the cluster."""
         beaten_at = time.monotonic()
         while True:
             for ready, _ in self._selector.select(0.1):
@@ -122,7 +123,7 @@ class Cluster:
                 stub.hear(message)
 
     def _obey(self, word: str, node: int, port: int) -> bool:
-        """Do what the measuring program wants; whether it wants more."""
+        """Execute a request of the measuring program; return whether to expect further requests."""
         if word == "join":
             self._coming.append((time.monotonic() + self._import_s, node, port))
         elif word == "dies":
@@ -142,7 +143,7 @@ def serve(port: int, token: Path, many: int, import_s: float, connection: Connec
 
 
 def measure(asked: argparse.Namespace, way: str) -> dict[str, float]:
-    """Seconds of every part of a loss, from the beginning of the launch that it struck."""
+    """Return the duration (s) of every part of a loss, from the start of the affected launch."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder, "token")
         make_token(token)
@@ -194,7 +195,7 @@ def measure(asked: argparse.Namespace, way: str) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The table: seconds, and how many node-seconds they are."""
+    """Measure, and print a table of seconds and node-seconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=64)

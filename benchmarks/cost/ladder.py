@@ -1,7 +1,7 @@
-"""Time to the verdicts of a whole ladder, against one torchrun a case, in one run.
+"""Compare the time to the verdicts of a whole scaling sweep with one torchrun per case.
 
-The ladder: every rung checked, piloted, measured in 8 pairs and judged. torchrun: every case
-started once, the same steps, no check and no statistics.
+scaleproof checks every world size, calibrates it, measures it in 8 pairs and judges it. torchrun
+starts every case once for as many steps, without checks or statistics.
 
     python benchmarks/cost/ladder.py [--world 2]
 """
@@ -25,7 +25,7 @@ from harness.measure.session import Session
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, default=2)
     parsed = parser.parse_args()

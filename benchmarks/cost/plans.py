@@ -1,11 +1,10 @@
-"""What a plan costs: the first time, and when its cases were described before.
+"""Measure the cost of ``run plan``: for the first time, and with cached descriptions of its cases.
 
     python benchmarks/cost/plans.py [--on 8xh100 64x8xh100]
 
-CPU seconds of the program and its agent, and how many times those of one case (``ddp/decoder-350m``
-on the same machine, described alone): a ratio of one run, which another machine shows, too. All run
-as they do where scaleproof is installed: with its modules compiled. Exit status 1 where a plan
-takes more than ``MOST`` times that.
+The output is the CPU time of the program and its agent, and its ratio to the CPU time of a plan
+with one case (``ddp/decoder-350m``). The ratio is comparable between machines. Modules are compiled
+to bytecode first, as in an installation. The exit status is 1 if the ratio is above ``MOST``.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ import subprocess
 import sys
 import tempfile
 
-#: A case whose description counts a model of 24 layers.
+#: The case to compare with. Its description counts the FLOPs of a model with 24 layers.
 ONE = "ddp/decoder-350m"
-#: A suite has seven shapes of models; importing torch is most of what describing one case takes.
+#: Largest ratio of CPU times. The suites have seven different models, but most of the time for one
+#: case is the import of torch.
 MOST = 4.0
-#: Where compiled modules lie, whatever the environment says of them.
+#: The folder of compiled modules, whatever the environment sets.
 COMPILED = tempfile.TemporaryDirectory()
 
 
 def cpu_s(words: list[str], cache: str) -> float:
-    """User and system seconds of a command and all that it started."""
+    """Return the user and system time (s) of a command and of all processes that it started."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPYCACHEPREFIX": COMPILED.name}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -37,10 +37,10 @@ def cpu_s(words: list[str], cache: str) -> float:
 
 
 def main(places: list[str]) -> int:
-    """Print a row for each place; 1 where a plan takes too long."""
+    """Print a row for each kind of hardware; return 1 if a plan takes too long."""
     worst = 0.0
     with tempfile.TemporaryDirectory() as cache:
-        cpu_s([ONE, "--on", places[0]], cache)  # compiles what it imports
+        cpu_s([ONE, "--on", places[0]], cache)  # compiles the imported modules to bytecode
     print("| plan suites --on | first time | of one case | second time |")
     print("|---|---|---|---|")
     for place in places:

@@ -1,11 +1,10 @@
-"""What a record costs its readers as it grows: seconds against launches, and the exponent.
+"""Measure how the cost of reading a record grows with its number of launches.
 
-A sample is entered again and again, as so many plans of other seeds, with its chain. Loading,
-report (tables and page), verification and the entry of one more launch are timed, in CPU seconds;
-the exponent is the slope of the logarithms with its 95 % interval, 1 for a linear cost. Exit
-status 1 where one surely grows faster than that. ``--programs`` times whole programs instead, which
-read the largest of these records: seconds by the clock, CPU seconds, and the most memory that one
-process of theirs had.
+The records repeat the plan of a sample with different seeds, and have a chain. The CPU time of
+loading, of the report (tables and page), of verification and of adding one launch is measured. The
+exponent of the growth is the slope of the logarithms, with its 95 % interval; it is 1 if the cost
+is linear. The exit status is 1 if a cost certainly grows faster. ``--programs`` measures whole
+programs on the largest record instead: wall time, CPU time, and the peak memory of a process.
 
     python benchmarks/cost/records.py [--launches 250 1000 4000 16000] [--only load save]
     python benchmarks/cost/records.py --launches 10000 --programs
@@ -41,12 +40,13 @@ from harness.record.chain import STATED, Chain, Kind, read
 from harness.record.store import save
 
 SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
-#: A cost that grows faster than this power of the launches is not linear.
+#: Largest exponent of a cost that still counts as linear in the number of launches.
 LINEAR = 1.1
-#: A program that only reads a record.
+#: Code of a program that only reads a record.
 READING = "import pathlib, sys, harness.record.store as s; s.load(pathlib.Path(sys.argv[1]))"
-#: A small program that starts another, and prints its CPU seconds and its most memory in kB: the
-#: memory of whoever starts one counts as its own until it runs.
+#: Code of a small program that starts another one, and prints its CPU time (s) and peak memory
+#: (kB). A large program would falsify the peak, because a child starts with the memory of its
+#: parent.
 STARTED = """
 import os, subprocess, sys
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
@@ -54,13 +54,14 @@ _, status, usage = os.wait4(process.pid, 0)
 print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
-#: Each reader is timed so often.
+#: Number of measurements of each reader.
 TIMES = 3
 
 
 def grown(launches: int, folder: Path) -> RunRecord:
-    """The sample's plan as often as gives so many launches, each with a seed, times and samples'
-    digests of its own: a record that verifies.
+    """Return a record with this number of launches, which repeats the sample's plan and verifies.
+
+    Each repetition has a different seed, different times and different digests of its samples.
     """
     run = load(SAMPLE)
     (plan,) = run.plans
@@ -101,21 +102,21 @@ def grown(launches: int, folder: Path) -> RunRecord:
 
 
 def _left(launch: LaunchRecord, rank: RankRecord, folder: Path, name: str, seed: int) -> RankRecord:
-    """A rank's files of another launch: its samples are written at another time, traces linked."""
+    """Write the files of a rank for another launch: samples with another time, traces as links."""
     for source in (SAMPLE / "launches" / launch.launch).glob(f"rank{rank.rank}.*"):
         target = folder / "launches" / name / source.name
         if source.suffix != ".npz":
             os.link(_copied(source, folder), target)
             continue
         raw = bytearray(source.read_bytes())
-        raw[10:14] = seed.to_bytes(4, "little")  # the time of its first member
+        raw[10:14] = seed.to_bytes(4, "little")  # the time of the archive's first member
         target.write_bytes(raw)
         rank = dataclasses.replace(rank, samples_sha256=hashlib.sha256(raw).hexdigest())
     return rank
 
 
 def _copied(source: Path, folder: Path) -> Path:
-    """A copy in the run's folder, on whose file system files can be linked."""
+    """Return a copy in the run's folder, because hard links need the same file system."""
     copy = folder / "traces" / f"{source.parent.name}-{source.name}"
     if not copy.is_file():
         copy.parent.mkdir(exist_ok=True)
@@ -124,7 +125,7 @@ def _copied(source: Path, folder: Path) -> Path:
 
 
 def chained(run: RunRecord, folder: Path) -> RunRecord:
-    """The run with the head of its chain, which is written beside it as a run writes it."""
+    """Write the chain of the run as a run does, and return the run with the head of the chain."""
     chain = Chain(folder)
     first = load(SAMPLE)
     sealed = read(SAMPLE)[0].body
@@ -141,7 +142,7 @@ def chained(run: RunRecord, folder: Path) -> RunRecord:
 
 
 def programs(launches: int) -> None:
-    """What reading and reporting a record of so many launches costs whoever types it."""
+    """Print the cost of programs that read and report a record with this number of launches."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as cache:
         folder = Path(name)
         (folder / "launches").mkdir()
@@ -156,7 +157,7 @@ def programs(launches: int) -> None:
 
 
 def _told(what: str, words: Sequence[str]) -> None:
-    """A line for a program that ran to its end: one that succeeded."""
+    """Return a line with the cost of a program that succeeded."""
     began = time.monotonic()
     command = [sys.executable, "-c", STARTED, sys.executable, *words]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
@@ -173,7 +174,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
-    """CPU seconds of each reader, of a record of so many launches, as often as it was timed."""
+    """Return all measured CPU times (s) of each reader, for a record with this number of launches."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "launches").mkdir()
@@ -196,7 +197,7 @@ def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The table; 1 where a cost is not linear."""
+    """Measure, and print a table; return 1 if a cost is not linear."""
     parser = argparse.ArgumentParser(description=__doc__)
     sizes_usual = [250, 1000, 4000, 16000]
     parser.add_argument("--launches", type=int, nargs="+", default=sizes_usual)

@@ -1,10 +1,10 @@
-"""What a site of many runs takes: the first time, where they were verified before, and again.
+"""Measure the time of ``report site`` for many runs: new ones, verified ones, and a second call.
 
     python benchmarks/cost/site.py --runs 500
 
-Runs are copies of the tracked samples, each with its page, as a run leaves it, and with a file of
-its own: no two are the same to whoever remembers what was verified. A run was verified before where
-it is a night of the history, or was reported.
+Runs are copies of the stored samples, each with its page. Each copy has an additional file, so that
+the cache of verified runs treats it as a different run. In practice a run was verified before if it
+is in the history of nightly runs, or if it was reported.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SAMPLES = Path(__file__).parents[2] / "results" / "samples"
 
 
 def taken(words: list[str]) -> tuple[float, float]:
-    """Seconds of the clock and of the CPU that a command takes."""
+    """Return the wall time and the CPU time of a command, in s."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
@@ -52,7 +52,9 @@ def main() -> None:
             wall_s, cpu_s = taken(site)
             print(f"{what}: {wall_s:.1f} s, {cpu_s:.1f} s of CPU", flush=True)
             if what.endswith("none verified before"):
-                (Path(place) / "site" / "entries.json").write_text("{}")  # as for a new site
+                (Path(place) / "site" / "entries.json").write_text(
+                    "{}"
+                )  # the site is built from scratch
         shutil.copytree(samples[0], runs / "new")
         wall_s, cpu_s = taken(site)
         print(f"one run more: {wall_s:.1f} s, {cpu_s:.1f} s of CPU")

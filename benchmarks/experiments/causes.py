@@ -3,7 +3,8 @@
     python benchmarks/experiments/causes.py [--repeats 3] [--ms 60] [--operators]
 
 Profiled launches of the paced stand-in, with one cause planted or two at a time, against the same
-case without; outlined, or with every operator. Prints the table of docs/timelines.md; exit status 1 if an aim is missed.
+case without; outlined, or with every operator. Prints the table of docs/timelines.md; exit status 1
+if an aim is missed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Detectors of changes on the same series: ours, asv's and apache-otava's.
 
-    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]     or: tox -e detectors
+    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]     or: tox -e
+    detectors
 
-60 nights, a step at night 40 unless it says none: then there are four times as many series. ``any``: a step up is told;
-``near``: of these, those dated within 2 nights. ``false``: series in which a change, up or down, is told where there is none.
-``--nightly`` looks every night from 15 on, as a user does: a slow-down told
-before the step, found within 20 nights of it, and the median delay. What is not installed is left out.
+60 nights, a step at night 40 unless it says none: then there are four times as many series.
+``any``: a step up is told; ``near``: of these, those dated within 2 nights. ``false``: series in
+which a change, up or down, is told where there is none. ``--nightly`` looks every night from 15 on,
+as a user does: a slow-down told before the step, found within 20 nights of it, and the median
+delay. What is not installed is left out.
 """
 
 from __future__ import annotations

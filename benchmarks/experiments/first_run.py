@@ -1,6 +1,7 @@
 """The main job beside what machines do: how many requirements are decided, how soon, and rightly?
 
-    python benchmarks/experiments/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts] [--page FILE]
+    python benchmarks/experiments/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts] [--page
+    FILE]
 
 Each run is ``pytest suites/`` as a newcomer types it, beside a program that takes a share of one
 core, or that computes and sleeps for one to eight seconds in turn, as a build does. ``--keep DIR``

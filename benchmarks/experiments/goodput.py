@@ -2,9 +2,9 @@
 
     python benchmarks/experiments/goodput.py [--faults 20]
 
-Costs are measured by three short trainings, one with three faults; then each rate and interval is played, and
-by the costs alone. A play is as long as so many faults are apart: what one of them takes hangs on where
-in an interval it strikes.
+Costs are measured by three short trainings, one with three faults; then each rate and interval is
+played, and by the costs alone. A play is as long as so many faults are apart: what one of them
+takes hangs on where in an interval it strikes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python benchmarks/experiments/ladders.py results/foreseen [--rates 25 75 250]
 
-Every rate has two runs: one of 4 nodes, with its sweep, and one of 8 and 16. Compute is paced and what
-is sent is sent, so that 16 nodes are told apart on two cores. Runs that are there are not made again.
+Every rate has two runs: one of 4 nodes, with its sweep, and one of 8 and 16. Compute is paced and
+what is sent is sent, so that 16 nodes are told apart on two cores. Runs that are there are not made
+again.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python benchmarks/experiments/network.py [--nodes 2 4] [--rates 100 500 1000]
 
 First the sweep: bus bandwidth of a 4 MiB all-reduce against the stated rate's payload, within 6 %.
-Then DDP, plain and compressed, over one rank a node: a step must take between the longer and the sum of
-bytes / rate and what it takes over free links (compute, codec, and the CPU time of gloo, which several
-nodes on one machine share). Where these bounds lie apart from those of plain DDP, compression must win
-or lose accordingly, and both must occur. Exit status 1 if something is off.
+Then DDP, plain and compressed, over one rank a node: a step must take between the longer and the
+sum of bytes / rate and what it takes over free links (compute, codec, and the CPU time of gloo,
+which several nodes on one machine share). Where these bounds lie apart from those of plain DDP,
+compression must win or lose accordingly, and both must occur. Exit status 1 if something is off.
 """
 
 from __future__ import annotations

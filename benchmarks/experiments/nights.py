@@ -2,13 +2,14 @@
 
     python -m benchmarks.experiments.nights [--series 300] [--seed 2026]     # three minutes
 
-Every class of noise has series of 60 nights without a change and as many with a step of +3 % at a night
-of 20 to 47; ``trends`` judges them as it judges any history. ``false``: series in which a change is told
-where there is none. ``found``: a step up is told; ``asked`` beside either: a change is unconfirmed, so
-nobody is woken and nothing is blamed. ``near``: of all steps that were seen, those dated within 2 nights.
-Nothing here is used by the detector; its limits were set with other seeds, and before the classes that
-are called unseen were written. ``one change``: of series without a step, those whose own noise changed its level once
-by 1 % and more, and stayed there: no judge of the values alone can tell them from a step of that size.
+Every class of noise has series of 60 nights without a change and as many with a step of +3 % at a
+night of 20 to 47; ``trends`` judges them as it judges any history. ``false``: series in which a
+change is told where there is none. ``found``: a step up is told; ``asked`` beside either: a change
+is unconfirmed, so nobody is woken and nothing is blamed. ``near``: of all steps that were seen,
+those dated within 2 nights. Nothing here is used by the detector; its limits were set with other
+seeds, and before the classes that are called unseen were written. ``one change``: of series without
+a step, those whose own noise changed its level once by 1 % and more, and stayed there: no judge of
+the values alone can tell them from a step of that size.
 """
 
 from __future__ import annotations
@@ -211,8 +212,8 @@ def one_change(count: int, seed: int) -> str:
 
 
 def knowing_walks(count: int, seed: int) -> str:
-    """What a judge finds of steps in independent nights who knows the walk exactly, and tells 2 % of
-    such walks falsely: by the likelihood of a step at the best night over that of the walk.
+    """What a judge finds of steps in independent nights who knows the walk exactly, and tells 2 %
+    of such walks falsely: by the likelihood of a step at the best night over that of the walk.
     """
     random = np.random.default_rng(seed)
     night = np.arange(NIGHTS)

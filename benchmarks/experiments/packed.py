@@ -3,9 +3,9 @@
     python benchmarks/experiments/packed.py [--nodes 16] [--ladders 3] [--step-ms 1200]
 
 Every ladder is measured both ways on emulated nodes, in one run each. Scheduled stand-ins end their
-steps at planned times, so the truth is known: bounds 2 points to either side of every rung's planted
-efficiency are judged. Node-seconds are what all nodes are held for from the first gate to the
-verdicts. Exit status 1 if a bound is decided wrongly, or side by side takes more than half.
+steps at planned times, so the truth is known: bounds 2 points to either side of every rung's
+planted efficiency are judged. Node-seconds are what all nodes are held for from the first gate to
+the verdicts. Exit status 1 if a bound is decided wrongly, or side by side takes more than half.
 """
 
 from __future__ import annotations

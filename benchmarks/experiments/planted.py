@@ -105,7 +105,8 @@ def measure(
 ) -> Iterator[Ladder]:
     """Ladders of (efficiency, world, strategy, seed), in one run.
 
-    A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has room.
+    A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has
+    room.
     """
     known = Catalogue()
     session = Session(known, Settings(timeline=False, fabric=False), results, (), Progress())

@@ -1,4 +1,5 @@
-"""Mistakes planted in training scripts of others' making, each beside what is right and looks alike.
+"""Mistakes planted in training scripts of others' making, each beside what is right and looks
+alike.
 
     python benchmarks/experiments/public_plants.py [--only WORDS ...] [--repeats N] [--results FILE]
 

@@ -8,9 +8,9 @@ that train on one are run, too, on one rank, and the clock beside is when the de
 Steps and samples must be exactly those that the script's own arguments say, updates those that a
 clock beside has counted, and the throughput that clock's within 1 %: it lies in ``clock``, shares
 no code with harness, and writes down when each optimizer has stepped. What cannot be measured must
-be refused by the words that the list says. The script's folder and its data must be the same
-before and after, byte for byte. FILE keeps the launches, a line each; what went well is not repeated.
-The list is ``public_scripts.toml``; the packages are those of ``tox -e scripts``.
+be refused by the words that the list says. The script's folder and its data must be the same before
+and after, byte for byte. FILE keeps the launches, a line each; what went well is not repeated. The
+list is ``public_scripts.toml``; the packages are those of ``tox -e scripts``.
 """
 
 from __future__ import annotations

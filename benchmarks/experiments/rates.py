@@ -39,7 +39,8 @@ MOE_STEP_SD, MOE_LATE, MOE_LATER, MOE_STEPS = 0.045, 0.05, (0.07, 0.34), 28
 #: speeds of nodes are drawn anew for every simulated run.
 NODES, DRAWN = 16, 100
 WORLDS = (1, 2, 4, 8, 16)
-#: How much slower half of the nodes are, and how likely each of them remains so until the next turn.
+#: How much slower half of the nodes are, and how likely each of them remains so until the next
+#: turn.
 PLACED = {"two racks, 10 % apart": (0.1, 1.0), "5 % slower, stays 9 turns in 10": (0.05, 0.9)}
 
 #: Log ratios (runs, pairs), with the mean throughput exactly on the bound.

@@ -1,8 +1,8 @@
 """Compute every figure of docs/validation.md from data in this repository.
 
     python benchmarks/experiments/validation.py            # prints the sections and their CPU time
-    python benchmarks/experiments/validation.py --write    # writes them to the page, draws its chart
-    python benchmarks/experiments/validation.py --quick    # fewer runs in each cell
+    python benchmarks/experiments/validation.py --write    # writes them to the page, draws its
+    chart python benchmarks/experiments/validation.py --quick    # fewer runs in each cell
 
 Only a few tests start launches. The launches of clusters are published logs, and the injected
 efficiencies are a record of this repository.

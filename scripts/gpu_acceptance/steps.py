@@ -321,7 +321,7 @@ def memory(step: Step) -> None:
 
 
 def profile(step: Step) -> None:
-    """Check that an injected sleep and injected kernels appear in the correct terms of the budget."""
+    """Check that an injected sleep and injected kernels appear in the correct budget terms."""
     plants = {"none": {}, "sleep": {"late.sleep_ms": 300.0}, "kernel": {"late.products": 20}}
     terms: dict[str, dict[str, float]] = {}
     with step.worlds() as fleet:

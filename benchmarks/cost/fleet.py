@@ -117,7 +117,7 @@ def measure(many: int, ranks: int) -> dict[str, float]:
 
 
 def exponent(rows: Sequence[Mapping[str, float]], what: str) -> float:
-    """Return the exponent of the growth with the number of agents, from the first to the last size."""
+    """Return the exponent of the growth with the number of agents between the outer sizes."""
     first, last = rows[0], rows[-1]
     return math.log(last[what] / first[what]) / math.log(last["agents"] / first["agents"])
 

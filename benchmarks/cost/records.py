@@ -157,7 +157,7 @@ def programs(launches: int) -> None:
 
 
 def _told(what: str, words: Sequence[str]) -> None:
-    """Return a line with the cost of a program that succeeded."""
+    """Run a program and print its cost; raise an error if it fails."""
     began = time.monotonic()
     command = [sys.executable, "-c", STARTED, sys.executable, *words]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
@@ -174,7 +174,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
-    """Return all measured CPU times (s) of each reader, for a record with this number of launches."""
+    """Return all measured CPU times (s) of each reader, for a record with so many launches."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "launches").mkdir()
@@ -208,7 +208,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.programs:
         programs(max(sizes))
         return 0
-    costs(sizes[0], asked.only)  # what is imported, and compiled, once
+    costs(sizes[0], asked.only)  # not counted, because it imports and compiles modules
     by_size = [costs(size, asked.only) for size in sizes]
     print(f"{'':8}" + "".join(f"{size:>10,}" for size in sizes) + "  launches  grows as")
     worse = []

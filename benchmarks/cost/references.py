@@ -1,9 +1,9 @@
-"""Our codecs beside those that others published, in one run: how fast, how small, and how right.
+"""Compare this project's compressors with published ones: speed, bytes and correctness.
 
-Ours, torch's hooks, and as far as a checkout is given GRACE (github.com/sands-lab/grace) and
-PowerSGD by its authors (github.com/epfml/powersgd). All take turns, call by call, on the same fresh
-gradients, with one rank and one thread: what is left is each one's own work. Then two ranks check
-what was promised, ours by the same rules as the others.
+The others are torch's hooks and, if their checkouts are given, GRACE (github.com/sands-lab/grace)
+and PowerSGD by its authors (github.com/epfml/powersgd). All take turns, call by call, on the same
+new gradients, with one rank and one thread, so only their computation is measured. Then two ranks
+check the properties that each method claims, with the same checks for all implementations.
 
     python benchmarks/cost/references.py [--grace FOLDER] [--powersgd FOLDER] [--only topk,fp16]
 """
@@ -27,23 +27,24 @@ import torch.multiprocessing as mp
 from rivals import Entrant, Row, entry, rows
 from torch import Tensor
 
-#: Columns of the gradient, one matrix.
+#: Columns of the gradient, which is one matrix.
 WIDTH = 1024
-#: Elements of a gradient that is checked: no multiple of any block.
+#: Shape of a gradient in the checks. Its size is no multiple of any block size.
 CHECKED = (129, 67)
-#: Untimed calls, until errors are owed and warm starts are warm; timed ones, of which the best
-#: counts, since others share the machine.
+#: Numbers of untimed and of timed calls. After the untimed calls, error feedback and warm starts
+#: are in use. The fastest timed call counts, because other processes may use the machine.
 WARM, CALLS = 6, 9
-#: Draws of one without bias; steps after which what was sent and is owed must add up.
+#: Number of draws in the check of unbiased methods, and number of steps in the check that the sent
+#: gradients and the error feedback sum to the gradients.
 DRAWS, STEPS = 100, 8
-#: Times the promised bytes that padding and scales may add; relative error of sums in fp32; times
-#: its standard error that a mean may be off.
+#: Limits of the checks: bytes relative to the promised ones, because of padding and scales;
+#: relative error of sums in fp32; error of a mean in units of its standard error.
 ROOM, ROUNDING, SURE = 1.25, 1e-3, 1.5
 
 
 @contextmanager
 def without_gpu() -> Iterator[list[str]]:
-    """``Tensor.cuda`` does nothing, for what insists on a GPU; who called it is told."""
+    """Make ``Tensor.cuda`` do nothing, for code that needs a GPU; yield a list of the calls."""
     called: list[str] = []
     before = torch.Tensor.cuda
 
@@ -60,7 +61,7 @@ def without_gpu() -> Iterator[list[str]]:
 
 @contextmanager
 def sent_bytes() -> Iterator[list[float]]:
-    """Bytes that this rank sends in the collectives called meanwhile, of the best algorithms."""
+    """Yield a list of the bytes that this rank sends in each collective, by the best algorithms."""
     world = dist.get_world_size()
     values_listed: list[float] = []
     shares = {
@@ -93,13 +94,16 @@ def sent_bytes() -> Iterator[list[float]]:
 
 
 def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
-    """Of the fastest call of each; they take turns. None for what does not run."""
+    """Return the duration (s) of the fastest call of each implementation; None if it does not run.
+
+    The implementations take turns.
+    """
     shape = (elements // WIDTH, WIDTH)
     entrants: list[Entrant | None] = []
     for row in rivals:
         try:
             entrants.append(row.make(shape, False))
-        except Exception:  # told by the checks
+        except Exception:  # the checks report it
             entrants.append(None)
     took_s: list[list[float]] = [[] for _ in rivals]
     for call in range(WARM + CALLS):
@@ -112,7 +116,7 @@ def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
                 began = time.perf_counter()
                 entrant.step()
                 took = time.perf_counter() - began
-            except Exception:  # told by the checks
+            except Exception:  # the checks report it
                 entrants[i] = None
                 continue
             if call >= WARM:
@@ -121,26 +125,26 @@ def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
 
 
 def drawn(step: int, size: int, *, alike: bool = False) -> Tensor:
-    """A gradient of this rank, or the same for all."""
+    """Return a random gradient, which differs by rank unless ``alike`` is set."""
     seed = step * 1009 + (0 if alike else 1 + dist.get_rank())
     return 3.0 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def mean(gradient: Tensor) -> Tensor:
-    """Over ranks, in double."""
+    """Return the mean over ranks in double precision."""
     total = gradient.double()
     dist.all_reduce(total)
     return total / dist.get_world_size()
 
 
 def given(entrant: Entrant, gradient: Tensor) -> Tensor:
-    """What a step makes of a gradient."""
+    """Return the result of one step with this gradient."""
     entrant.load(gradient)
     return entrant.step().clone()
 
 
 def bytes_an_element(row: Row) -> tuple[float, float]:
-    """Sent of a normal gradient, and of a small one without a positive element."""
+    """Return the sent bytes per element of a normal gradient, and of a small negative one."""
     shape = (1024, WIDTH)
     size = shape[0] * shape[1]
     entrant = row.make(shape, False)
@@ -149,13 +153,13 @@ def bytes_an_element(row: Row) -> tuple[float, float]:
             given(entrant, torch.randn(size))
     with sent_bytes() as of_negative:
         given(row.make(shape, False), -0.01 * torch.rand(size))
-    # Torch's PowerSGD sends its first gradients whole, as it says.
+    # PowerSGD of torch sends its first gradients uncompressed, which its documentation states.
     negative = sum(of_negative) if row.method != "powersgd" else 0.0
     return sum(sent) / size, negative / size
 
 
 def promised(method: str) -> float:
-    """Bytes an element that we promise of a method, of two ranks."""
+    """Return the sent bytes per element that this project states for a method on two ranks."""
     module, knobs = entry(method)
     shape = torch.Size((1024, WIDTH))
     sent: float = module.promise([shape], dist.get_world_size(), knobs).sent_bytes
@@ -163,7 +167,10 @@ def promised(method: str) -> float:
 
 
 def adds_up(row: Row) -> bool:
-    """What was sent and what is owed are the gradients; where nothing is owed, their mean is."""
+    """Return whether the sent gradients plus the error feedback equal the sum of the gradients.
+
+    Return True for methods without error feedback.
+    """
     size = CHECKED[0] * CHECKED[1]
     entrant = row.make(CHECKED, True)
     wanted = sent = torch.zeros(size, dtype=torch.float64)
@@ -178,17 +185,21 @@ def adds_up(row: Row) -> bool:
 
 
 def nearer(row: Row) -> bool:
-    """It is nearer to a gradient than nothing is."""
+    """Return whether the result is nearer to the gradient than zero is."""
     size = CHECKED[0] * CHECKED[1]
     entrant = row.make(CHECKED, True)
     for _ in range(3 if row.by == "torch" and row.method == "powersgd" else 1):
         gradient = drawn(0, size, alike=True)
-        made = given(entrant, gradient)  # torch's is whole at first; afterwards with what is owed
+        # PowerSGD of torch is uncompressed at first; later steps include the error feedback.
+        made = given(entrant, gradient)
     return bool((made - gradient).norm() < gradient.norm())
 
 
 def unbiased(row: Row) -> bool:
-    """The mean of many draws is the gradient, of which few elements are much larger than most."""
+    """Return whether the mean of many draws is the gradient.
+
+    A few elements of this gradient are much larger than the others.
+    """
     size = CHECKED[0] * CHECKED[1]
     entrant, gradient = row.make(CHECKED, True), drawn(0, size, alike=True)
     gradient = gradient.square() * gradient
@@ -202,28 +213,28 @@ def unbiased(row: Row) -> bool:
 
 
 def descends(row: Row) -> bool:
-    """It points to the gradient's side."""
+    """Return whether the result has a positive inner product with the gradient."""
     gradient = drawn(0, CHECKED[0] * CHECKED[1], alike=True)
     made = given(row.make(CHECKED, True), gradient)
     return float((made * gradient).sum()) > 0
 
 
 def finite(row: Row, value: float) -> bool:
-    """A gradient of one value everywhere comes back finite, from the third step on as well."""
+    """Return whether three steps with a constant gradient give finite results."""
     entrant = row.make(CHECKED, True)
     gradient = torch.full((CHECKED[0] * CHECKED[1],), value)
     return all(bool(given(entrant, gradient).isfinite().all()) for _ in range(3))
 
 
 def everywhere(message: str) -> list[str]:
-    """What each rank tells."""
+    """Return the messages of all ranks."""
     out: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(out, message)
     return out
 
 
 def alike(row: Row) -> bool:
-    """All ranks get the same bits."""
+    """Return whether all ranks get identical bits."""
     entrant, digest = row.make(CHECKED, False), hashlib.sha256()
     for step in range(4):
         made = given(entrant, drawn(step, CHECKED[0] * CHECKED[1]))
@@ -232,7 +243,7 @@ def alike(row: Row) -> bool:
 
 
 def seeds(row: Row) -> bool:
-    """It sets torch's generator: ranks whose dropout differed drop the same from then on."""
+    """Return whether a step sets torch's random generator, which makes dropout equal on all ranks."""
     torch.manual_seed(1 + dist.get_rank())
     given(row.make(CHECKED, False), drawn(0, CHECKED[0] * CHECKED[1]))
     state = torch.get_rng_state().numpy().tobytes()
@@ -247,12 +258,15 @@ CLAIMS: dict[str, tuple[Callable[[Row], bool], str]] = {
 
 
 def faults(row: Row) -> tuple[float | None, list[str]]:
-    """Bytes that are sent of an element, and what is wrong, in words. Collectives of all ranks."""
+    """Return the sent bytes per element, and a list of failed checks.
+
+    All ranks must call this function, because it uses collectives.
+    """
     out: list[str] = []
     with without_gpu() as called:
         try:
             sent, of_negative = bytes_an_element(row)
-        except Exception as error:  # of others' code, the same on all ranks
+        except Exception as error:  # raised by code of other projects, on all ranks alike
             return None, [f"does not run here ({type(error).__name__})"]
     if called:
         out.append("insists on a GPU")
@@ -278,7 +292,7 @@ def faults(row: Row) -> tuple[float | None, list[str]]:
 
 
 def begin(rank: int, world: int, port: int) -> None:
-    """A world of gloo on this host, one thread a rank."""
+    """Start a world with gloo on this host, with one thread per rank."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
     dist.init_process_group(
@@ -287,11 +301,11 @@ def begin(rank: int, world: int, port: int) -> None:
 
 
 def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None:
-    """What one of two ranks does; the first one tells."""
+    """Run the checks as one of two ranks; the first rank returns the results."""
     begin(rank, 2, port)
     listed = []
     for row in rows(asked.grace, asked.powersgd, asked.only):
-        torch.manual_seed(1 + rank)  # as users do, so that ranks drop different things
+        torch.manual_seed(1 + rank)  # users do this so that dropout differs by rank
         listed.append(faults(row))
     if rank == 0:
         answers.put(listed)
@@ -300,7 +314,7 @@ def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None
 
 
 def checked(asked: argparse.Namespace) -> list[tuple[float | None, list[str]]]:
-    """Bytes and faults of all rows."""
+    """Return the bytes and the failed checks of all rows."""
     port = free_port()
     spawned = mp.get_context("spawn")
     answers = spawned.SimpleQueue()
@@ -323,7 +337,7 @@ def free_port() -> int:
 
 
 def line(row: Row, times: Sequence[str], sent: float | None, wrong: Sequence[str]) -> str:
-    """A line of the table, or two, at most 80 columns."""
+    """Return the text of a row, with at most 80 columns in each line."""
     answer = "no: " + ", ".join(wrong) if wrong else "yes"
     head = f"{row.method:10}{row.by:14}" + "".join(f"{t:>10}" for t in times)
     head += f"{'-' if sent is None else f'{sent:.4f}':>9}  "
@@ -359,7 +373,7 @@ def main() -> None:
 
 
 def cell(took: float | None, own_s: float | None) -> str:
-    """Ours in ms; others beside it."""
+    """Return this project's time in ms, or another project's time as a multiple of it."""
     if took is None or own_s is None:
         return "-"
     return f"{1e3 * took:.2f} ms" if took == own_s else f"{took / own_s:.2f}x"

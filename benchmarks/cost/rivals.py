@@ -1,4 +1,4 @@
-"""Who is measured: our codecs, torch's hooks, GRACE and PowerSGD by its authors, alike to call."""
+"""Compressors of this project, of torch, of GRACE and of PowerSGD's authors with one interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from harness.base import programs
 from harness.cases import Catalogue
 from harness.training.rank.invariants import CodecBucket
 
-#: What a method is given, by everybody alike. A threshold of 4 is met by some 5 % of what is owed.
+#: Settings of each method, the same for all implementations. About 5 % of the elements exceed a
+#: threshold of 4.
 KNOBS: dict[str, dict[str, Any]] = {
     "topk": dict(rho=0.01),
     "randomk": dict(rho=0.1),
@@ -33,23 +34,23 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 
 class Entrant:
-    """One implementation of a method, with what it keeps from step to step."""
+    """One implementation of a method, with its state between steps."""
 
     def load(self, gradient: Tensor) -> None:
-        """Where backward leaves a gradient; not timed."""
+        """Store a gradient where the backward pass would; this is not timed."""
         raise NotImplementedError
 
     def step(self) -> Tensor:
-        """Encode, exchange, decode: the mean over ranks, flat."""
+        """Encode, exchange and decode the gradient; return the mean over ranks as a vector."""
         raise NotImplementedError
 
     def owed(self) -> Tensor | None:
-        """What this rank has not sent yet; None without error feedback."""
+        """Return the error feedback: the part that was not sent yet. None without error feedback."""
         return None
 
 
 class Hooked(Entrant):
-    """A communication hook of DDP, ours or torch's."""
+    """A communication hook of DDP, from this project or from torch."""
 
     def __init__(self, shape: tuple[int, int], hook: Callable[..., Any]) -> None:
         self.hook, self.bucket = hook, CodecBucket([nn.Parameter(torch.zeros(shape))])
@@ -62,7 +63,7 @@ class Hooked(Entrant):
         return out
 
     def owed(self) -> Tensor | None:
-        """Also what is owed of sums: one rank has it, for all of them."""
+        """Return the error feedback, including that of sums, which one rank holds for all ranks."""
         feedback = getattr(self.hook, "feedback", None)
         if feedback is None:
             return None
@@ -75,7 +76,7 @@ class Hooked(Entrant):
 
 
 class LowRank(Hooked):
-    """Torch's PowerSGD, with its defaults but for the first steps, which it sends whole."""
+    """PowerSGD of torch with its defaults, except for the number of uncompressed first steps."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.state = powerSGD_hook.PowerSGDState(
@@ -84,14 +85,14 @@ class LowRank(Hooked):
         super().__init__(shape, lambda bucket: powerSGD_hook.powerSGD_hook(self.state, bucket))
 
     def owed(self) -> Tensor | None:
-        """Nothing before it has begun to compress."""
+        """Return the error feedback, which is zero before compression begins."""
         nothing = torch.zeros_like(self.bucket.buffer())
         owed: Tensor = self.state.error_dict.get(0, nothing)
         return owed[: nothing.numel()]
 
 
 class Grace(Entrant):
-    """GRACE's compressor with its memory and communicator, as its own README puts them together."""
+    """GRACE's compressor with its memory and communicator, combined as in GRACE's README."""
 
     def __init__(self, shape: tuple[int, int], compressor: Any, memory: Any, route: str) -> None:
         self.shape, self.memory = shape, memory
@@ -112,7 +113,7 @@ class Grace(Entrant):
 
 
 class Authors(Entrant):
-    """PowerSGD by its authors: what is owed stays in the gradient, to which backward adds."""
+    """PowerSGD by its authors. The error feedback stays in the gradient, to which backward adds."""
 
     def __init__(self, shape: tuple[int, int], rounds: int) -> None:
         self.gradient = torch.zeros(shape)
@@ -134,14 +135,14 @@ class Authors(Entrant):
         return self.gradient.flatten()
 
 
-#: A fresh entrant for a gradient of this shape. ``plain``: so that what is sent adds up to the
-#: gradients, which it does not with momentum.
+#: A function that returns a new entrant for a gradient of this shape. Its second argument,
+#: ``plain``, turns momentum off, with which sent gradients would not sum to the gradients.
 Make: TypeAlias = Callable[[tuple[int, int], bool], Entrant]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method as somebody wrote it."""
+    """An implementation of a method: its author, its constructor and the claim to check."""
 
     method: str
     by: str
@@ -150,19 +151,19 @@ class Row:
 
 
 def of_grace(module: str, name: str) -> Any:
-    """A class of GRACE."""
+    """Return a class of GRACE."""
     return getattr(importlib.import_module(f"grace_dl.dist.{module}"), name)
 
 
 def entry(method: str) -> tuple[Any, dict[str, Any]]:
-    """Our module of a method, and its knobs here."""
+    """Return this project's module of a method, and its knobs in the comparison."""
     module = programs.load_module(f"harness.training.compressors.{method}")
     known = Catalogue().entries["compressors"][method].knobs
     return module, {**known, **KNOBS.get(method, {})}
 
 
 def ours(method: str) -> Row:
-    """Our hook."""
+    """Return the row of this project's implementation."""
     module, knobs = entry(method)
 
     def make(shape: tuple[int, int], plain: bool) -> Entrant:
@@ -177,12 +178,12 @@ def ours(method: str) -> Row:
 
 
 def hooked(hook: Callable[..., Any]) -> Make:
-    """Torch's hook in the world of all ranks."""
+    """Return the constructor of a hook of torch for the world of all ranks."""
     return lambda shape, _: Hooked(shape, lambda bucket: hook(dist.group.WORLD, bucket))
 
 
 def of_torch() -> Iterator[tuple[str, str, Make]]:
-    """Torch's hooks; what it has for 8 bits is one scale for all, or one for 512 elements."""
+    """Yield torch's hooks. Those with 8 bits have one scale in all, or one for 512 elements."""
     hooks: dict[tuple[str, str], Callable[..., Any]] = {
         ("fp16", "torch"): default_hooks.fp16_compress_hook,
         ("bf16", "torch"): default_hooks.bf16_compress_hook,
@@ -197,7 +198,10 @@ def of_torch() -> Iterator[tuple[str, str, Make]]:
 def grace_parts(  # noqa: C901  (a branch for each of their methods)
     method: str, plain: bool
 ) -> tuple[Any, Any, str]:
-    """GRACE's compressor and memory of a method, given what ours is; and how it travels."""
+    """Return GRACE's compressor, memory and route ("sum" or "gather") for a method.
+
+    The settings are those of this project's implementation.
+    """
     knobs = KNOBS.get(method, {})
     world = dist.get_world_size()
 
@@ -240,7 +244,7 @@ def grace_parts(  # noqa: C901  (a branch for each of their methods)
     raise KeyError(method)
 
 
-#: Methods that GRACE has too.
+#: Methods that GRACE implements, too.
 IN_GRACE = (
     "topk", "randomk", "threshold", "dgc", "qsgd", "terngrad", "natural", "signsgd", "efsign",
     "onebit", "fp16", "powersgd",
@@ -248,7 +252,7 @@ IN_GRACE = (
 
 
 def rows(grace: str | None, powersgd: str | None, only: Sequence[str]) -> list[Row]:
-    """All implementations, by method, ours first."""
+    """Return all implementations by method, with this project's first."""
     others = list(of_torch())
     if grace:
         sys.path.insert(0, grace)

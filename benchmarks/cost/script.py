@@ -1,19 +1,19 @@
-"""What watching costs a user's own training: the same loop with and without hooks, in turn.
+"""Measure what observing a user's training costs: the same loop with and without hooks, in turn.
 
-Each is a process of its own, since hooks stay. Two loops: a GPT of nanoGPT's kind, of many small
-modules, and a tutorial's, one linear layer and a loader, whose steps are so short that hooks weigh
-most. Of each: the CPU time of a step, which other work on the machine does not lengthen as it does
-the clock's, with the mean difference's 95 % interval over the pairs; and, in processes of their own
-since that clock costs as much as what it times, the time in hooks by a clock around them. On a GPU
-a step is what it takes by the wall clock, from one end of the device's work to the next: there a
-host waits at full speed, and its CPU time says nothing.
+Each measurement is a separate process, because hooks cannot be removed. There are three loops: a
+GPT like nanoGPT, with many small modules; a tutorial with one linear layer and a loader, whose
+steps are so short that the cost of hooks is largest; and the GPT with few tokens. The output is the
+CPU time of a step, which background load hardly lengthens, and the mean difference with its 95 %
+interval over the pairs. Further processes measure the time in hooks by a clock around each hook;
+they are separate because the clock costs as much as a hook. On a GPU the wall time between the ends
+of steps is measured, because the host busily waits there and its CPU time has no meaning.
 
-Processes of a long step differ by more than hooks cost. ``--within`` compares steps of one process:
-what stands in torch's places while it is watched, and what stood there before, take turns every few
-steps, of which the first is left out: the interpreter forgets what it knew of a place that changes.
-Printed is the median of the differences of neighbours, with its 95 % interval by order. A third
-loop, the GPT on few tokens, has short steps that sweep the same weights through the caches: hooks
-find these as full as in long ones, and the interval is narrow.
+If a step is long, processes differ by more than the hooks cost. ``--within`` compares steps in one
+process instead: every few steps, the attributes of torch that hold hooks are replaced by the
+original ones, or back. The first step after each change is left out, because the interpreter's
+caches are invalid then. The output is the median difference of successive turns, with its 95 %
+interval from order statistics. The loop with few tokens has short steps that read the same weights.
+Hooks find the CPU's caches as full as in long steps, but the interval is narrower.
 
     python benchmarks/cost/script.py [--pairs 40] [--steps 200] [--loop gpt|few|tutorial] [--gpu]
     python benchmarks/cost/script.py --within [--steps 4000] [--loop gpt|few|tutorial]
@@ -49,16 +49,16 @@ from harness.training.script.hooks import Hooks
 from harness.training.script.observed import Observed
 
 FOREVER = 10**6
-#: Steps that are not counted: parameters are looked at, roots are found.
+#: Warm-up steps that are not counted, in which the hooks inspect parameters and find the models.
 WARM = 10
-#: Steps that are watched, or not, before the other way's turn.
+#: Steps in one turn, with hooks or without.
 TURN = 8
-#: Processes in which a clock is around each hook.
+#: Number of processes with a clock around each hook.
 TIMED = 5
 
 
 def main() -> None:
-    """Measure and print; as a child: one loop."""
+    """Measure every loop, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=200)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def compared(name: str, pairs: int, steps: int, device: str) -> None:
-    """Print what watching costs a step of one loop."""
+    """Print the cost of hooks per step of one loop, from pairs of processes."""
     step_s: dict[str, list[float]] = {"watched": [], "bare": []}
     for pair in range(pairs):
         for way in ("watched", "bare") if pair % 2 else ("bare", "watched"):
@@ -97,7 +97,7 @@ def compared(name: str, pairs: int, steps: int, device: str) -> None:
 
 
 def within(name: str, steps: int) -> None:
-    """Print what watching costs a step of one loop, by steps of one process."""
+    """Print the cost of hooks per step of one loop, from turns in one process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     places = Places()
@@ -108,7 +108,7 @@ def within(name: str, steps: int) -> None:
         next(loop)
     places.look()
     for turn in range(steps // TURN):
-        watched = (turn // 2 + turn) % 2 == 0  # on off off on: no way comes first
+        watched = (turn // 2 + turn) % 2 == 0  # on, off, off, on: neither always comes first
         places.put(watched)
         next(loop)
         began_s = time.process_time()
@@ -128,7 +128,7 @@ def within(name: str, steps: int) -> None:
 
 
 class Places:
-    """Torch's places that hooks stand in: what is there now, and what was there before."""
+    """The attributes of torch that hooks replace, with their values with and without hooks."""
 
     def __init__(self) -> None:
         self._kinds: list[Any] = [
@@ -143,13 +143,13 @@ class Places:
         self._watched = self._before
 
     def look(self) -> None:
-        """Remember what is there now, as what watches."""
+        """Remember the current values as those with hooks."""
         self._watched = self._now()
         differing = zip(self._before[0], self._watched[0], strict=True)
         self._names = [[n for n in now if now[n] is not was.get(n)] for was, now in differing]
 
     def put(self, watched: bool) -> None:
-        """Put everything in its place that watches, or that was there before."""
+        """Set the values with hooks, or the original values."""
         kinds, lists = self._watched if watched else self._before
         for kind, there, names in zip(self._kinds, kinds, self._names, strict=True):
             for name in names:
@@ -166,8 +166,8 @@ class Places:
 
 
 def child(name: str, way: str, steps: int, device: str) -> tuple[float, float]:
-    """The time of a loop's mean step in a process of its own, and its time in hooks, s."""
-    fork = multiprocessing.get_context("fork")  # torch is imported once
+    """Return the mean step time of a loop in a separate process, and its time in hooks, in s."""
+    fork = multiprocessing.get_context("fork")  # so torch is imported only once
     with fork.Pool(1) as pool:
         return pool.apply(in_child, (name, way, steps, device))
 
@@ -181,7 +181,7 @@ def in_child(name: str, way: str, steps: int, device: str) -> tuple[float, float
 
 
 class Spent:
-    """Time in functions, nested ones counted once."""
+    """The total time (s) in functions; time in nested calls is counted once."""
 
     total_s = 0.0
     inside = False
@@ -203,7 +203,7 @@ SPENT = Spent()
 
 
 def stepped(loop: Callable[[], Iterator[None]], watched: bool, steps: int) -> float:
-    """A mean step's CPU time on one core, or what it takes on a GPU."""
+    """Return the mean CPU time (s) of a step on one core, or its wall time on a GPU."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if watched:
@@ -217,7 +217,7 @@ def stepped(loop: Callable[[], Iterator[None]], watched: bool, steps: int) -> fl
 
 
 def now_s() -> float:
-    """The process's CPU time, or the wall clock's where a GPU has done all that was asked of it."""
+    """Return the CPU time (s) of the process, or on a GPU the wall time after its work is done."""
     if torch.get_default_device().type == "cpu":
         return time.process_time()
     torch.cuda.synchronize()
@@ -225,7 +225,7 @@ def now_s() -> float:
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, as in nanoGPT."""
+    """A transformer block as in nanoGPT: attention and a perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Block(nn.Module):
 
 
 def gpt(rows: int = 12, length: int = 64) -> Iterator[None]:
-    """NanoGPT's size for a CPU: 4 layers, 4 heads, width 128, 12 rows of 64 tokens."""
+    """Train nanoGPT at its size for CPUs: 4 layers, 4 heads, width 128, 12 rows of 64 tokens."""
     blocks = [Block(128, 4) for _ in range(4)]
     model = nn.Sequential(nn.Embedding(65, 128), *blocks, nn.LayerNorm(128), nn.Linear(128, 65))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -260,7 +260,7 @@ def gpt(rows: int = 12, length: int = 64) -> Iterator[None]:
 
 
 def tutorial() -> Iterator[None]:
-    """PyTorch's first: one linear layer, SGD, a loader of 2,048 rows in batches of 32."""
+    """Train as in PyTorch's first tutorial: one linear layer, SGD, batches of 32 of 2,048 rows."""
     model = nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.utils.data.TensorDataset(torch.rand(2048, 20), torch.rand(2048, 1))
@@ -283,7 +283,7 @@ LOOPS: dict[str, Callable[[], Iterator[None]]] = {
 
 
 def time_hooks() -> None:
-    """A clock around every hook."""
+    """Put a clock around every hook."""
     for name in ("_enter", "_leave", "_stepping", "_stepped", "_passing"):
         setattr(Hooks, name, SPENT.around(getattr(Hooks, name)))
     for name in ("enter_backward", "leave_backward"):
@@ -291,7 +291,7 @@ def time_hooks() -> None:
 
 
 def watch() -> None:
-    """Watch this process as a rank of a script would be; its window never ends."""
+    """Observe this process like the rank of a script, with a window that never ends."""
     folder = Path(tempfile.mkdtemp())
     case = CaseSpec(
         strategy="script", model="loop", size="own", mode=Mode.WEAK, world_size=1, nodes=(1,),

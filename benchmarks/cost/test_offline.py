@@ -1,4 +1,4 @@
-"""The cost of code that needs no ranks: reading, judging and rendering runs, listing, collecting."""
+"""The cost of code that needs no ranks: read, judge and render runs, list names, collect suites."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def alike(row: Row) -> bool:
 
 
 def seeds(row: Row) -> bool:
-    """Return whether a step sets torch's random generator, which makes dropout equal on all ranks."""
+    """Return whether a step sets torch's random generator, which makes dropout equal on ranks."""
     torch.manual_seed(1 + dist.get_rank())
     given(row.make(CHECKED, False), drawn(0, CHECKED[0] * CHECKED[1]))
     state = torch.get_rng_state().numpy().tobytes()

@@ -1,10 +1,10 @@
-"""Planted causes: is each found in the budget, at its size, and called by its name?
+"""Inject known causes into training, and check that budgets show their size and name.
 
     python benchmarks/experiments/causes.py [--repeats 3] [--ms 60] [--operators]
 
-Profiled launches of the paced stand-in, with one cause planted or two at a time, against the same
-case without; outlined, or with every operator. Prints the table of docs/timelines.md; exit status 1
-if an aim is missed.
+Profiled launches with simulated compute and one or two injected causes are compared with launches
+of the same case without causes. Profiles are outlines, or record every operator. The output is the
+table of docs/timelines.md. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KNOB = {"link": "linked.link_ms"}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One set of plants: the growth of each term where it was planted, and what was named."""
+    """One set of injected causes: the growth of one term, and any wrong name."""
 
     plants: tuple[str, ...]
     world: int
@@ -54,18 +54,18 @@ class Row:
 
     @property
     def limit_ms(self) -> float:
-        """What the growth may be off by."""
+        """The largest allowed error of the growth, in ms."""
         floor, share = (2.0, 0.05) if self.world == 2 else (4.0, 0.10)
         return max(floor, share * self.planted_ms)
 
     @property
     def ok(self) -> bool:
-        """Whether size and name are right."""
+        """Whether the size and the name of the causes are correct."""
         return abs(self.found_ms - self.planted_ms) <= self.limit_ms and not self.named
 
 
 def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> CaseSpec:
-    """The stand-in with these causes."""
+    """Return the case with simulated compute and these causes."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     strategy = "pipeline" if "uneven" in plants or "pipeline" in plants else "linked"
     knobs: dict[str, Json] = {KNOB.get(p, f"plants.{p}_ms"): ms for p in plants if p != "pipeline"}
@@ -85,7 +85,7 @@ class Stand:
         self.launcher = Bench(self.known, self.known.get("engines", "local"), Where())
 
     def profile(self, case: CaseSpec) -> Budget:
-        """One profiled launch; AssertionError where it did not run as asked."""
+        """Profile a case in one launch; raise AssertionError if the launch has no budget."""
         arm = Arm(name="@", case=case, role=Role.SUBJECT)
         plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=4, cut=2))
         window = plan.profile(self.outline)
@@ -96,17 +96,19 @@ class Stand:
         return launch.budget
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Stop all agents."""
         self.launcher.worlds.close()
 
 
 def term_ms(rank: RankBudget, term: Term) -> float:
-    """A term's usual step, in ms: the median does not mind a host that stands still once."""
+    """Return the median of a term over the steps, in ms, which a single pause of the host does not
+    change.
+    """
     return statistics.median(rank.terms.get(term, (0,))) / 1e6
 
 
 def growth_ms(budget: Budget, bare: Budget, term: Term, where: str) -> float:
-    """How much a term grew on the ranks where it was planted, in ms."""
+    """Return the growth (ms) of a term on the ranks where its cause was injected."""
     last = len(budget.ranks) - 1
     chosen = {"all": range(last + 1), "last": [last], "others": range(last), "first": [0]}[where]
     grown = [term_ms(budget.ranks[r], term) - term_ms(bare.ranks[r], term) for r in chosen]
@@ -114,17 +116,20 @@ def growth_ms(budget: Budget, bare: Budget, term: Term, where: str) -> float:
 
 
 def shows(budget: Budget) -> Mapping[str, Mapping[Term, str]]:
-    """Where causes must show in a budget that was captured like this."""
+    """Return the terms that causes must change, for a budget of this kind of profile."""
     return OUTLINED if budget.capture == OUTLINE else SHOWS
 
 
 def shown_on(plant: str, where: str, plants: Sequence[str]) -> str:
-    """Which ranks a cause shows on: of a pipeline, only the stage that holds the first block."""
+    """Return the ranks on which a cause must show.
+
+    A stall in a pipeline shows only on the stage that holds the first block.
+    """
     return "first" if plant == "stall" and "uneven" in plants else where
 
 
 def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
-    """What was called by a wrong name; empty if all is right."""
+    """Return what the budget names incorrectly; empty if all names are correct."""
     wrong = []
     grown = {t: growth_ms(budget, bare, t, "all") for t in Term}
     wanted = {t for p in plants for t in shows(budget)[p]}
@@ -145,7 +150,7 @@ def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
 
 
 def sets() -> list[tuple[str, ...]]:
-    """Each cause alone and two at a time; a pipeline's imbalance with what is not DDP's."""
+    """Return the sets of causes: each alone, pairs, and an uneven pipeline with other causes."""
     alone = [(p,) for p in (*DDP, "uneven")]
     pairs = list(itertools.combinations(DDP, 2))
     return [*alone, *pairs, *((p, "uneven") for p in ("data", "stall"))]
@@ -159,7 +164,7 @@ def measure(
     folder: Path,
     outline: bool = True,
 ) -> Iterator[Row]:
-    """Rows of every set; each repeat has a launch of its own beside one of the bare case."""
+    """Yield the rows of every set; each repetition launches the case with and without the causes."""
     bench = Stand(folder, outline)
     try:
         for world in worlds:
@@ -187,7 +192,7 @@ def measure(
 
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, per step")

@@ -1,13 +1,14 @@
-"""Detectors of changes on the same series: ours, asv's and apache-otava's.
+"""Compare detectors of changes on the same series: this project's, asv's and apache-otava's.
 
-    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]     or: tox -e
-    detectors
+    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]    # or: tox -e detectors
 
-60 nights, a step at night 40 unless it says none: then there are four times as many series.
-``any``: a step up is told; ``near``: of these, those dated within 2 nights. ``false``: series in
-which a change, up or down, is told where there is none. ``--nightly`` looks every night from 15 on,
-as a user does: a slow-down told before the step, found within 20 nights of it, and the median
-delay. What is not installed is left out.
+Each series has 60 nightly values, with a step at night 40 or without one. There are four times as
+many series without a step. ``any`` is the share of series in which a step up is reported, and
+``near`` is the share of these whose date is within 2 nights. ``false`` is the share of series
+without a step in which a change is reported. ``--nightly`` runs the detectors every night from
+night 15 on, as a user does. It prints the share of series with a report before the step, the share
+in which the step is found within 20 nights, and the median delay. Detectors that are not installed
+are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ CELLS = (
 
 
 def nights(kind: str, step: float, count: int, random: np.random.Generator) -> np.ndarray:
-    """Step times (count, NIGHTS) around 1 of one kind of noise."""
+    """Return step times (count, NIGHTS) around 1 with one kind of noise."""
     sd = 0.005 if kind.startswith("quiet") else 0.02
     x = random.normal(0, sd, (count, NIGHTS))
     if kind == "spiky":
@@ -53,7 +54,7 @@ def ours(x: np.ndarray) -> list[tuple[int, bool]]:
 
 
 def asvs(x: np.ndarray) -> list[tuple[int, bool]]:
-    """asv 0.6 with its regression threshold set to 1 %: it tells of steps up only."""
+    """Return the steps up that asv 0.6 reports with a regression threshold of 1 %."""
     from asv import step_detect
 
     steps = step_detect.detect_steps(list(map(float, x)), [1.0] * len(x))
@@ -62,7 +63,10 @@ def asvs(x: np.ndarray) -> list[tuple[int, bool]]:
 
 
 def otavas(x: np.ndarray) -> list[tuple[int, bool]]:
-    """apache-otava 0.8 with its usual window and p, and the floor that ours has."""
+    """Return the changes that apache-otava 0.8 reports with its default window and p.
+
+    The smallest reported change is 1 %, as in this project's detector.
+    """
     from otava.analysis import compute_change_points
 
     values = list(map(float, x))  # of an array it fails
@@ -77,7 +81,7 @@ def detectors() -> dict[str, Detector]:
 
 
 def table(count: int) -> list[str]:
-    """One row for each detector, noise and step."""
+    """Return a row for each detector, kind of noise and step."""
     lines = [f"{'':12} {'noise':12} {'step':>5} {'any':>7} {'near':>6} {'false':>7} {'ms':>6}"]
     for kind, step in CELLS:
         random = np.random.default_rng(11)
@@ -100,7 +104,7 @@ def table(count: int) -> list[str]:
 
 
 def nightly(count: int) -> list[str]:
-    """Used every night: what an alarm costs, and how long a step takes to be told."""
+    """Return rows on false reports and delays if the detectors run every night."""
     lines = [f"{'':12} {'noise':12} {'step':>5} {'before':>7} {'found':>6} {'delay':>6}"]
     for kind, step in (
         ("gauss 2 %", 0.03),

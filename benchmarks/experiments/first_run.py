@@ -1,11 +1,13 @@
-"""The main job beside what machines do: how many requirements are decided, how soon, and rightly?
+"""Measure how background load affects the verdicts of ``pytest suites/``.
 
-    python benchmarks/experiments/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts] [--page
-    FILE]
+    python benchmarks/experiments/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts]
+        [--page FILE]
 
-Each run is ``pytest suites/`` as a newcomer types it, beside a program that takes a share of one
-core, or that computes and sleeps for one to eight seconds in turn, as a build does. ``--keep DIR``
-keeps the runs there: the same command goes on where it was left. ``--from DIR`` only reads them.
+The output states how many thresholds are decided, how fast, and whether the verdicts are correct.
+Each run is ``pytest suites/`` as a new user types it. Another program runs concurrently: it uses a
+share of one core, or computes and sleeps in turn for one to eight seconds, as a build does.
+``--keep DIR`` keeps the runs in a folder, and the same command continues after an interrupt.
+``--from DIR`` only reads these runs.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ BURSTS = "bursts"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One main job. ``foretold`` is its total as told at half time, over what it took."""
+    """One run of ``pytest suites/``.
+
+    ``foretold`` is its total time as predicted at half time, divided by the actual time.
+    """
 
     beside: str
     run: RunRecord
@@ -69,12 +74,14 @@ class Job:
 
     @property
     def wrong(self) -> int:
-        """Verdicts that a quiet machine contradicts: there everything holds."""
+        """The number of wrong verdicts: FAIL and ERROR, because all thresholds are met on a quiet
+        machine.
+        """
         return tally(self.run).failed + tally(self.run).errors
 
     @property
     def planted(self) -> list[bool]:
-        """Of each planted efficiency, whether its interval holds it."""
+        """Whether the interval contains the known efficiency, for each of them."""
         listed = []
         for v in required(self.run):
             plant = PLANTED.search(v.case)
@@ -96,7 +103,7 @@ def burn(beside: str) -> None:
 
 @contextmanager
 def neighbour(beside: str) -> Iterator[None]:
-    """Another program on this machine, for as long as this is open."""
+    """Run another program on this machine within this context."""
     if beside == "0":
         yield
         return
@@ -109,7 +116,7 @@ def neighbour(beside: str) -> Iterator[None]:
 
 
 def job(results: Path, beside: str) -> Job:
-    """Run it and read its record."""
+    """Run ``pytest suites/`` once, and read its record."""
     with neighbour(beside):
         began = time.monotonic()
         done = subprocess.run(
@@ -124,7 +131,7 @@ def job(results: Path, beside: str) -> Job:
 
 
 def read(folder: Path) -> Job:
-    """A run that ``job`` made."""
+    """Read a run that ``job`` made."""
     beside, seconds, status = (folder / "job.txt").read_text().split()
     run, loaded = load(folder), (folder / "stdout.txt").read_text()
     verdicts_read = [
@@ -141,7 +148,7 @@ def _seconds(text: str) -> float:
 
 
 def table(jobs: list[Job]) -> str:
-    """The page of ``docs/``: a row for each thing beside which it ran."""
+    """Return the page of docs/, with a row for each kind of background load."""
     machine, torch = jobs[0].run.machine, jobs[0].run.software.get("torch", "")
     day = datetime.date.fromisoformat(jobs[0].run.started_at[:10])
     runs = max(sum(j.beside == beside for j in jobs) for beside in {j.beside for j in jobs})
@@ -179,7 +186,7 @@ def table(jobs: list[Job]) -> str:
 
 
 def main() -> None:
-    """Run and write."""
+    """Make or read the runs, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--beside", nargs="+", default=["0", "0.25", "0.5", "0.8", BURSTS])

@@ -1,10 +1,12 @@
-"""How surely a flipped bit is found, by where it strikes: the table of docs/operations.md.
+"""Measure how certainly a flipped bit is found, by where it occurs: the table of
+docs/operations.md.
 
     python benchmarks/experiments/flips.py [--steps 200]
 
-One flip in each step, of an element that is drawn; three ranks. A rank is found where it is named
-in at least one step; "of one" is the share of flips that were seen, which a rank with one flip in
-200 steps has. The first row plants nothing: 100,000 hashes and more must be alike.
+Three ranks train, and one random element is flipped in each step. A rank is found if it is named in
+at least one step. "of one" is the share of flips that were seen: the probability that a single flip
+in 200 steps is found. The first row injects nothing; all of its 100,000 or more hashes must be
+equal.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ RANK = 1
 
 
 def main(steps: int) -> int:
-    """The table; 1 where a rank that should be found was not, or another one was named."""
+    """Print the table; return 1 if the affected rank was not found or another rank was named."""
     case, failed = Catalogue().normalise(SITE.case("ddp/decoder-nano")), False
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,10 +1,11 @@
-"""Whether goodput is foretold from short measurements: other rates of faults, other intervals.
+"""Test whether short measurements predict goodput at other rates of faults and other intervals.
 
     python benchmarks/experiments/goodput.py [--faults 20]
 
-Costs are measured by three short trainings, one with three faults; then each rate and interval is
-played, and by the costs alone. A play is as long as so many faults are apart: what one of them
-takes hangs on where in an interval it strikes.
+Three short trainings, one of them with three faults, measure the costs. Then a training is run for
+each rate of faults and each checkpoint interval, and the same faults are simulated with the
+measured costs. A training lasts until the given number of faults is expected. The cost of one fault
+depends on where in an interval it occurs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ AIM = 0.03
 
 
 def main(faults_each: int) -> int:
-    """The table; 1 if one is further off than the aim."""
+    """Print the table; return 1 if an error is larger than the goal."""
     case, wrong = Catalogue().normalise(SITE.case("ddp/decoder-nano")), 0
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,8 +1,9 @@
-"""How often the nodes that hang together are named: the table of docs/clusters.md.
+"""Measure how often a set of nodes that hang together is named: the table of docs/clusters.md.
 
     python benchmarks/experiments/hanging_sets.py [--worlds 300]
 
-Three of 16 nodes hang together in a share of launches; a launch on any nodes may break by a flake.
+Simulated launches that use all three of 16 certain nodes hang with some probability. Any other
+launch fails by chance, with a small probability.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""How far honest launches are off the reference, of what a launch may be: the table of
+"""Measure how far the losses of correct launches are from the reference: the table of
 docs/trust.md.
 
     python benchmarks/experiments/honest.py [--seeds 20] [--ranks 2 3 4] [--parts strategies]
         [--only fsdp] [--results FILE]
 
-Every shipped strategy and codec in every precision that it has, trained for 32 steps. A row has the
-largest difference of a step and of a block of steps, over their limits: an honest launch above 1
-would be called wrong. Exit 1 if one was.
+Every shipped strategy and compressor trains for 32 steps in every precision that it supports. A row
+has the largest deviation of a step and of a block of steps, divided by their limits. A correct
+launch with a value above 1 would be reported as incorrect. The exit status is 1 if one was.
 
-With ``--results`` every launch is a line of that file at once; the same command goes on where the
-file ends. One seed after the other is tried of all cases in a drawn order, so a part of the sweep
-is an even part. Cases that train alike share a reference, as in a run. The last line has the error
-rate that is ruled out: with none wrong, 3 in n of the launches (95 %).
+With ``--results`` every launch is written to that file immediately, as one line, and the same
+command continues after an interrupt. All cases run with one seed, in random order, before the next
+seed; so an incomplete file covers all cases equally. Cases of the same training have one reference
+in common, as in a run. The last line states the error rate that is excluded with 95 % confidence: 3
+in n launches, if no launch is reported as incorrect.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ TOGETHER = 48
 
 
 def strategies() -> Iterator[str]:
-    """Every shipped strategy on one model."""
+    """Yield every shipped strategy with one model."""
     for strategy in sorted(KNOWN.entries["strategies"]):
         if strategy not in FRAMEWORKS | {"single"}:
             yield f"{strategy}/{MODELS.get(strategy, 'mlp-nano')}"
 
 
 def codecs() -> Iterator[str]:
-    """Every shipped codec on every model of codecs."""
+    """Yield every shipped compressor with every model for compressors."""
     for codec, entry in sorted(KNOWN.entries["compressors"].items()):
         if not entry.head.get("CONTROL"):
             models = CODED[:-1] if codec in HARDLY_LEARN else CODED
@@ -83,7 +84,7 @@ def codecs() -> Iterator[str]:
 
 
 def models() -> Iterator[str]:
-    """Every other model with the strategies that divide it in other ways."""
+    """Yield the other models with strategies that divide them differently."""
     for model in ("decoder-nano", "moe-nano", "resnet-nano"):
         for strategy in ("ddp", "fsdp", "tensor_parallel", "pipeline"):
             yield f"{strategy}/{model}"
@@ -93,11 +94,11 @@ PARTS = dict(strategies=strategies, codecs=codecs, models=models)
 
 
 class Wrong(Exception):
-    """An honest launch that would be an ERROR."""
+    """A correct launch that would be reported as ERROR."""
 
 
 class Stand:
-    """Trains the reference of a case, and the case."""
+    """Trains a case and its reference."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,8 +106,11 @@ class Stand:
         self._curves: dict[tuple[str, bool, bool], references.LossCurve] = {}
 
     def ratios(self, case: CaseSpec, described: Described) -> tuple[float, float, str] | None:
-        """Largest difference of a step and of a block, over its limit, and what is called wrong;
-        None where the case is refused or has no reference. Bits that must be equal have no ratio.
+        """Return the largest deviation of a step and of a block, over its limit, and any reported
+        error.
+
+        Return None if the case is refused or has no reference. The ratios are 0 if bits must be
+        equal.
         """
         if described.reference is None or described.unsupported or described.error:
             return None
@@ -131,7 +135,7 @@ class Stand:
         return float(steps.max()), float(blocks.max()), wrong
 
     def _curve(self, plan: Plan, described: Described) -> references.LossCurve:
-        """The losses of the reference that the case shares with all that train alike."""
+        """Return the losses of the reference, which all cases of the same training use."""
         (arm,) = plan.arms
         wanted = described.reference
         assert wanted is not None
@@ -146,7 +150,7 @@ class Stand:
 
     @staticmethod
     def _right(launch: LaunchRecord) -> LaunchRecord:
-        """The launch itself; raises Wrong if it broke, or one of its checks failed."""
+        """Return the launch; raise Wrong if it broke or if one of its checks failed."""
         failed = [check for rank in launch.ranks for check in rank.checks if not check.ok]
         if failed:
             check = failed[0]
@@ -178,7 +182,7 @@ class Stand:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one launch showed; a case that is refused has no figures."""
+    """The result of one launch. A case that is ``refused`` has no values."""
 
     case: str
     ranks: int
@@ -194,7 +198,7 @@ Key = tuple[str, int, str, int]
 
 
 def trials(seeds: int, ranks: list[int], cases: list[str], results: Path) -> list[Trial]:
-    """All launches that are asked for; those that the file has are not made again."""
+    """Return all requested launches; those in the results file are not repeated."""
     lines = results.read_text().splitlines() if results.exists() else []
     known = {trial_key(t): t for t in (Trial(**json.loads(line)) for line in lines)}
     every = [(name, world, str(p)) for name in cases for world in ranks for p in Precision]
@@ -219,12 +223,12 @@ def trials(seeds: int, ranks: list[int], cases: list[str], results: Path) -> lis
 
 
 def trial_key(trial: Trial) -> Key:
-    """What is asked for once."""
+    """Return the key of a launch: case, ranks, precision and seed."""
     return trial.case, trial.ranks, trial.precision, trial.seed
 
 
 def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
-    """Describes the cases together, and trains each, and its reference, once."""
+    """Describe the cases together, and train each case and its reference once."""
     specs = dict[Key, CaseSpec]()
     for key in keys:
         name, world, precision, seed = key
@@ -250,7 +254,7 @@ def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
 
 
 def rows(every: list[Trial]) -> Iterator[str]:
-    """A row for each case, world and precision."""
+    """Yield a row for each case, world size and precision."""
     yield "| case | ranks | precision | launches | step | block | called wrong |"
     yield "|---|---|---|---|---|---|---|"
     measured = [t for t in every if not t.refused]

@@ -1,10 +1,10 @@
-"""Real ladders on emulated links: are worlds of 8 and 16 as they are foreseen from 1, 2 and 4?
+"""Compare predictions for 8 and 16 ranks from 1, 2 and 4 with measurements on emulated links.
 
     python benchmarks/experiments/ladders.py results/foreseen [--rates 25 75 250]
 
-Every rate has two runs: one of 4 nodes, with its sweep, and one of 8 and 16. Compute is paced and
-what is sent is sent, so that 16 nodes are told apart on two cores. Runs that are there are not made
-again.
+Each link rate has two runs: one with 4 nodes and a sweep of their network, and one with 8 and 16
+nodes. Compute is simulated, so that 16 nodes can be measured on two cores, and communication is
+real. Runs that exist already are not repeated.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ HELD = 0.63
 
 
 def site_of(nodes: int) -> Site:
-    """One rank on each node."""
+    """Return an emulated site with one rank on each node."""
     return Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
     )
 
 
 def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
-    """A ladder of every training, two launches of each of its worlds."""
+    """Return a scaling sweep of every training, with two launches of each world size."""
     site = site_of(max(worlds))
     protocol = Protocol(steps=8, cut=2, min_blocks=1, max_blocks=1)
     made = []
@@ -61,7 +61,7 @@ def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
 
 
 def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
-    """One run in ``folder``."""
+    """Measure one run in ``folder``."""
     known = Catalogue()
     settings = Settings(
         engine="emulated", nodes=(1,) * max(worlds), timeline=False, packed=False,
@@ -73,7 +73,9 @@ def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
 
 
 def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
-    """Worlds of 8 and 16, foreseen from 1, 2 and 4 of the same rate, beside what was measured."""
+    """Return the predictions for 8 and 16 ranks, made from 1, 2 and 4 at the same rate, with their
+    errors.
+    """
     known, tables = Catalogue(), []
     for rate in rates:
         found = [load(path) for path in sorted((folder / f"{rate:g}").glob("*/runs/*/*"))]
@@ -85,7 +87,7 @@ def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
 
 
 def lines(evaluation: Evaluation) -> Iterator[str]:
-    """A row for each training and rate, as Markdown."""
+    """Yield a row for each training and rate in Markdown, and a summary."""
     yield "| link, training | 8 ranks | foreseen | 16 ranks | foreseen |"
     yield "|---|---|---|---|---|"
     for prediction in evaluation.predictions:

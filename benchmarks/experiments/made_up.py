@@ -41,7 +41,9 @@ PHOTOGRAPHS = "photographs"
 
 
 def everything(folder: Path) -> Path:
-    """All of it, once; the folder. Names are those that scripts ask a hub for."""
+    """Write all data once, and return their folder. Files have the names that scripts request from
+    a hub.
+    """
     photographs = folder.with_name(PHOTOGRAPHS)
     if not (photographs / "coco").is_dir():
         shutil.rmtree(photographs, ignore_errors=True)
@@ -61,7 +63,7 @@ def everything(folder: Path) -> Path:
 
 
 def _sentences(folder: Path) -> None:
-    """Sentences of 4 to 24 words, no two alike: alone, and in pairs with a label."""
+    """Write sentences of 4 to 24 words, all different: single ones, and labelled pairs."""
     draw = random.Random(0)
     lines = [
         " ".join(f"w{draw.randrange(WORDS)}" for _ in range(draw.randint(4, 24)))
@@ -108,7 +110,7 @@ def _tokenizer(folder: Path) -> None:
 
 
 def _models(folder: Path) -> None:
-    """A BERT and a GPT of two small layers."""
+    """Write a BERT and a GPT, each with two small layers."""
     from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
     bert = BertConfig(
@@ -123,7 +125,7 @@ def _models(folder: Path) -> None:
 
 
 def _characters(folder: Path) -> None:
-    """Numbers of 65 characters in the files that nanoGPT looks for."""
+    """Write numbers of 65 characters to the files that nanoGPT reads."""
     draw = random.Random(2)
     text = folder / "shakespeare_char"
     text.mkdir()
@@ -134,7 +136,7 @@ def _characters(folder: Path) -> None:
 
 
 def _digits(folder: Path) -> None:
-    """28 x 28 images in the files that torchvision looks for."""
+    """Write images of 28 x 28 pixels to the files that torchvision reads."""
     draw = random.Random(1)
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -146,7 +148,9 @@ def _digits(folder: Path) -> None:
 
 
 def _boxes(folder: Path) -> None:
-    """Photographs of COCO's form: 960 to train on and 8 beside, of noise with one to three boxes."""
+    """Write noise images in COCO's format with one to three boxes: 960 for training and 8 for
+    evaluation.
+    """
     from PIL import Image
 
     draw = random.Random(3)

@@ -1,12 +1,14 @@
-"""Emulated networks: do links carry what they say, and does compression win where it should?
+"""Test emulated networks: links have their stated rates, and compression wins where it should.
 
     python benchmarks/experiments/network.py [--nodes 2 4] [--rates 100 500 1000]
 
-First the sweep: bus bandwidth of a 4 MiB all-reduce against the stated rate's payload, within 6 %.
-Then DDP, plain and compressed, over one rank a node: a step must take between the longer and the
-sum of bytes / rate and what it takes over free links (compute, codec, and the CPU time of gloo,
-which several nodes on one machine share). Where these bounds lie apart from those of plain DDP,
-compression must win or lose accordingly, and both must occur. Exit status 1 if something is off.
+First, sweeps compare the bus bandwidth of a 4 MiB all-reduce with the payload at the stated rate;
+the limit is 6 %. Then DDP is measured with and without compression, with one rank per node. The
+transfer time is bytes / rate, and the remaining time is measured over fast links (compute,
+compressor, and the CPU time of gloo, which several nodes on one machine share). A step must take at
+least the larger of the two and at most their sum. If these bounds do not overlap with those of DDP,
+compression must win or lose accordingly, and both cases must occur. The exit status is 1 if a test
+fails.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ LASTING = STEPS - CUT
 
 
 def site_of(nodes: int) -> Site:
-    """One rank on each node."""
+    """Return an emulated site with one rank on each node."""
     return Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
     )
 
 
 def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) -> LaunchRecord:
-    """The launch of median step time."""
+    """Return the launch with the median step time."""
     case = site.case(name, knobs={"emulated.rate_mbit": rate})
     case = launcher.catalogue.normalise(case)
     arm = Arm(name="a", case=case, role=Role.SUBJECT)
@@ -62,20 +64,22 @@ def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) ->
 
 
 def seconds(launch: LaunchRecord) -> float:
-    """The median step."""
+    """Return the median step time of a launch, in s."""
     assert launch.steps is not None
     return launch.steps.median_s
 
 
 def verdict(low: float, high: float, dense_low: float, dense_high: float) -> str:
-    """What bounds that lie apart say of compression; nothing where they do not."""
+    """Return "win" or "lose" for compression if its bounds are apart from those of DDP, else
+    nothing.
+    """
     if high < dense_low * (1 - MARGIN):
         return "win"
     return "lose" if low > dense_high * (1 + MARGIN) else ""
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rates", type=float, nargs="+", default=[100.0, 500.0, 1000.0])

@@ -1,11 +1,12 @@
-"""Packed ladders: how many node-seconds a verdict takes, one world at a time and side by side.
+"""Compare the node-seconds per verdict of sweeps whose worlds run concurrently or one by one.
 
     python benchmarks/experiments/packed.py [--nodes 16] [--ladders 3] [--step-ms 1200]
 
-Every ladder is measured both ways on emulated nodes, in one run each. Scheduled stand-ins end their
-steps at planned times, so the truth is known: bounds 2 points to either side of every rung's
-planted efficiency are judged. Node-seconds are what all nodes are held for from the first gate to
-the verdicts. Exit status 1 if a bound is decided wrongly, or side by side takes more than half.
+Every scaling sweep is measured in both ways on emulated nodes, in one run each. Simulated steps end
+at scheduled times, so the efficiencies are known. The bound of each world size is 2 points below
+its known efficiency. Node-seconds are the time from the first correctness check to the verdicts,
+times the number of nodes. The exit status is 1 if a bound is decided wrongly, or if concurrent
+worlds need more than half of the node-seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DOUBLING = 0.97
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One ladder: what it took, and what became of its bounds."""
+    """The cost of one scaling sweep, and how its bounds were decided."""
 
     node_s: float
     launches: int
@@ -48,13 +49,13 @@ class Measured:
 
 
 def planted(nodes: int) -> dict[int, float]:
-    """World size -> efficiency."""
+    """Return the known efficiency of each world size."""
     worlds = [2**k for k in range(1, nodes.bit_length()) if 2**k <= nodes]
     return {world: round(DOUBLING ** (k + 1), 4) for k, world in enumerate(worlds)}
 
 
 def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
-    """A ladder over whole nodes of one rank each."""
+    """Return a scaling sweep over nodes with one rank each."""
     truth = planted(nodes)
     site = Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
@@ -74,7 +75,7 @@ def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
 
 
 def rules(nodes: int) -> list[Threshold]:
-    """One for each rung, that its planted efficiency meets by 2 points."""
+    """Return a threshold for each world size, 2 points below the known efficiency."""
     usual = Threshold(
         name="",
         case="",
@@ -90,7 +91,7 @@ def rules(nodes: int) -> list[Threshold]:
 
 
 def measure(nodes: int, seed: int, step_ms: float, *, packed: bool) -> Measured:
-    """One ladder in a run of its own; agents start before the clock does."""
+    """Measure one sweep in a separate run. The time begins after the agents have started."""
     known = Catalogue()
     settings = Settings(
         engine="emulated", nodes=(1,) * nodes, timeline=False, fabric=False, packed=packed
@@ -122,7 +123,7 @@ def measure(nodes: int, seed: int, step_ms: float, *, packed: bool) -> Measured:
 
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--ladders", type=int, default=3)

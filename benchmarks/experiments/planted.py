@@ -1,12 +1,14 @@
-"""Planted efficiencies: the whole instrument, from forked ranks to the judge, on a known truth.
+"""Measure known efficiencies with everything from forked ranks to the judge.
 
     python benchmarks/experiments/planted.py [--ladders 25] [--blocks 8] [--keep FILE]
 
-A scheduled stand-in ends its steps at planned times, T_N = T_1 / E, with 1 % seeded noise from
-launch to launch. For every cell: the error without that noise, how often the interval holds the
-truth, and what becomes of bounds 2 points to either side. Exit status 1 if an aim is missed.
+Simulated steps end at scheduled times, T_N = T_1 / E, with 1 % noise between launches from a seed.
+For each efficiency and world size, the table has the error without that noise, how often the
+interval contains the known efficiency, and how bounds 2 points below and above it are decided. The
+exit status is 1 if a goal is missed.
 
-All of it takes more than an hour: ``--keep`` writes every ladder down, and goes on from there.
+The experiment takes more than an hour. ``--keep`` stores every sweep, and continues after an
+interrupt.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ MARGIN = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """One measured ladder: its pairs, the planted truth, and the error that the plant leaves."""
+    """One measured sweep: its pairs, the known efficiency (``truth``), and the error without noise."""
 
     name: str
     world: int
@@ -60,12 +62,12 @@ class Ladder:
 
     @property
     def covered(self) -> bool:
-        """Whether the interval after all pairs holds the truth."""
+        """Whether the interval after all pairs contains the known efficiency."""
         e = estimate(self.pairs, Form.RATIO)
         return e.low is not None and e.high is not None and e.low <= self.truth <= e.high
 
     def decided(self, bound: float) -> Status:
-        """The verdict on ``at_least = bound``, looked at after every block from the fourth."""
+        """Return the verdict on ``at_least = bound``, checked after every block from the fourth."""
         rule = Threshold(
             name="b", case="*", metric="efficiency", unit="1", source=BoundSource.REQUIREMENT,
             at_least=bound,
@@ -86,7 +88,10 @@ def plan_of(
     known: Catalogue,
     steps: int = 6,
 ) -> Plan:
-    """A ladder of one rung against plain; what shares few cores needs long slots."""
+    """Return a plan that compares one world size with plain.
+
+    Ranks that use the same few cores need longer steps to end on schedule.
+    """
     slot_ms = {"ddp": 170.0, "pipeline": 80.0 * (world + 1)}[strategy]
     knobs = {
         "paced.mode": "schedule",
@@ -103,10 +108,10 @@ def plan_of(
 def measure(
     cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path, steps: int = 6
 ) -> Iterator[Ladder]:
-    """Ladders of (efficiency, world, strategy, seed), in one run.
+    """Measure sweeps of (efficiency, world, strategy, seed) in one run.
 
-    A ladder is lost (an ERROR, and told) where the host stood still for longer than a slot has
-    room.
+    A sweep is lost, and this is printed, if the host stood still for longer than the schedule
+    allows.
     """
     known = Catalogue()
     session = Session(known, Settings(timeline=False, fabric=False), results, (), Progress())
@@ -135,9 +140,9 @@ def measure(
 
 
 def _error(launches: Sequence[LaunchRecord]) -> float:
-    """The median pair's relative error against what was planted in its two launches, noise and all.
+    """Return the median error of pairs relative to the scheduled times of their launches.
 
-    The median, since a host that stands still for 0.1 s is no fault of the instrument's.
+    The median ignores single pauses of the host, for which the measurement is not responsible.
     """
     late: dict[int, float] = {}
     for x in launches:
@@ -150,7 +155,7 @@ def _error(launches: Sequence[LaunchRecord]) -> float:
 
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ladders", type=int, default=25, help="per cell")
     parser.add_argument("--blocks", type=int, default=8)
@@ -193,7 +198,9 @@ def main() -> int:
 
 
 def decisions(ladders: Sequence[Ladder]) -> tuple[int, int]:
-    """Right and wrong decisions on bounds 2 points below and above the truth."""
+    """Return the numbers of correct and wrong decisions on bounds 2 points below and above the
+    truth.
+    """
     below = [f.decided(f.truth - MARGIN) for f in ladders]
     above = [f.decided(f.truth + MARGIN) for f in ladders]
     right = below.count(Status.PASS) + above.count(Status.FAIL)

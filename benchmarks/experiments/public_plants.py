@@ -1,12 +1,12 @@
-"""Mistakes planted in training scripts of others' making, each beside what is right and looks
-alike.
+"""Test that mistakes in public training scripts are named, and that similar correct scripts pass.
 
     python benchmarks/experiments/public_plants.py [--only WORDS ...] [--repeats N] [--results FILE]
 
-Each ladder is 1 and 2 CPU ranks, as a user would run it. A mistake must be named, in the verdict or
-below the table of the script; of its right twin, as often as ``--repeats`` says, nothing may be
-said: no error, no remark. Pilots suffice for both, so a ladder has no time beyond them. The list is
-``public_plants.toml``; scripts, data and FILE are as in ``public_scripts.py``.
+Each script is measured on 1 and 2 CPU ranks, as a user would run it. A mistake must be named, in
+the verdict or below the table of the script. Its correct twin runs ``--repeats`` times, and must
+cause neither an error nor a remark. Calibration launches are sufficient for both, so no timed
+launches are made. The list is ``public_plants.toml``. Scripts, data and FILE are as in
+``public_scripts.py``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Edits = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """One entry of the list; its fields are described there."""
+    """One entry of the list; the list explains its fields."""
 
     of: str
     mistake: str
@@ -71,7 +71,7 @@ class Plant:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """A script of which a ladder is measured: a mistake in it, or its right twin."""
+    """A script that is measured: one with a mistake, or its correct twin."""
 
     script: Script
     says: str = ""  # of a mistake; nothing of a twin
@@ -84,7 +84,7 @@ class Ladder:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What came of a ladder: a line of the results."""
+    """The result of one measured script: a line of the results."""
 
     digest: str
     mistake: str
@@ -92,12 +92,14 @@ class Found:
     said: str
 
     def right(self, says: str) -> bool:
-        """Whether a mistake is named, or its twin measured with nothing said."""
+        """Return whether the mistake is named, or whether the twin was measured without any
+        message.
+        """
         return not self.said if self.twin else says in self.said
 
 
 def planted() -> list[Plant]:
-    """The list."""
+    """Return the entries of the list."""
     document = tomllib.loads(LIST.read_text())
     out = []
     for entry in document["plant"]:
@@ -113,7 +115,7 @@ def planted() -> list[Plant]:
 
 
 def ladders(plant: Plant, scripts: Mapping[str, Script], repeats: int) -> list[Ladder]:
-    """The mistake's, and as many of its right twin."""
+    """Return the script with the mistake, and its correct twin ``repeats`` times."""
     base = scripts[plant.of]
     strong = base.strong or plant.strong
     words = " ".join(filter(None, (base.words, plant.more)))
@@ -132,7 +134,7 @@ def ladders(plant: Plant, scripts: Mapping[str, Script], repeats: int) -> list[L
 
 
 def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: Path) -> Found:
-    """The pilots of one ladder, and what is said of it."""
+    """Make the calibration launches of one script; return the messages about it."""
     with tempfile.TemporaryDirectory() as kept_here:
         edits = tuple((old, new.replace("<kept>", kept_here)) for old, new in ladder.script.edits)
         script = replace(ladder.script, edits=edits)
@@ -162,7 +164,7 @@ def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: 
 
 
 def kept(results: Path | None) -> Mapping[str, Found]:
-    """Ladders of earlier times by their digests; a torn line is none."""
+    """Return earlier results by their digest; incomplete lines are ignored."""
     out = dict[str, Found]()
     for line in (
         results.read_text().splitlines() if results is not None and results.exists() else ()
@@ -174,7 +176,7 @@ def kept(results: Path | None) -> Mapping[str, Found]:
 
 
 def main() -> int:
-    """Measure all, print a line each; 1 if one is not as the list says."""
+    """Measure all, and print a line for each; return 1 if a result is not as listed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORDS")
     parser.add_argument("--repeats", type=int, default=1, help="of each right twin")
@@ -213,7 +215,7 @@ def main() -> int:
 
 
 def told(plant: Plant, ladder: Ladder, outcome: Found, right: bool) -> None:
-    """Print one ladder."""
+    """Print one result."""
     kind = f"right twin {ladder.turn + 1}" if outcome.twin else plant.mistake
     print(f"{'' if right else 'WRONG '}{plant.of.strip()}: {kind}", flush=True)
     if outcome.said and not (right and outcome.twin):

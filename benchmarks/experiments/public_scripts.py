@@ -1,16 +1,20 @@
-"""Training scripts of others' making, unchanged, on 1, 2 and 4 CPU ranks, and on one GPU.
+"""Measure public training scripts unchanged on 1, 2 and 4 CPU ranks, and on one GPU.
 
     python benchmarks/experiments/public_scripts.py [--only NAME ...] [--ranks 1 2] [--results FILE]
 
-Each is fetched at a fixed commit, or comes with a package, and trains on data that is made here.
-What asks for a GPU by name is edited, by the words that the list says. Where there is a GPU, those
-that train on one are run, too, on one rank, and the clock beside is when the device has finished.
-Steps and samples must be exactly those that the script's own arguments say, updates those that a
-clock beside has counted, and the throughput that clock's within 1 %: it lies in ``clock``, shares
-no code with harness, and writes down when each optimizer has stepped. What cannot be measured must
-be refused by the words that the list says. The script's folder and its data must be the same before
-and after, byte for byte. FILE keeps the launches, a line each; what went well is not repeated. The
-list is ``public_scripts.toml``; the packages are those of ``tox -e scripts``.
+Each script is downloaded at a fixed commit, or belongs to a package, and trains on generated data.
+If it requires a GPU by name, it is edited as the list says. If the machine has a GPU, scripts for
+GPUs also run on one rank.
+
+The results are compared with an independent clock in ``clock``, which has no code in common with
+scaleproof and writes the time of every optimizer step (on a GPU, the time when the device has
+finished). Steps and samples must be exactly those of the script's arguments. Updates must be
+exactly those that the clock has counted, and the throughput must agree within 1 %. Scripts that
+cannot be measured must be refused with the message in the list. The script's folder and its data
+must be unchanged afterwards, byte for byte.
+
+FILE stores each launch as a line, and successful launches are not repeated. The list is
+``public_scripts.toml``, and the packages are those of ``tox -e scripts``.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ WINDOWS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """One entry of the list; its fields are described there."""
+    """One entry of the list; the list explains its fields."""
 
     name: str
     words: str
@@ -89,18 +93,18 @@ class Script:
     device: Device = Device.CPU
 
     def samples_of_rank(self, ranks: int) -> float:
-        """In one step on one rank, by the script's own arguments."""
+        """Return the samples of one rank in one step, according to the script's arguments."""
         return self.samples / (ranks if self.strong else 1)
 
     @property
     def digest(self) -> str:
-        """Of all that the list says of it."""
+        """The digest of all fields of the entry."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """What the clock beside has seen of a window: ranks, updates of each, and its length."""
+    """The window as the independent clock saw it: ranks, updates of each rank, and the length in s."""
 
     ranks: int
     updates: tuple[int, ...]
@@ -109,7 +113,7 @@ class Clocked:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one launch: a line of the results."""
+    """The result of one launch: a line of the results."""
 
     name: str
     digest: str
@@ -137,7 +141,7 @@ class Outcome:
 
 
 def listed() -> list[Script]:
-    """The list."""
+    """Return the entries of the list."""
     document = tomllib.loads(LIST.read_text())
     common = document["common"]
     out = []
@@ -154,7 +158,7 @@ def listed() -> list[Script]:
 
 
 def installed(need: str) -> bool:
-    """Whether a distribution is there, in a version that the requirement allows."""
+    """Return whether a package is installed in a version that the requirement allows."""
     requirement = Requirement(need)
     try:
         version = importlib.metadata.version(requirement.name)
@@ -164,7 +168,7 @@ def installed(need: str) -> bool:
 
 
 def fetched(script: Script, cache: Path, data: Path) -> Path:
-    """The folder to run it in: the repository's, as far as it is needed, with the data in it."""
+    """Return the folder to run the script in, with the downloaded files and links to the data."""
     repository, _, commit = script.source.partition("@")
     root = cache / (repository or "packages").replace("/", "+") / commit
     for name in script.files:
@@ -187,13 +191,13 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
 
 
 def homes(script: Script, data: Path) -> list[Path]:
-    """The folders that hold what the script reads."""
+    """Return the folders with the data that the script reads."""
     photographs = data.with_name(made_up.PHOTOGRAPHS)
     return [data, photographs] if "coco" in script.words else [data]
 
 
 def edited(script: Script, original: Path) -> Path:
-    """The folder of a script whose files say something else than the fetched ones."""
+    """Return a folder with edited copies of the script's files."""
     digest = hashlib.sha256(repr(script.edits).encode()).hexdigest()[:8]
     root = original.with_name(f"{original.name}-{digest}")
     texts = {name: (original / name).read_text() for name in script.files}
@@ -208,7 +212,7 @@ def edited(script: Script, original: Path) -> Path:
 
 
 def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outcome:
-    """One launch on so many ranks."""
+    """Launch a script once on this number of ranks."""
     site = CPUS if script.device is Device.CPU else GPU
     mode = Mode.STRONG if script.strong else Mode.WEAK
     words = shlex.split(script.words)
@@ -237,7 +241,9 @@ def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outco
 def completed(
     start: Outcome, script: Script, launch: LaunchRecord, log: Path, ticks: Path
 ) -> Outcome:
-    """What a launch whose window was measured came to, beside the clock."""
+    """Return the result of a launch whose window was measured, with the values of the independent
+    clock.
+    """
     assert launch.steps is not None
     count = launch.steps.count
     watched = launch.ranks[0].watched
@@ -260,7 +266,7 @@ def completed(
 
 
 def clock(launch: LaunchRecord, ticks: Path) -> Clocked | None:
-    """What the clock beside has seen of the window; None where it has seen no step before it."""
+    """Return the window as the independent clock saw it; None if the clock saw no step before it."""
     files = [np.fromfile(file, np.int64).reshape(-1, 2) for file in sorted(ticks.iterdir())]
     updates = list[int]()
     window_s = list[float]()
@@ -276,7 +282,7 @@ def clock(launch: LaunchRecord, ticks: Path) -> Clocked | None:
 
 
 def printed(script: Script, count: int, log: Path) -> float | None:
-    """The mean step of the window in s, by what the script prints after every step."""
+    """Return the mean step time (s) of the window, from what the script prints after every step."""
     if not script.prints or not log.is_file():
         return None
     steps_s = [float(x) for x in re.findall(script.prints, log.read_text(errors="replace"))]
@@ -284,7 +290,7 @@ def printed(script: Script, count: int, log: Path) -> float | None:
 
 
 def wrong(script: Script, outcome: Outcome) -> str:
-    """The first thing that is not as the list says; empty where all is."""
+    """Return the first difference from the list; empty if there is none."""
     if not outcome.untouched:
         return "its folder or its data were changed"
     if script.refused and (outcome.ranks > 1 or not script.samples):
@@ -307,7 +313,7 @@ def wrong(script: Script, outcome: Outcome) -> str:
 
 
 def content(*folders: Path) -> str:
-    """A digest of all files below: their names, modes, links and bytes."""
+    """Return a digest of all files below the folders: their names, modes, links and bytes."""
     seen = hashlib.sha256()
     for folder in folders:
         for here, names, files in os.walk(folder):
@@ -323,7 +329,7 @@ def content(*folders: Path) -> str:
 
 
 def main() -> int:
-    """Measure all, print a line each; 1 if one is not as the list says."""
+    """Measure all, and print a line for each; return 1 if a result is not as listed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
@@ -371,7 +377,7 @@ def main() -> int:
 
 
 def kept(results: Path | None) -> Mapping[tuple[str, int], Outcome]:
-    """Launches of earlier times, by the script's digest and the ranks; a torn line is none."""
+    """Return earlier launches by the script's digest and the ranks; incomplete lines are ignored."""
     out = dict[tuple[str, int], Outcome]()
     for line in (
         results.read_text().splitlines() if results is not None and results.exists() else ()
@@ -383,7 +389,7 @@ def kept(results: Path | None) -> Mapping[tuple[str, int], Outcome]:
 
 
 class Sessions:
-    """One session at a time: scripts that ask for the same variables share it, and its agents."""
+    """Runs one session at a time. Scripts with the same variables use the same session and agents."""
 
     def __init__(self) -> None:
         self.ticks = tempfile.TemporaryDirectory()
@@ -415,7 +421,7 @@ class Sessions:
 def launches(
     script: Script, folder: Path, data: Path, ranks: Sequence[int], sessions: Sessions
 ) -> Iterator[Outcome]:
-    """The launches of a script on so many ranks."""
+    """Yield the launches of a script for each number of ranks."""
     before = content(folder, *homes(script, data))
     session = sessions.of(script)
     with contextlib.chdir(folder):
@@ -435,7 +441,7 @@ def launches(
 
 @contextlib.contextmanager
 def environment(script: Script, ticks: str) -> Iterator[None]:
-    """The variables that a script asks for, and those of the clock."""
+    """Return the variables that a script requests, and those of the independent clock."""
     before = dict(os.environ)
     path = os.pathsep.join(p for p in (str(CLOCK), before.get("PYTHONPATH", "")) if p)
     os.environ.update({**dict(script.env), CLOCKED: ticks, "PYTHONPATH": path})
@@ -462,7 +468,7 @@ def told(outcome: Outcome) -> None:
 
 
 def summary(outcomes: list[Outcome]) -> None:
-    """All in two lines."""
+    """Print a summary in two lines."""
     exact = [x for x in outcomes if not x.wrong and not x.said and x.off is not None]
     refused = [x for x in outcomes if not x.wrong and x.said]
     names = {x.name for x in outcomes}

@@ -1,9 +1,9 @@
-"""How often the judge is wrong, right or undecided, by simulated pairs: the tables of the docs.
+"""Simulate how often the judge is wrong, correct or undecided: the tables of docs/statistics.md.
 
     python benchmarks/experiments/rates.py [--runs 20000]
 
-A run looks after pairs 4, 6 .. 16 as a plan does (2 to 8 blocks). ``decide`` is the shipped judge
-on many runs at once; ``test_rates`` holds one to the other.
+As in a plan, a run is judged after pairs 4, 6 .. 16 (2 to 8 blocks). ``decide`` is a vectorized
+version of the shipped judge; ``test_rates`` checks that both give the same verdicts.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ def normal(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.nda
 
 
 def heavy(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Student's t with 3 degrees of freedom, of the same deviation."""
+    """Return noise of Student's t with 3 degrees of freedom, scaled to the deviation."""
     return rng.standard_t(3, size) / math.sqrt(3) * sd
 
 
 def lognormal(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Slow launches trail off, as a subject does that waits for its slowest rank."""
+    """Return noise with a tail of slow launches, as if a subject waits for its slowest rank."""
     mean, variance = math.exp(0.5), (math.e - 1) * math.e
     return (mean - np.exp(rng.normal(0, 1, size))) / math.sqrt(variance) * sd
 
 
 def heteroscedastic(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Half of the launches scatter 2.6 times as much as the others."""
+    """Return noise in which half of the launches have a 2.6 times larger deviation than the others."""
     return rng.normal(0, sd, size) * np.where(rng.random(size) < 0.5, 0.5, math.sqrt(1.75))
 
 
 def correlated(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """AR(1) with 0.5 from pair to pair."""
+    """Return AR(1) noise with a correlation of 0.5 between successive pairs."""
     out = rng.normal(0, sd, size)
     for i in range(1, size[1]):
         out[:, i] = 0.5 * out[:, i - 1] + math.sqrt(0.75) * out[:, i]
@@ -76,7 +76,7 @@ def correlated(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np
 
 
 def drift(percent: float) -> Noise:
-    """The subject falls by so much, evenly, over all pairs."""
+    """Return noise in which the subject becomes steadily slower, by ``percent`` over all pairs."""
 
     def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
         line = np.arange(size[1]) / (size[1] - 1) - 0.5
@@ -86,7 +86,9 @@ def drift(percent: float) -> Noise:
 
 
 def slow(share: float, slower: float) -> Noise:
-    """So many of the subject's launches are slower by so much."""
+    """Return noise in which a ``share`` of the subject's launches is slower by the share
+    ``slower``.
+    """
 
     def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
         mean = 1 - share + share / (1 + slower)
@@ -97,13 +99,15 @@ def slow(share: float, slower: float) -> Noise:
 
 
 def moe(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Mixture of experts: steps scatter by 4.5 %, one in twenty is late by 7 to 34 %."""
+    """Return noise of a mixture of experts: steps have a deviation of 4.5 %, and 5 % of them are 7
+    to 34 % late.
+    """
     mean = float(_moe(np.random.default_rng(0), (20_000,)).mean()) * math.exp(sd**2 / 2)
     return np.asarray(np.log(_moe(rng, size) / mean) + rng.normal(0, sd, size))
 
 
 def _moe(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-    """Speeds of windows."""
+    """Return the speeds of windows."""
     steps = np.exp(rng.normal(0, MOE_STEP_SD, (*size, MOE_STEPS)))
     late = rng.random(steps.shape) < MOE_LATE
     steps *= np.where(late, 1 + rng.uniform(*MOE_LATER, steps.shape), 1.0)
@@ -136,7 +140,7 @@ BEYOND: dict[str, Noise] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Shares of runs by outcome, and the mean number of pairs at the first decision."""
+    """The shares of runs by verdict, and the mean number of pairs at the first decision."""
 
     runs: int
     passed: float
@@ -145,7 +149,7 @@ class Rates:
     pairs: float
 
     def upper(self, share: float, level: float = 0.99) -> float:
-        """Upper bound of a rate (Clopper and Pearson)."""
+        """Return the upper confidence limit of a rate (Clopper and Pearson)."""
         from scipy.stats import beta
 
         k = round(share * self.runs)
@@ -153,11 +157,12 @@ class Rates:
 
 
 def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """1 = PASS, -1 = FAIL, 0 = open, and the pairs at the decision, of runs (runs, pairs).
+    """Return the status and the number of pairs of each run in ``logs`` (runs, pairs).
 
-    ``logs`` are log ratios less the log of the bound, which is a lower one. ``taken`` (runs,
-    probes): what neighbours may have taken of each run's baselines in its first pairs, which had
-    some, as one probe tells it, two, and so on: a further one is launched where only that is open.
+    The status is 1 for PASS, -1 for FAIL and 0 for undecided. ``logs`` are log ratios minus the
+    logarithm of the lower bound. ``taken`` (runs, probes) states the slowdown that concurrent
+    worlds may have caused to the baselines in the first pairs, as estimated from one probe, from
+    two, and so on. A further probe is made only if it can decide the verdict.
     """
     runs, horizon = logs.shape
     status, pairs = np.zeros(runs, int), np.full(runs, horizon)
@@ -194,7 +199,7 @@ def _trend_loss(x: np.ndarray, horizon: int) -> np.ndarray:
 
 
 def simulate(true: float, noise: Noise, sd: float, runs: int, seed: int = 1) -> Rates:
-    """Many runs at one true efficiency."""
+    """Simulate many runs with one true efficiency."""
     rng = np.random.default_rng(seed)
     off = math.log(true / BOUND)
 
@@ -214,9 +219,9 @@ def _rates(draw: Callable[[], np.ndarray]) -> Rates:
 
 
 def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) -> Rates:
-    """Runs whose baselines are slower by so much while they have neighbours (log).
+    """Simulate runs whose baselines are slower, by ``slowdown`` (log), while other worlds run.
 
-    Probes tell how much, and where that is clear nothing runs side by side.
+    Probes measure the slowdown. If it is significant, worlds run one by one.
     """
     rng = np.random.default_rng(seed)
     many = np.arange(1, biases.PROBES + 1)
@@ -242,9 +247,10 @@ def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) ->
 
 @functools.cache
 def places(world: int, drawn: bool) -> tuple[np.ndarray, np.ndarray]:
-    """On which nodes a world and its baseline of one node run: (runs, turns, nodes), 0 or 1.
+    """Return the nodes of a world and of its baseline on one node: (runs, turns, nodes), 0 or 1.
 
-    Drawn by the shipped code; else both keep the first nodes, as where an engine pins them.
+    The shipped code draws them. Without ``drawn`` both stay on the first nodes, as with an engine
+    that fixes placements.
     """
     site = Site(device=Device.CPU, backend="gloo", nodes=(1,) * NODES)
     case = site.case("ddp/mlp-nano")
@@ -272,10 +278,10 @@ def _seated(
 def placed(
     world: int, drawn: bool, slower: float, stay: float, off: float, runs: int, seed: int = 1
 ) -> Rates:
-    """Runs on nodes of which half are slower, and remain so from turn to turn with ``stay``.
+    """Simulate runs on nodes of which half are slower.
 
-    A world is as slow as its slowest node. The bound is the true ratio, over all nodes and times,
-    less ``off``.
+    A slow node remains slow until the next turn with probability ``stay``. A world is as slow as
+    its slowest node. The bound is ``off`` below the true ratio over all nodes and times.
     """
     rng = np.random.default_rng(seed)
     subject, baseline = places(world, drawn)
@@ -306,16 +312,17 @@ def placed(
 
 
 def world() -> list[tuple[str, np.ndarray]]:
-    """Name and throughputs of the replicated launches of every system and benchmark."""
+    """Return the name and the throughputs of the replicated launches of each system and benchmark."""
     cells = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
     names = (f"{c['org']} {c['system']} {c['benchmark']}" for c in cells)
     return [(n, 1 / np.array(c["launches"])) for n, c in zip(names, cells, strict=True)]
 
 
 def of_cell(rates: np.ndarray, true: float, runs: int, seed: int, in_time: bool) -> Rates:
-    """Runs whose subject's launches are drawn from a cell; the baseline is quiet (0.03 %).
+    """Simulate runs whose launches of the subject are drawn from one cell; the baseline has 0.03 %
+    noise.
 
-    In time: launches follow each other as they did there, for five at a time on average.
+    ``in_time`` draws sequences of successive launches, of five on average.
     """
     rng, size = np.random.default_rng(seed), (runs, LOOKS[-1])
 
@@ -333,7 +340,7 @@ def of_cell(rates: np.ndarray, true: float, runs: int, seed: int, in_time: bool)
 
 
 def lines(runs: int) -> Iterator[str]:
-    """The tables, as Markdown."""
+    """Yield the tables in Markdown."""
     head = "PASS % | FAIL % | FAIL reported % | undecided % | mean pairs |"
     rule = "|---|---|---|---|---|---|---|"
     yield f"\nNormal noise, bound 0.85:\n\n| deviation % | true value | {head}\n{rule}"

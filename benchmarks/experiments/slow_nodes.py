@@ -1,12 +1,12 @@
-"""How often slow nodes are named, missed or named wrongly.
+"""Measure how often slow nodes are named, missed or named wrongly.
 
     python benchmarks/experiments/slow_nodes.py [--worlds 100]     # simulated launches
     python benchmarks/experiments/slow_nodes.py --clusters 2       # the table of docs/operations.md
-    python benchmarks/experiments/slow_nodes.py --real 20          # 16 emulated nodes, paced work
+    python benchmarks/experiments/slow_nodes.py --real 20          # 16 emulated nodes
 
-Every launch of a pair takes what its slower node needs, times the noise of a launch that was
-published: of any system and benchmark, drawn anew for each launch (``of all``), or always of one
-(``of one``), as on one cluster.
+A launch on a pair of nodes takes as long as its slower node needs, times the noise of a published
+launch. The noise is drawn from all systems and benchmarks for each launch (``of all``), or always
+from the same one (``of one``), as on one cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUNDS = rounds.MOST_ROUNDS
 
 
 def cells() -> list[np.ndarray]:
-    """Times of the launches of every system and benchmark, over their median."""
+    """Return the times of the launches of each system and benchmark, divided by their median."""
     document = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
     times = (np.array(c["launches"]) for c in document)
     return [x / np.median(x) for x in times if len({*x}) > 2]  # some are rounded to one digit
@@ -52,7 +52,9 @@ def normal(sd: float) -> Noise:
 
 
 def between(count: int, of: int) -> str:
-    """``60 of 60 [94.0, 100] %``: Clopper and Pearson, two-sided 95 %."""
+    """Return text like ``60 of 60 [94.0, 100] %`` with a two-sided 95 % interval (Clopper and
+    Pearson).
+    """
     low = stats.beta.ppf(0.025, count, of - count + 1) if count else 0.0
     high = stats.beta.ppf(0.975, count + 1, of - count) if count < of else 1.0
     return f"{count} of {of} [{100 * low:.1f}, {100 * high:.1f}] %"
@@ -60,7 +62,9 @@ def between(count: int, of: int) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """What one world came to: nodes and links, planted and named, and after how many rounds."""
+    """The result of one world: slow nodes and links, those that were named, and the rounds until
+    then.
+    """
 
     planted: frozenset[tuple[int, ...]]
     named: frozenset[tuple[int, ...]]
@@ -72,7 +76,9 @@ def play(
     num_nodes: int, slow: Mapping[tuple[int, ...], float], noise: Noise, seed: int,
     most: int = ROUNDS,
 ) -> Told:  # fmt: skip
-    """One world: rounds until nothing is left to find; ``slow`` are nodes and links."""
+    """Simulate rounds of one world until nothing is left to find. ``slow`` maps nodes and links to
+    their slowdown.
+    """
     rng, seen, last = np.random.default_rng(seed), list[TimedPair](), 0
     named = frozenset[tuple[int, ...]]()
     for number in range(most):
@@ -88,7 +94,7 @@ def play(
 
 
 def lines(worlds: int) -> Iterator[str]:
-    """The table, as Markdown, a row as soon as it is known."""
+    """Yield the table in Markdown, each row as soon as it is complete."""
     yield "| nodes | slow | noise | missed | wrong name | rounds, mean (most) | node-launches |"
     yield "|---|---|---|---|---|---|---|"
     of_cells, every = cells(), pooled()
@@ -101,7 +107,9 @@ def lines(worlds: int) -> Iterator[str]:
 
 
 def of_clusters(worlds: int) -> Iterator[str]:
-    """One slow node or none, in so many worlds of each cluster's noise, as Markdown."""
+    """Yield a table in Markdown for worlds with one slow node or none, with the noise of each
+    cluster.
+    """
     yield "| nodes | slow | worlds | missed | missed in 8 rounds | wrong name | rounds | launches |"
     yield "|---|---|---|---|---|---|---|---|"
     noises = [_of(cell) for cell in cells()]
@@ -125,7 +133,7 @@ def of_clusters(worlds: int) -> Iterator[str]:
 
 
 def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], worlds: int) -> str:
-    """One to three slow nodes in each world, but not where that is more than one in 16."""
+    """Return the row of worlds with one to three slow nodes, at most one in 16."""
     listed = []
     for seed in range(worlds):
         rng = np.random.default_rng(seed)
@@ -145,7 +153,7 @@ def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], wo
 
 
 def real(worlds: int) -> Iterator[str]:
-    """16 emulated nodes on this machine, one of them with 0.95 to 0.98 of a core."""
+    """Measure 16 emulated nodes on this machine, one of which has only 0.95 to 0.98 of a core."""
     known, nodes, right = Catalogue(), 16, 0
     site = Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True

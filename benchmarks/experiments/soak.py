@@ -1,18 +1,18 @@
-"""Kills at random moments of every verb that launches or writes, and what each leaves behind.
+"""Kill commands at random moments, and check what they leave behind.
 
     python benchmarks/experiments/soak.py [--kills 200] [--seed 0] [--only save page]
 
-Each trial starts one command in a folder of its own with the user's files in it, sends a signal to
-the program, its agent or a rank after a random part of the time that the command takes, and looks:
+Each trial starts a command in a separate folder with a user's files. After a random part of its
+usual duration, it sends a signal to the program, its agent or a rank. Then it checks:
 
-    record      every run's folder is read, and verifies as far as it goes
-    resumed     of one trial in four with a run that can be: --resume ends it
-    users       nothing of the user's was changed, removed or added to
-    processes   nothing that the command started is there ten seconds later
-    memory      nothing new lies in /dev/shm that no process maps
-    told        no traceback, and an exit status that the manual knows
+    record      every run can be read, and what it contains verifies
+    resumed     in one of four trials, --resume completes a run that can be resumed
+    users       no file of the user was changed, removed or added
+    processes   ten seconds later no process of the command is left
+    memory      no new file is left in /dev/shm that no process uses
+    told        there is no traceback, and the exit status is a documented one
 
-A row for each verb; exit 1 if anything was lost, changed or left.
+The output is a row for each command. The exit status is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_mine(verdict):
 
 @dataclass
 class Seen:
-    """What was found of one verb's trials."""
+    """The results of all trials of one command."""
 
     trials: int = 0
     runs: int = 0
@@ -113,7 +113,7 @@ class Seen:
 
 
 def users_files(folder: Path) -> dict[str, str]:
-    """Digests of what is the user's."""
+    """Return digests of the user's files."""
     ours = ("results", "kept", "handed", "packed.tar.gz")
     return {
         str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
@@ -124,7 +124,7 @@ def users_files(folder: Path) -> dict[str, str]:
 
 
 def started_by(mark: str) -> Iterator[tuple[int, str]]:
-    """(pid, command line) of living processes of a trial."""
+    """Return (pid, command line) of the processes of a trial that are alive."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() not in (entry / "environ").read_bytes():
@@ -138,7 +138,7 @@ def started_by(mark: str) -> Iterator[tuple[int, str]]:
 
 
 def target_of(kind: str, mark: str, program: int, draw: random.Random) -> int:
-    """The pid of whom the signal is for; the program where there is no such process yet."""
+    """Return the pid that receives the signal: the program, if there is no other such process yet."""
     agents = [pid for pid, words in started_by(mark) if "harness.training" in words]
     parents = {pid: int(_stat(pid)[1]) for pid in agents}
     ranks = sorted(pid for pid in agents if parents[pid] in agents)
@@ -184,7 +184,7 @@ def prepare(folder: Path) -> None:
 
 
 def undisturbed(verb: str, folder: Path) -> float:
-    """How long a command takes that nobody strikes, in s."""
+    """Return the duration (s) of a command without a signal."""
     prepare(folder)
     command = [sys.executable, "-m", "harness", *shlex.split(COMMANDS[verb])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -201,7 +201,7 @@ def undisturbed(verb: str, folder: Path) -> float:
 
 
 def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Seen) -> str:
-    """One command that is struck; what happened, in a few words."""
+    """Run one command and send it a signal; return a short description."""
     words = COMMANDS[verb]
     name, kind = draw.choice(SIGNALS), draw.choice(TARGETS)
     if name == "HUP" and kind != "program":

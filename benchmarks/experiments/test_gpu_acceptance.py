@@ -1,4 +1,4 @@
-"""The acceptance for the first machine with a GPU, rehearsed on a device that is not there."""
+"""Tests of the acceptance script for GPUs on a simulated device."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_does_not_fit_the_budget_is_named_and_gone_on_with(tmp_path: Path) 
 
 @pytest.mark.full
 def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
-    """As on a machine where something is missing: no checks are not a success."""
+    """A step without checks is not a success, for example on a machine without a package."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     result, _, sentences = script["_run"](
         "nothing", tmp_path, 30, {"PYTHONPATH": str(SCRIPT.parents[1])}, True
@@ -67,7 +67,7 @@ def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
 
 
 def test_what_nobody_knows_yet_fits_into_the_first_ten_minutes() -> None:
-    """The suite to its verdict, kept ranks and frameworks; later steps wait for ``--resume``."""
+    """The first steps fit into ten minutes; later steps wait for ``--resume``."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     seconds = [usual_s + script["BETWEEN_S"] for usual_s, _, _ in script["STEPS"].values()]
     assert sum(seconds[:6]) <= 580 and list(script["STEPS"])[:3] == ["facts", "first", "suite"]

@@ -1,4 +1,4 @@
-"""Planted truths are found again: two short ladders (``planted.py`` has 25 long ones a cell)."""
+"""Tests of known efficiencies with two short sweeps; ``planted.py`` has 25 long ones per cell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_instrument_adds_no_error_of_its_own(ladders: list[planted.Ladder]) 
 
 @pytest.mark.full
 def test_intervals_hold_the_truth(ladders: list[planted.Ladder]) -> None:
-    """The planted noise is seeded, so this does not depend on luck."""
+    """The noise has a fixed seed, so the result does not depend on chance."""
     assert sum(f.covered for f in ladders) >= len(ladders) - 1
 
 
@@ -43,7 +43,7 @@ def test_no_bound_two_points_off_is_decided_wrongly(ladders: list[planted.Ladder
 
 @pytest.mark.full
 def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
-    """A/A on real launches: of 20 comparisons at most 4 decide anything (nominal: 2 of 20)."""
+    """In 20 A/A comparisons of real launches, at most 4 are decided (nominal: 2 of 20)."""
     from harness.analysis.judging import contrast_data as paired
     from harness.cases import Catalogue, Device, Protocol, Settings, Site
     from harness.cases.recipes import like

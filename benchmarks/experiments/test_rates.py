@@ -1,4 +1,4 @@
-"""The judge errs no more often than it says. Short sets here; ``-m full`` runs 20,000 a cell."""
+"""Tests of the judge's error rates, with few runs; ``-m full`` simulates 20,000 runs per cell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUNS = pytest.mark.parametrize(
 
 
 def test_what_is_simulated_is_the_shipped_judge() -> None:
-    """Run by run: the same status after the same number of pairs."""
+    """Each simulated run has the same status as the shipped judge after the same number of pairs."""
     rng = np.random.default_rng(7)
     for noise in (rates.normal, rates.drift(4), rates.slow(0.2, 0.05)):
         for off in (-0.03, 0.0, 0.015, 0.03):
@@ -44,7 +44,7 @@ def _shipped(logs: np.ndarray) -> int:
 @RUNS
 @pytest.mark.parametrize("noise", rates.DECLARED)
 def test_under_declared_noise_it_hardly_ever_errs_on_the_bound(noise: str, runs: int) -> None:
-    """An A/A comparison is this case too. Less than 5 %, with what the number of runs leaves."""
+    """The error rate is below 5 %, up to the uncertainty of the number of runs. A/A is such a case."""
     for sd in rates.SDS:
         simulated = rates.simulate(rates.BOUND, rates.DECLARED[noise], sd, runs)
         assert simulated.passed <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / runs), (noise, sd)
@@ -74,7 +74,7 @@ def test_a_clear_gap_is_decided_in_four_to_six_pairs(sd: float, true: float, pai
 @RUNS
 @pytest.mark.parametrize("in_time", [False, True], ids=["by chance", "in time"])
 def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> None:
-    """No cell passes wrongly; the FAILs are those of cells with a rare and much faster mode."""
+    """No cell has wrong PASSes. FAILs occur in cells with rare, much faster launches."""
     on, above = [
         [rates.of_cell(x, true, runs, i, in_time) for i, (_, x) in enumerate(rates.world())]
         for true in (rates.BOUND, rates.BOUND + 0.02)
@@ -87,7 +87,7 @@ def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> 
 
 
 def test_what_is_not_excluded_is_not_excluded() -> None:
-    """The documents say so: beyond the declared slow launches a false PASS is likely."""
+    """A false PASS is likely with more slow launches than declared, as documented."""
     for noise in rates.BEYOND.values():
         assert rates.simulate(rates.BOUND, noise, 0.003, 2_000).passed > 0.2
 
@@ -103,7 +103,9 @@ def test_what_is_not_excluded_is_not_excluded() -> None:
 def test_without_any_of_the_allowances_it_would_err(
     what: str, value: float, noise: str, errs: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutants: a bare interval, one that knows no trend, a first look that sees one half."""
+    """Judges without one of the allowances err: a plain interval, no trend, a first look at half of
+    the nodes.
+    """
     monkeypatch.setattr(judge, what, value)
     assert rates.simulate(rates.BOUND, rates.DECLARED[noise], 0.003, 2_000).passed > errs
 
@@ -116,7 +118,9 @@ def test_without_any_of_the_allowances_it_would_err(
 def test_a_slow_half_of_the_nodes_has_no_hold_where_places_are_drawn(
     world: int, nodes: str, off: float
 ) -> None:
-    """By the code that draws them; pinned to places, the same judge errs in half of the runs."""
+    """With the shipped random placements the judge is correct; with fixed placements it errs in
+    half of the runs.
+    """
     slower, stay = rates.PLACED[nodes]
     drawn, pinned = (rates.placed(world, d, slower, stay, off, 1_000) for d in (True, False))
     assert drawn.upper(drawn.passed) <= 0.05 and drawn.upper(drawn.confirmed * (off == 0)) <= 0.05
@@ -124,7 +128,7 @@ def test_a_slow_half_of_the_nodes_has_no_hold_where_places_are_drawn(
 
 
 def test_looking_often_with_a_fixed_interval_would_err() -> None:
-    """The mutant: Student's t at every look, which is what one would write first."""
+    """A judge that uses a fixed interval (Student's t) at every look errs."""
     rng, wrong, runs = np.random.default_rng(3), 0, 400
     for _ in range(runs):
         values = rng.normal(0, 0.0133, 40).tolist()

@@ -1,8 +1,9 @@
-"""A clock that knows nothing of harness: every optimizer step of a process, in a file of its own.
+"""An independent clock: write the time of every optimizer step of a process to a file.
 
-A Python that finds this folder in PYTHONPATH runs it as it starts. It waits for torch, and then has
-torch call it after every optimizer step, by the wall clock. Forks inherit it. On a GPU a step is
-issued before it is done: a thread waits for the device, and each step is written down when it is.
+Python runs this file at its start if its folder is in PYTHONPATH. It has no code in common with
+scaleproof. It waits for the import of torch, and then registers a hook that torch calls after every
+optimizer step. Forked processes inherit the hook. On a GPU a step ends after it was issued, so a
+thread waits for the device, and writes each step when it is complete.
 """
 
 import importlib
@@ -18,7 +19,7 @@ FOLDER = "OTHER_CLOCK"
 
 
 class _Torch:
-    """Finds torch as usual, once, and installs the clock behind it."""
+    """An import hook that finds torch as usual, once, and then registers the clock."""
 
     def find_spec(self, name, path, target=None):  # type: ignore[no-untyped-def]
         if name != "torch":
@@ -37,7 +38,7 @@ class _Torch:
 
 
 class File:
-    """The ticks of one process."""
+    """The file with the times of one process."""
 
     def __init__(self) -> None:
         where = f"{os.environ[FOLDER]}/{os.environ.get('RANK', '')}-{os.getpid()}.ticks"

@@ -45,7 +45,7 @@ class Entrant:
         raise NotImplementedError
 
     def owed(self) -> Tensor | None:
-        """Return the error feedback: the part that was not sent yet. None without error feedback."""
+        """Return the error feedback: what was not sent yet. None if the method has none."""
         return None
 
 

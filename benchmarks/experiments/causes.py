@@ -27,7 +27,8 @@ from harness.record.budget import OUTLINE
 
 PLANTS = Path(__file__).parents[2] / "tests" / "plants"
 DDP = ("late", "link", "data", "stall", "slow")
-#: Where each cause must show, on whom: all ranks, the first or last, all but the last.
+#: For each cause, the terms that it must change, and on which ranks: all, the first, the last, or
+#: all others than the last.
 SHOWS: Mapping[str, Mapping[Term, str]] = {
     "late": {Term.COMPUTE: "last", Term.WAIT: "others"},
     "link": {Term.TRANSFER: "all"},
@@ -36,7 +37,7 @@ SHOWS: Mapping[str, Mapping[Term, str]] = {
     "slow": {Term.COMPUTE: "all"},
     "uneven": {Term.COMPUTE: "first"},
 }
-#: In an outline what the host does inside of forward is its own work, whatever that is.
+#: The same for outlines, in which all time of the host inside of forward counts as compute.
 OUTLINED = {**SHOWS, "stall": {Term.COMPUTE: "all"}}
 KNOB = {"link": "linked.link_ms"}
 
@@ -70,7 +71,8 @@ def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> C
     strategy = "pipeline" if "uneven" in plants or "pipeline" in plants else "linked"
     knobs: dict[str, Json] = {KNOB.get(p, f"plants.{p}_ms"): ms for p in plants if p != "pipeline"}
     if strategy == "pipeline":
-        knobs["pipeline.microbatches"] = 4  # few sleeps: each ends late by what the kernel likes
+        # Few micro-batches mean few sleeps, each of which the kernel ends a little late.
+        knobs["pipeline.microbatches"] = 4
         knobs["plants.stages"] = world
     case = site.case(f"{strategy}/plants-small", knobs=knobs)
     return known.normalise(replace(case, data="loaded"))
@@ -135,7 +137,7 @@ def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
     wanted = {t for p in plants for t in shows(budget)[p]}
     largest = max(grown, key=lambda t: grown[t])
     if "uneven" in plants:
-        wanted |= {Term.BUBBLE}  # the other stages wait for the slow one
+        wanted |= {Term.BUBBLE}  # because the other stages wait for the slow one
         if budget.imbalance <= bare.imbalance:
             wrong.append("no stage imbalance")
     if largest not in wanted:
@@ -196,7 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, per step")
-    parser.add_argument("--operators", action="store_true", help="follow every operator")
+    parser.add_argument("--operators", action="store_true", help="record every operator")
     parsed = parser.parse_args()
     print("| ranks | planted | term | planted, ms | found, ms | limit, ms | |")
     print("|---|---|---|---|---|---|---|")

@@ -1,6 +1,7 @@
 """Compare detectors of changes on the same series: this project's, asv's and apache-otava's.
 
-    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]    # or: tox -e detectors
+    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]    # or: tox -e
+    detectors
 
 Each series has 60 nightly values, with a step at night 40 or without one. There are four times as
 many series without a step. ``any`` is the share of series in which a step up is reported, and
@@ -25,7 +26,7 @@ import numpy as np
 from harness.features.history import scan
 
 NIGHTS, AT, NEAR = 60, 40, 2
-#: Changes that it tells of a series: their nights, and whether they go up.
+#: A function that returns the changes in a series: their nights, and whether they go up.
 Detector = Callable[[np.ndarray], list[tuple[int, bool]]]
 CELLS = (
     ("gauss 2 %", 0.0), ("gauss 2 %", 0.03), ("gauss 2 %", 0.05), ("gauss 2 %", 0.10),
@@ -69,7 +70,7 @@ def otavas(x: np.ndarray) -> list[tuple[int, bool]]:
     """
     from otava.analysis import compute_change_points
 
-    values = list(map(float, x))  # of an array it fails
+    values = list(map(float, x))  # otava fails on arrays
     points, _ = compute_change_points(values, window_len=50, max_pvalue=0.001, min_magnitude=0.01)
     return [(p.index, bool(x[p.index :].mean() > x[: p.index].mean())) for p in points]
 
@@ -85,7 +86,7 @@ def table(count: int) -> list[str]:
     lines = [f"{'':12} {'noise':12} {'step':>5} {'any':>7} {'near':>6} {'false':>7} {'ms':>6}"]
     for kind, step in CELLS:
         random = np.random.default_rng(11)
-        many = count if step else 4 * count  # false alarms are rare
+        many = count if step else 4 * count  # more series, because false reports are rare
         series = nights(kind, step, many, random)
         for name, detect in detectors().items():
             began = time.perf_counter()

@@ -33,7 +33,7 @@ from harness.record import RunRecord
 from harness.record.store import load
 
 ROOT = Path(__file__).parents[2]
-#: The beginning of the page of docs/, before the command and the table.
+#: The beginning of docs/first-run.md, before the command and the table.
 HEAD = """\
 # The first run
 
@@ -50,7 +50,7 @@ on the machine make it slower, and can leave thresholds undecided (INCONCLUSIVE,
 
 ## Effect of background load
 """
-#: The case whose efficiency is planted, and how large it is.
+#: Finds the known efficiency in the name of a case.
 PLANTED = re.compile(r"paced\.plant=2:([\d.]+)")
 BURSTS = "bursts"
 

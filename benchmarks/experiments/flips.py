@@ -25,7 +25,8 @@ from harness.measure.session import Session
 from harness.record.store import load_samples
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(3,))
-#: The lowest and the highest bit of a mantissa; of what is only moved, any bit is as good.
+#: The bits to flip by place: the lowest and the highest bit of the mantissa. For data that are only
+#: copied, one bit is sufficient.
 BITS = {Place.WEIGHT: (0, 22), Place.ACTIVATION: (0, 22), Place.GRADIENT: (0, 22)}
 RANK = 1
 

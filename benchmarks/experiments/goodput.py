@@ -23,7 +23,7 @@ from harness.measure.session import Session
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 RATES_S, INTERVALS = (2.0, 3.0, 5.0), (30, 90)
-#: Points by which a goodput may be off.
+#: Largest error of a predicted goodput; 0.03 is 3 points.
 AIM = 0.03
 
 

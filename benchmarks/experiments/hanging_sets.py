@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from harness.features.nodes.isolation import Narrowing
 
 NODES, PLANTED = 16, 3
-#: (Share of launches that hang where they can, share that breaks by a flake.)
+#: Pairs of probabilities: that a launch on all three nodes hangs, and that another launch fails.
 WORLDS = ((1.0, 0.0), (1.0, 0.01), (0.5, 0.0), (0.5, 0.01), (0.3, 0.01), (0.2, 0.02))
 
 

@@ -58,13 +58,16 @@ MODELS = {
     "context_parallel": "decoder-nano",
     "table_parallel": "dlrm-nano",
 }
-#: Models of codecs: few parameters, convolutions, gradients that are alike on all ranks.
+#: Models for compressors: few parameters, a transformer, convolutions, equal gradients on all
+#: ranks.
 CODED = ("mlp-nano", "decoder-nano", "resnet-nano", "paced-small")
-#: What makes no progress on the paced model, and is rightly told: no gradient comes to threshold's
-#: least magnitude; 4 ranks' sketches make 2 % of the dense progress in 8 steps, 3 % in 32.
+#: Compressors that make no progress on the last model, which is reported correctly. No gradient
+#: reaches the magnitude that ``threshold`` sends. Sketches of 4 ranks make 2 % of the progress of
+#: dense training in 8 steps, and 3 % in 32.
 HARDLY_LEARN = ("threshold", "countsketch")
 KNOWN = Catalogue()
-#: Cases that are described together: one by one that takes longer than to train them.
+#: Number of cases that are described together, because separate descriptions take longer than the
+#: trainings.
 TOGETHER = 48
 
 
@@ -124,7 +127,9 @@ class Stand:
         timed = self._launch(plan, described, Purpose.TIMED, curve)
         if timed.cause is not None:
             return 0.0, 0.0, f"timed: {timed.cause}"
-        wrong = "; ".join(timed.wrong)  # losses, samples, replicas, bytes, clocks
+        wrong = "; ".join(
+            timed.wrong
+        )  # by the checks of losses, samples, replicas, bytes and clocks
         samples = [load_samples(self.folder, timed.launch, r) for r in timed.ranks]
         if not described.reference.limit:
             return 0.0, 0.0, wrong

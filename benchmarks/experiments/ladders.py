@@ -26,7 +26,7 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load
 
-#: What is trained, with knobs that stay the same at every size.
+#: The trainings, with knobs that are the same at every size.
 TRAININGS = {
     "ddp/paced-small": {"ddp.bucket_cap_mb": 0.25},
     "fsdp/paced-small": {},
@@ -35,7 +35,8 @@ TRAININGS = {
     "compressed:topk/paced-small": {},
 }
 SMALL, LARGE = (1, 2, 4), (8, 16)
-#: Of 30 sizes fewer than this share in their 80 % intervals are one chance in 50.
+#: Least share of sizes inside their 80 % interval. With 30 sizes, a correct model falls below it
+#: with a probability of 1 in 50.
 HELD = 0.63
 
 

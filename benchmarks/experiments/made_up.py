@@ -19,7 +19,8 @@ DEEPSPEED = {
     "gradient_accumulation_steps": "auto",
     "steps_per_print": 1,
 }
-#: What scripts load beside the sentences; it is never asked within a window.
+#: Code of a metric that scripts load together with the sentences. No script calls it within a
+#: window.
 METRIC = """
 import datasets
 import evaluate
@@ -36,7 +37,8 @@ class Glue(evaluate.Metric):
 """
 
 
-#: Beside the folder of all else: a launch copies what its script finds, and these are many files.
+#: Photographs are in a separate folder, because a launch copies the files that its script finds,
+#: and these are many.
 PHOTOGRAPHS = "photographs"
 
 

@@ -26,14 +26,14 @@ from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import LaunchRecord, Purpose
 
-#: Steps differ from bytes / rate + compute by this much at most, relatively.
+#: Largest relative deviation of a step from its bounds.
 TOLERANCE = 0.25
-#: How far bounds must lie apart before they say who wins.
+#: Least relative distance between the bounds of two trainings that must differ.
 MARGIN = 0.1
-#: Speed-ups beyond which compression was seen to win, and to lose.
+#: Speedups above and below which compression counts as having won, or lost.
 WON, LOST = 1.2, 0.9
 LAUNCHES = 5
-#: Mbit/s of links that hold nothing up.
+#: Rate in Mbit/s of links that are fast enough not to limit a step.
 FREE = 10_000.0
 STRATEGIES = ("ddp/vggfc-nano", "compressed:fp16/vggfc-nano", "compressed:topk/vggfc-nano")
 STEPS, CUT = 8, 3
@@ -122,7 +122,7 @@ def main() -> int:
                         flush=True,
                     )
         launcher.worlds.close()
-    bad += not {"win", "lose"} <= seen  # else nothing was shown of compression
+    bad += not {"win", "lose"} <= seen  # both must occur in the test
     return 1 if bad else 0
 
 

@@ -141,14 +141,15 @@ UNSEEN: Mapping[str, Callable[[Random], Array]] = {
     "saw teeth of 10 to 20 nights": saw_teeth,
     "noise whose deviation walks": restless,
 }
-#: Of the nodes of a series: nights that one is kept, and whether nights say which it was.
+#: For each kind of series on several nodes: the fewest and the most successive nights on one node,
+#: and whether the node is recorded.
 NODES = {
     "another of 3 nodes each night": (1, 1, True),
     "a node kept 5 to 20 nights": (5, 20, True),
     "another of 3 each night, unnamed": (1, 1, False),
     "a node kept 5 to 20 nights, unnamed": (5, 20, False),
 }
-#: What a node is slower by.
+#: The share by which each node is slower.
 OF_NODE = {"a": -0.01, "b": 0.0, "c": 0.015}
 
 
@@ -212,7 +213,10 @@ def one_change(count: int, seed: int) -> str:
                 len(nights) == 1 and scan.FEWEST_NIGHTS <= nights[0] <= NIGHTS - scan.FEWEST_NIGHTS
             )
     node, states_of_one = once / count
-    return f"one change of their own: {node:.2f} of kept nodes, {states_of_one:.2f} of two states"
+    return (
+        f"one change by the noise itself: {node:.2f} of series on nodes that are kept,"
+        f" {states_of_one:.2f} of those with two states"
+    )
 
 
 def knowing_walks(count: int, seed: int) -> str:
@@ -247,7 +251,10 @@ def knowing_walks(count: int, seed: int) -> str:
         x = random.normal(0, 0.01, NIGHTS)
         x[int(random.integers(20, 48)) :] += STEP
         detected += over_walk(x) >= limit
-    return f"who knows the walk and tells 2 % of them finds {detected / count:.2f} in Gauss 1 %"
+    return (
+        "a detector that knows the walk, with 2 % false reports, finds"
+        f" {detected / count:.2f} in Gauss 1 %"
+    )
 
 
 def drifts(by: float, sd: float, count: int) -> str:

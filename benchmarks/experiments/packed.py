@@ -30,9 +30,10 @@ from harness.measure.session import Session
 from harness.record import Status
 
 MARGIN = 0.02
-#: Deviation of a launch: that of a pair is then 0.5 %, as in three quarters of the world's cells.
+#: Relative deviation of a launch. A pair then has 0.5 %, which is at least the deviation of three
+#: quarters of the published systems.
 NOISE = 0.0035
-#: What a ladder keeps of its speed each time that its nodes double.
+#: Factor of the known efficiency for each doubling of the nodes.
 DOUBLING = 0.97
 
 
@@ -42,10 +43,10 @@ class Measured:
 
     node_s: float
     launches: int
-    starts: int  # times at which something was launched
+    starts: int  # number of times at which one or more worlds were launched
     undecided: int
     wrong: int
-    off: float  # worst rung's distance from the truth
+    off: float  # largest error of an efficiency at any world size
 
 
 def planted(nodes: int) -> dict[int, float]:

@@ -159,7 +159,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ladders", type=int, default=25, help="per cell")
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--keep", type=Path, help="where ladders are kept, and taken from")
+    parser.add_argument(
+        "--keep", type=Path, help="file that stores the sweeps; stored sweeps are not repeated"
+    )
     parsed = parser.parse_args()
     every: list[Ladder] = []
     if parsed.keep is not None and parsed.keep.exists():

@@ -39,10 +39,10 @@ from harness.record import Status
 LIST = Path(__file__).with_suffix(".toml")
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
-#: How long others wait here for a rank that leaves out steps.
+#: Seconds that ranks wait for a rank that skips steps.
 MEET_S = 30.0
 
-#: What is said of mistakes that are right, and cost time.
+#: Words of remarks on mistakes that only cost time.
 REMARKS = (
     "find_unused_parameters",
     "comes to its backward pass",
@@ -74,7 +74,7 @@ class Ladder:
     """A script that is measured: one with a mistake, or its correct twin."""
 
     script: Script
-    says: str = ""  # of a mistake; nothing of a twin
+    says: str = ""  # words of the message about the mistake; empty for a twin
     turn: int = 0
 
     @property
@@ -142,7 +142,7 @@ def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: 
         with contextlib.chdir(fetched(script, cache, data)):
             words = shlex.split(script.words)
             plan = script_plan(words, SITE, mode, script.declared, WINDOW)
-            number = len(session.run.plans)  # a seed is nothing to a script, but another case
+            number = len(session.run.plans)  # another seed makes it another case; scripts ignore it
             arms = [replace(a, case=replace(a.case, seed=a.case.seed + number)) for a in plan.arms]
             plan = replace(plan, arms=tuple(arms))
             measurer = Measurer(session)
@@ -179,7 +179,9 @@ def main() -> int:
     """Measure all, and print a line for each; return 1 if a result is not as listed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORDS")
-    parser.add_argument("--repeats", type=int, default=1, help="of each right twin")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="number of runs of each correct twin"
+    )
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "public-scripts")
     parser.add_argument("--results", type=Path, metavar="FILE")
     asked = parser.parse_args()

@@ -54,18 +54,19 @@ from harness.record import LaunchRecord, Purpose
 
 LIST = Path(__file__).with_suffix(".toml")
 CLOCK = Path(__file__).parent / "clock"
-#: Where that clock writes, by its own name for it.
+#: Environment variable with the folder of the clock's files.
 CLOCKED = "OTHER_CLOCK"
 RANKS = (1, 2, 4)
 CUT = 4
 CPUS = Site(device=Device.CPU, backend="gloo", nodes=(max(RANKS),))
-#: A ladder has two ranks at least, of which the first is launched.
+#: A scaling sweep has at least two ranks; only the world with one rank is launched.
 GPU = Site(device=Device.CUDA, backend="nccl", nodes=(2,))
-#: What is measured may differ by this much from the clock beside, and from what a script prints.
+#: Largest relative difference from the independent clock, and from what a script prints.
 RATE = 0.01
 THROUGHPUT = "another throughput"
-#: Where it differs by more it is launched again with a window twice as long, at most so often in
-#: all: what passes between a step's end and the window's edge weighs less there, an error does not.
+#: Largest number of launches of a script. After a larger difference the launch is repeated with a
+#: window of twice the length. The time between the end of a step and the end of the window then has
+#: less influence, whereas a real error remains.
 WINDOWS = 3
 
 
@@ -120,16 +121,16 @@ class Outcome:
     ranks: int
     step_s: float | None = None
     samples: float = 0.0
-    window: int = 0  # how often it was made twice as long
-    wanted: int = 0  # steps of the window that was asked for
+    window: int = 0  # number of times that the window was doubled
+    wanted: int = 0  # requested steps of the window
     steps: int = 0
     updates: int = 0
     clocked: Clocked | None = None
-    off: float | None = None  # throughput over the clock's, less 1
-    printed_off: float | None = None  # mean step over the one that the script prints, less 1
-    said: str = ""  # why it is no evidence
-    untouched: bool = True  # the folder and the data
-    wrong: str = ""  # what is not as the list says
+    off: float | None = None  # throughput relative to the clock's, minus 1
+    printed_off: float | None = None  # mean step relative to what the script prints, minus 1
+    said: str = ""  # the error message of the launch
+    untouched: bool = True  # whether the folder and the data are unchanged
+    wrong: str = ""  # the first difference from the list
 
     @classmethod
     def of(cls, document: Mapping[str, object]) -> Outcome:
@@ -185,7 +186,7 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
         for part in itertools.chain(*(home.iterdir() for home in homes(script, data))):
             link = folder / part.name
             if not link.exists():
-                link.unlink(missing_ok=True)  # one that leads nowhere any more
+                link.unlink(missing_ok=True)  # a link whose target is gone
                 link.symlink_to(part)
     return root
 
@@ -430,7 +431,7 @@ def launches(
                 longer = replace(script, steps=script.steps << window)
                 outcome = measured(session, longer, number, Path(sessions.ticks.name))
                 if script.clean:
-                    doctor.remove_paths(folder, script.clean)  # as the end of a run does
+                    doctor.remove_paths(folder, script.clean)  # like the end of a run
                 same = content(folder, *homes(script, data)) == before
                 outcome = replace(outcome, digest=script.digest, window=window, untouched=same)
                 outcome = replace(outcome, wrong=wrong(script, outcome))

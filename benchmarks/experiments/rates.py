@@ -24,26 +24,27 @@ from harness.analysis.judging import biases, judge
 from harness.cases import CaseSpec, Device, Site
 
 LOOKS = range(4, 17, 2)
-#: Deviations of a pair, relative: 0.5 % holds three quarters of the world's cells twice over,
-#: 1.33 % is what the published comparison of stopping rules assumed, 3 to 5 % are launches of
-#: mixtures of experts.
+#: Relative deviations of a pair. 0.5 % is twice the deviation of three quarters of the published
+#: systems. A published comparison of stopping rules assumed 1.33 %. Launches of mixtures of experts
+#: have 3 to 5 %.
 SDS = (0.0014, 0.003, 0.005, 0.0133, 0.03, 0.05)
 BOUND = 0.85
-#: Pairs whose worlds run side by side, as a plan's first blocks do, and devices that are probed.
+#: Number of pairs whose worlds run concurrently, as in the first blocks of a plan, and number of
+#: devices on which a probe runs.
 BESIDE, PROBED = 4, 16
 
-#: Steps of mixtures of experts as published logs of 4,096 devices have them: deviation, share of
-#: late ones, how late they are; and steps of a window.
+#: Steps of mixtures of experts, from published logs of 4,096 devices: relative deviation, share of
+#: late steps, range of their delay as a share of the step, and number of steps in a window.
 MOE_STEP_SD, MOE_LATE, MOE_LATER, MOE_STEPS = 0.045, 0.05, (0.07, 0.34), 28
-#: Nodes of a cluster whose halves differ, and runs whose places are drawn by the shipped code; the
-#: speeds of nodes are drawn anew for every simulated run.
+#: Number of nodes of a cluster whose halves differ, and number of runs for which the shipped code
+#: draws placements. The speeds of nodes are drawn anew for every simulated run.
 NODES, DRAWN = 16, 100
 WORLDS = (1, 2, 4, 8, 16)
-#: How much slower half of the nodes are, and how likely each of them remains so until the next
-#: turn.
+#: The share by which half of the nodes are slower, and the probability that a node remains slow
+#: until the next turn.
 PLACED = {"two racks, 10 % apart": (0.1, 1.0), "5 % slower, stays 9 turns in 10": (0.05, 0.9)}
 
-#: Log ratios (runs, pairs), with the mean throughput exactly on the bound.
+#: A function that returns log ratios (runs, pairs), with the mean throughput exactly on the bound.
 Noise = Callable[[np.random.Generator, tuple[int, int], float], np.ndarray]
 
 
@@ -114,7 +115,7 @@ def _moe(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
     return np.asarray(1 / steps.mean(-1))
 
 
-#: The noise under which the rates are to hold.
+#: The kinds of noise for which the error rates are stated.
 DECLARED: dict[str, Noise] = {
     "normal": normal,
     "t, 3 degrees": heavy,
@@ -131,7 +132,7 @@ DECLARED: dict[str, Noise] = {
     "50 % of launches 10 % slower": slow(0.5, 0.1),
     "MoE steps": moe,
 }
-#: Noise that is not excluded: so few launches cannot show it.
+#: Kinds of noise for which no error rate is stated, because so few launches cannot show them.
 BEYOND: dict[str, Noise] = {
     "20 % of launches 10 % slower": slow(0.2, 0.1),
     "10 % of launches 30 % slower": slow(0.1, 0.3),
@@ -145,7 +146,7 @@ class Rates:
     runs: int
     passed: float
     failed: float
-    confirmed: float  # FAILs that a fresh set leaves standing: what is reported
+    confirmed: float  # FAILs that a fresh set confirms, and that are therefore reported
     pairs: float
 
     def upper(self, share: float, level: float = 0.99) -> float:

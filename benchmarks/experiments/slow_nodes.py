@@ -30,7 +30,7 @@ from harness.features.nodes.rounds import TimedPair
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 
-#: The time of so many launches, over what is usual.
+#: A function that returns the times of a number of launches, relative to the usual time.
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 ROUNDS = rounds.MOST_ROUNDS
 
@@ -39,7 +39,8 @@ def cells() -> list[np.ndarray]:
     """Return the times of the launches of each system and benchmark, divided by their median."""
     document = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
     times = (np.array(c["launches"]) for c in document)
-    return [x / np.median(x) for x in times if len({*x}) > 2]  # some are rounded to one digit
+    # Times that are rounded to one digit have too few different values.
+    return [x / np.median(x) for x in times if len({*x}) > 2]
 
 
 def pooled() -> Noise:

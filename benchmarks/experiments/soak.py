@@ -60,7 +60,7 @@ COMMANDS = {
     "baseline": f"baseline set {SAMPLE.name} --references kept",
     "ingest": f"ingest {SAMPLE.name} --results kept",
 }
-#: What these are named for comes last: they are struck then.
+#: These commands receive the signal near their end, because they write their output last.
 LATE = ("save", "page")
 SIGNALS = ("KILL", "TERM", "INT", "HUP")
 TARGETS = ("program", "program", "agent", "rank")
@@ -194,7 +194,7 @@ def undisturbed(verb: str, folder: Path) -> float:
     )
     lasts_s = time.monotonic() - began
     print(f"     {verb:<14} status {done.returncode}, {lasts_s:.1f} s", file=sys.stderr, flush=True)
-    alike = verb == "bisect"  # its versions do not differ, and it says so
+    alike = verb == "bisect"  # the versions do not differ, which the command reports
     if done.returncode == Exit.INTERNAL or (done.returncode == Exit.USAGE and not alike):
         raise SystemExit(done.stdout + done.stderr)
     return lasts_s
@@ -216,7 +216,7 @@ def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Se
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
     ) as process:  # fmt: skip
-        time.sleep(after_s)  # the moment is what is drawn
+        time.sleep(after_s)  # a random moment
         struck = ""
         if process.poll() is None:
             pid = target_of(kind, mark, process.pid, draw)

@@ -10,7 +10,7 @@ from benchmarks.experiments import planted
 
 pytestmark = pytest.mark.alone
 
-#: Efficiency, world and strategy.
+#: Efficiency, world size and strategy of each sweep.
 LADDERS = [(0.85, 2, "pipeline"), (0.70, 4, "ddp")]
 
 

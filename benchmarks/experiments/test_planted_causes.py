@@ -21,7 +21,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[causes.Stand]:
     stand.close()
 
 
-#: Causes that CI plants; tox -e full plants all.
+#: Causes that CI injects; tox -e full injects all.
 SOON = ("late", "data")
 
 

@@ -40,13 +40,13 @@ from harness.interface.report.page import svg
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "validation.md"
 RECORD = ROOT / "tests" / "golden" / "main-job.json.gz"
-#: Where generated figures begin in the page.
+#: The line of the page after which generated text begins.
 HERE = "<!-- from here on: python benchmarks/experiments/validation.py --write -->"
-#: How far the truth lies from the bound, as a share of it, on either side.
+#: Distances of the truth from the bound, as a share of the bound, on either side.
 DISTANCES = (0.002, 0.005, 0.01, 0.02)
-#: Launches after which verdicts are compared.
+#: Numbers of launches after which verdicts are compared.
 COUNTS = (1, 2, 4, 6, 8, 16)
-#: The detections that tests plant, and how they are run: name, file, which, where the plants are.
+#: The tests that inject defects: what they inject, their file, and the marks of the tests to run.
 PLANTED = (
     ("records edited by hand", "tests/record/test_doctored.py", ""),
     (
@@ -63,7 +63,7 @@ PLANTED = (
     ("incorrect training, in the correctness check", "tests/contract/test_mutants.py", "not full"),
     ("training that cheats in its timed window", "tests/contract/test_cheats.py", "not full"),
 )
-#: Tests of such a file that plant nothing: what they train is right, and has to pass.
+#: Tests in such a file that inject nothing. Their training is correct and has to pass.
 RIGHT = re.compile("honest|correct_twin|a_shipped_strategy")
 
 
@@ -77,7 +77,7 @@ class Method:
     passes: Callable[[np.ndarray], np.ndarray]
 
 
-#: Points of view of benchmarks that give no interval.
+#: How benchmarks without intervals decide.
 METHODS = (
     Method("one launch", lambda x: x[:, 0] >= 0),
     Method("mean of launches", lambda x: np.log(np.exp(x).mean(1)) >= 0),

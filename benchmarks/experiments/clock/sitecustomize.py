@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 
-#: Where files go, ``RANK-PID.ticks``: two int64 in ns since 1970 for each step, issued and done.
+#: Environment variable with the folder of the files ``RANK-PID.ticks``. For each step they have two
+#: int64: the times in ns since 1970 at which it was issued and complete.
 FOLDER = "OTHER_CLOCK"
 
 

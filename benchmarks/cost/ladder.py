@@ -51,8 +51,8 @@ def main() -> None:
         theirs = time.perf_counter() - began
         engine.close()
     each_s = theirs / len(plan.arms)
-    print(f"ladder: {launches} launches, checked, 8 pairs each, judged: {ours:.1f} s")
-    print(f"torchrun: {len(plan.arms)} launches, once each, nothing checked: {theirs:.1f} s")
+    print(f"sweep: {launches} launches, with checks, 8 pairs and verdicts: {ours:.1f} s")
+    print(f"torchrun: {len(plan.arms)} launches, one for each case, without checks: {theirs:.1f} s")
     many = each_s * launches
     print(f"as many launches by torchrun would take {many:.0f} s: {many / ours:.0f}x")
 

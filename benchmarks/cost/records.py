@@ -201,8 +201,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     sizes_usual = [250, 1000, 4000, 16000]
     parser.add_argument("--launches", type=int, nargs="+", default=sizes_usual)
-    parser.add_argument("--only", nargs="+", default=[], help="these readers (load after save)")
-    parser.add_argument("--programs", action="store_true", help="whole programs, on the largest")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="measure only these readers; load needs save"
+    )
+    parser.add_argument(
+        "--programs", action="store_true", help="measure whole programs, on the largest record"
+    )
     asked = parser.parse_args(argv)
     sizes = asked.launches
     if asked.programs:

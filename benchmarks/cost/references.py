@@ -251,9 +251,9 @@ def seeds(row: Row) -> bool:
 
 
 CLAIMS: dict[str, tuple[Callable[[Row], bool], str]] = {
-    "contracts": (nearer, "further off than nothing"),
+    "contracts": (nearer, "farther off than zero"),
     "unbiased": (unbiased, "biased"),
-    "descends": (descends, "points elsewhere"),
+    "descends": (descends, "is no descent direction"),
 }
 
 
@@ -269,7 +269,7 @@ def faults(row: Row) -> tuple[float | None, list[str]]:
         except Exception as error:  # raised by code of other projects, on all ranks alike
             return None, [f"does not run here ({type(error).__name__})"]
     if called:
-        out.append("insists on a GPU")
+        out.append("requires a GPU")
     times = sent / promised(row.method)
     if times > ROOM:
         out.append(f"{times:.1f}x the bytes")

@@ -42,7 +42,7 @@ def main() -> int:
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     rounds = 5
-    print("| | us, nobody listens | us, profiled |")
+    print("| | us, no profiler | us, profiled |")
     print("|---|---|---|")
     off: dict[str, list[float]] = {name: [] for name in MAKE}
     on: dict[str, list[float]] = {name: [] for name in MAKE}

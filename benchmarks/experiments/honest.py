@@ -260,7 +260,7 @@ def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
 
 def rows(every: list[Trial]) -> Iterator[str]:
     """Yield a row for each case, world size and precision."""
-    yield "| case | ranks | precision | launches | step | block | called wrong |"
+    yield "| case | ranks | precision | launches | step | block | reported |"
     yield "|---|---|---|---|---|---|---|"
     measured = [t for t in every if not t.refused]
     for (name, world, precision), of in itertools.groupby(
@@ -290,5 +290,7 @@ if __name__ == "__main__":
     launches = [t for t in every if not t.refused]
     wrong = [t for t in launches if t.wrong]
     most = beta.ppf(0.95, len(wrong) + 1, max(len(launches) - len(wrong), 1))
-    print(f"{len(launches)} launches, {len(wrong)} called wrong: at most {most:.2%} are (95 %)")
+    print(
+        f"{len(launches)} launches, {len(wrong)} reported as incorrect: at most {most:.2%} (95 %)"
+    )
     sys.exit(int(bool(wrong)))

@@ -89,7 +89,7 @@ def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
 
 def lines(evaluation: Evaluation) -> Iterator[str]:
     """Yield a row for each training and rate in Markdown, and a summary."""
-    yield "| link, training | 8 ranks | foreseen | 16 ranks | foreseen |"
+    yield "| link, training | 8 ranks | predicted | 16 ranks | predicted |"
     yield "|---|---|---|---|---|"
     for prediction in evaluation.predictions:
         cells = [
@@ -103,7 +103,7 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
     whole = evaluation.whole
     assert whole is not None
     yield (
-        f"{whole.num} sizes: {100 * whole.mean:.1f} points off on average, 9 in 10 within"
+        f"{whole.num} sizes: mean error {100 * whole.mean:.1f} points, 9 in 10 within"
         f" {100 * whole.p90:.1f}, worst {100 * whole.worst:.1f}; {whole.coverage:.0%} in 80 %"
         f" intervals of ±{100 * whole.half_width:.1f}; {whole.best_baseline}"
         f" {100 * whole.baselines[whole.best_baseline]:.1f}"

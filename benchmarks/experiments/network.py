@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--rates", type=float, nargs="+", default=[100.0, 500.0, 1000.0])
     asked = parser.parse_args()
     known, bad, seen = Catalogue(), 0, set[str]()
-    print("| nodes | Mbit/s | carried | off | what | step, ms | by formula | speedup | should |")
+    print("| nodes | Mbit/s | measured | error | case | step, ms | bounds, ms | speedup | must |")
     print("|---|---|---|---|---|---|---|---|---|")
     for nodes in asked.nodes:
         site = site_of(nodes)

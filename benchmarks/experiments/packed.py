@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--ladders", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=1200.0)
     asked = parser.parse_args()
-    print("| worlds | node-s a ladder | launches | starts | PASS | open | wrong | worst, points |")
+    print("| worlds | node-s | launches | starts | PASS | undecided | wrong | error, points |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     taken = []
     wrong = 0
@@ -147,13 +147,13 @@ def main() -> int:
         )
         wrong += errors
         print(
-            f"| {'side by side' if packed else 'one by one'} | {taken[-1]:.0f} |"
+            f"| {'concurrent' if packed else 'one by one'} | {taken[-1]:.0f} |"
             f" {fmean(f.launches for f in measured_rows):.1f} | {fmean(f.starts for f in measured_rows):.1f} |"
             f" {rungs - undecided - errors} of {rungs} | {undecided} | {errors} |"
             f" {100 * max(f.off for f in measured_rows):.2f} |",
             flush=True,
         )
-    print(f"\nside by side takes {taken[0] / taken[1]:.0%} of one by one")
+    print(f"\nconcurrent worlds take {taken[0] / taken[1]:.0%} of the node-seconds")
     return int(wrong > 0 or taken[0] > taken[1] / 2)
 
 

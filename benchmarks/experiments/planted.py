@@ -167,7 +167,7 @@ def main() -> int:
     if parsed.keep is not None and parsed.keep.exists():
         lines = parsed.keep.read_text().splitlines()
         every = [from_doc(Ladder, json.loads(line)) for line in lines]
-    print("| planted | ranks | ladders | worst bias, points | covered | decided right | wrong |")
+    print("| efficiency | ranks | sweeps | bias, points | covered | decided correctly | wrong |")
     print("|---|---|---|---|---|---|---|")
     for efficiency, world in CELLS:
         ladders = [f for f in every if (f.truth, f.world) == (efficiency, world)]
@@ -192,8 +192,8 @@ def main() -> int:
     aims = {
         "bias within 0.2 points": max(abs(f.bias) for f in every) <= 0.002,
         "covered in 95 %": sum(f.covered for f in every) >= 0.95 * len(every),
-        "decided right in 95 %": right >= 0.95 * total,
-        "wrong in 3 % at most": wrong <= 0.03 * total,
+        "decided correctly in 95 %": right >= 0.95 * total,
+        "wrong in at most 3 %": wrong <= 0.03 * total,
     }
     print("\n" + "\n".join(f"{'met' if ok else 'MISSED'}: {aim}" for aim, ok in aims.items()))
     return 0 if all(aims.values()) else 1

@@ -212,13 +212,15 @@ def main() -> int:
                 unlike += not right
                 told(plant, ladder, outcome, right)
         session.close()
-    print(f"{named} mistakes named, {twins} right twins of which nothing is said, {unlike} unlike")
+    print(
+        f"{named} mistakes named, {twins} correct twins without a message, {unlike} not as listed"
+    )
     return min(1, unlike)
 
 
 def told(plant: Plant, ladder: Ladder, outcome: Found, right: bool) -> None:
     """Print one result."""
-    kind = f"right twin {ladder.turn + 1}" if outcome.twin else plant.mistake
+    kind = f"correct twin {ladder.turn + 1}" if outcome.twin else plant.mistake
     print(f"{'' if right else 'WRONG '}{plant.of.strip()}: {kind}", flush=True)
     if outcome.said and not (right and outcome.twin):
         at = max(0, outcome.said.find(plant.says))

@@ -355,7 +355,7 @@ def lines(runs: int) -> Iterator[str]:
         for name, noise in (DECLARED | BEYOND).items():
             simulated = (getattr(simulate(BOUND, noise, sd, runs), what) for sd in SDS)
             yield f"| {name} |" + "".join(f" {100 * share:.1f} |" for share in simulated)
-    yield "\nWorlds side by side, whose neighbours slow a baseline down:\n"
+    yield "\nConcurrent worlds that slow a baseline:\n"
     yield "| slower by % | deviation % | PASS on the bound % | PASS 2 points above % | mean pairs |"
     yield "|---|---|---|---|---|"
     for slowdown in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
@@ -391,7 +391,7 @@ def _placed(runs: int) -> Iterator[str]:
 
 def _world(runs: int) -> Iterator[str]:
     cells = world()
-    yield f"\nThe noise of the world, {len(cells)} cells of MLPerf Training v5.0:\n"
+    yield f"\nThe noise of published launches, {len(cells)} cells of MLPerf Training v5.0:\n"
     yield "| launches drawn | true value | cells with a wrong PASS above 5 % | with a wrong FAIL"
     yield "| PASS % (mean) | FAIL reported % (mean) | pairs, median cell | 90th percentile |"
     yield "|---|---|---|---|---|---|---|---|"

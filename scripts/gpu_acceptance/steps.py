@@ -187,7 +187,7 @@ def nccl(step: Step) -> None:
     step.check("the backend is NCCL", log["backend"] == "nccl", log["backend"])
     for name, wanted in log["wanted"].items():
         seen = log["issued"].get(name)
-        step.check(f"{name} is counted with its bytes", seen == wanted, f"{seen}, issued {wanted}")
+        step.check(f"{name} is recorded with its bytes", seen == wanted, f"{seen}, issued {wanted}")
 
 
 def gates(step: Step) -> None:
@@ -215,7 +215,7 @@ def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> No
                 step.check(f"{name} {precision} is refused with a fix", bool(error.fix), error.what)
                 continue
             if step.dry and _of_framework(name):
-                step.on_device(f"{name} {precision}", False, "the framework asks CUDA itself")
+                step.on_device(f"{name} {precision}", False, "the framework calls CUDA directly")
                 continue
             described, ranks, why = step.launch(fleet, case, Gate(twin=case), f"gate{number}")
             if described.unsupported:
@@ -260,14 +260,16 @@ def truth(step: Step) -> None:
         peak = peaks(vendor.gpus()[0].name).get(case.dtype)
         step.keep("mfu", {"flops": flops, "peak": peak, "mfu": None if not peak else flops / peak})
         step.on_device(
-            "MFU is possible", peak is None or 0 < flops / peak < 1, peak and flops / peak
+            "MFU is between 0 and 1", peak is None or 0 < flops / peak < 1, peak and flops / peak
         )
     if record is not None and record.ceiling is not None:
         ones = alone.product_of_ones(256 if step.dry else 8192)
         ceiling = record.ceiling.matmul_flops
         step.keep("ceilings", {"random": to_doc(record.ceiling), "ones_flops": ones})
         step.on_device(
-            "random data costs clocks, if anything", ceiling < 1.05 * ones, ceiling / ones
+            "products of random data are not faster than those of ones",
+            ceiling < 1.05 * ones,
+            ceiling / ones,
         )
 
 
@@ -292,7 +294,7 @@ def repeatable(step: Step) -> None:
     for claimed in (True, False):
         step.keep(f"attention-{claimed}", seen := alone.attention(claimed))
         if claimed:
-            step.check("attention by products where that is claimed", seen == "math", seen)
+            step.check("attention uses matrix products if bits must repeat", seen == "math", seen)
 
 
 def memory(step: Step) -> None:
@@ -342,11 +344,11 @@ def profile(step: Step) -> None:
         # Under the profiler the host is slower after a sleep, by 32 ms on an H200. The limit allows
         # this.
         seen = f"{slept:.1f} ms of {longer:.1f} ms that the step is longer"
-        step.check("300 ms of sleep are idleness", slept > 285 and slept > 0.95 * longer, seen)
+        step.check("300 ms of sleep count as idleness", slept > 285 and slept > 0.95 * longer, seen)
         more = terms["kernel"][Term.COMPUTE] - terms["none"][Term.COMPUTE]
-        step.check("a planted kernel is compute", more > 0, f"{more:+.2f} ms")
+        step.check("an injected kernel counts as compute", more > 0, f"{more:+.2f} ms")
     else:
-        step.on_device("300 ms of sleep are idleness", False, "no budget")
+        step.on_device("300 ms of sleep count as idleness", False, "no budget")
 
 
 def kept(step: Step) -> None:
@@ -357,19 +359,25 @@ def kept(step: Step) -> None:
     fresh = [alone.bare_loop(KNOWN, case, steps) for _ in range(times)]
     step.keep("steps", {"kept_s": stays, "fresh_s": fresh})
     off = median(stays[1:]) / median(fresh) - 1
-    step.on_device("kept ranks are as fast as fresh ones, to 1 %", abs(off) < 0.01, f"{off:+.2%}")
+    step.on_device(
+        "one process is as fast as fresh ones, within 1 %", abs(off) < 0.01, f"{off:+.2%}"
+    )
 
 
 def cache(step: Step) -> None:
     """Check that strategies use the graphs that Inductor compiled for the plain model."""
     if step.dry:
-        return step.check("graphs are shared", None)
+        return step.check("strategies use the same graphs", None)
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     counted = alone.cached_graphs(KNOWN, case)
     step.keep("graphs", counted)
     for wrapper in ("ddp", "fsdp"):
         seen = counted[wrapper]
-        step.check(f"{wrapper} compiles nothing anew", not seen["miss"] and seen["hit"] > 0, seen)
+        step.check(
+            f"{wrapper} uses the graphs of the plain model",
+            not seen["miss"] and seen["hit"] > 0,
+            seen,
+        )
     return None
 
 
@@ -384,12 +392,12 @@ def frameworks(step: Step) -> None:
         )
         step.check("Lightning's Trainer is measured", done.returncode == 0, done.stdout[-300:])
     if importlib.util.find_spec("deepspeed") is None:
-        step.check("DeepSpeed trains right", None, "not installed: --wheels")
+        step.check("DeepSpeed trains correctly", None, "not installed: --wheels")
         return
     with step.worlds() as fleet:
         case = step.case("deepspeed/decoder-nano", precision=Precision.BF16)
         _, ranks, why = step.launch(fleet, case, Gate(twin=case), "deepspeed")
-    step.check("DeepSpeed trains right", bool(ranks) and not why, why)
+    step.check("DeepSpeed trains correctly", bool(ranks) and not why, why)
 
 
 def warm(step: Step) -> None:
@@ -398,7 +406,7 @@ def warm(step: Step) -> None:
     short = alone.bare_loop(KNOWN, case, 6 if step.dry else 60)
     long = alone.bare_loop(KNOWN, case, 9 if step.dry else max(60, round(60 / short)))
     step.keep("steps", {"after_2_s": short, "after_60_s": long})
-    step.on_device("a warm card is as fast, to 5 %", abs(long / short - 1) < 0.05, long / short)
+    step.on_device("a warm GPU is as fast, within 5 %", abs(long / short - 1) < 0.05, long / short)
 
 
 def nsys(step: Step) -> None:
@@ -422,12 +430,14 @@ def suite(step: Step) -> None:
     command = [sys.executable, "-m", "pytest", "suites/", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     (step.folder / "pytest.txt").write_text(done.stdout + done.stderr)
-    step.on_device("it ends with a verdict", done.returncode in (0, 1), f"exit {done.returncode}")
+    step.on_device(
+        "the suite ends with a verdict", done.returncode in (0, 1), f"exit {done.returncode}"
+    )
     for record in step.folder.glob("runs/*/*/record.json"):
         for verb in ("verify", "report"):
             output = step.scaleproof(verb, str(record.parent))
             (step.folder / f"{verb}.txt").write_text(output.stdout + output.stderr)
-            step.check(f"{verb} reads it", output.returncode == 0, output.stderr[-200:])
+            step.check(f"{verb} succeeds", output.returncode == 0, output.stderr[-200:])
 
 
 def broken(step: Step) -> None:
@@ -441,7 +451,7 @@ def broken(step: Step) -> None:
             case = step.case("broken/mlp-nano", knobs={"broken.breaks": breaks})
             _, ranks, why = step.launch(fleet, case, Timed(steps=12, cut=4, draw=1), breaks, soon)
             step.keep(breaks, why)
-            step.on_device(f"{breaks} is told", not ranks and word in why, why[:200])
+            step.on_device(f"{breaks} is reported", not ranks and word in why, why[:200])
             healthy = step.case("ddp/mlp-nano")
             name = f"after-{breaks}"
             _, ranks, why = step.launch(fleet, healthy, Timed(steps=12, cut=4, draw=1), name)

@@ -46,12 +46,11 @@ from harness.record.fabric import label
 from harness.record.launch import BEHIND as BEHIND_SLOT, PASSING
 from harness.record.store import load_samples, write_text
 
-#: The advice for a script that writes to data that all its launches share.
+#: The advice for a script that writes to a folder of --data, which all its launches use.
 UNSHARED = "omit that --data option, and every launch gets a private copy"
 #: FLOP/s of a slow CPU core. Only deadlines use it.
 SLOW_FLOPS = 5e9
-#: Characters that must not occur in the name of a launch, because the name is also that of a
-#: folder.
+#: Characters that must not occur in the name of a launch, which is also the name of a folder.
 _ODD = re.compile(r"[^A-Za-z0-9_.+-]+")
 _USUAL = Deadlines()
 #: Seconds that a rank may be silent while it compiles its blocks. All ranks compile concurrently.
@@ -252,8 +251,8 @@ class Bench:
         return out
 
     def count_on(self, folder: Path) -> None:
-        """Continue the numbering after the launches in a run's folder, so that no two share a
-        number.
+        """Continue the numbers of launches after those in a run's folder, so that no number occurs
+        twice.
         """
         there = [path.name.rpartition("-")[2] for path in (folder / "launches").glob("*")]
         self._count = max((int(number) for number in there if number.isdigit()), default=0)
@@ -347,7 +346,7 @@ class Bench:
         )
 
     def _written(self, script: Script | None) -> list[str]:
-        """Return a message that names the shared files changed by a script's launch, as far as
+        """Return a message on shared files that a script's launch changed. Not all changes are
         detected.
         """
         if script is None or not script.data:
@@ -409,7 +408,7 @@ def _at(moment: datetime.datetime) -> str:
 
 
 def _without(launch: LaunchRecord, profile: LaunchRecord) -> LaunchRecord:
-    """Return a timed launch without its profiled steps, whose failure must not fail the timed
+    """Return a timed launch without its profiled steps, because their failure must not fail the
     launch.
     """
     return replace(
@@ -494,9 +493,7 @@ def _gpus(
 
 
 def _with_shared(message: str) -> str:
-    """Return the error message of a script; if it could not write to shared data, append the
-    advice.
-    """
+    """Return the error message of a script, with advice if it could not write to shared data."""
     if os.strerror(errno.EROFS) not in message:
         return message
     return f"{message} ({UNSHARED})"

@@ -1,4 +1,4 @@
-"""The statements that a user's files make in the description of a case, checked by their heads."""
+"""Statements of a user's files about their own checks, which are limited or listed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

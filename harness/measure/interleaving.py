@@ -1,4 +1,4 @@
-"""Interleaving: compares one case in two environments, block by block, until it is decided."""
+"""Comparison of one case in two environments, block by block in one run, until it is decided."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -85,8 +85,9 @@ class Interleaver:
     def _longer(
         self, measured: RunRecord, plan: Plan, contrast: Contrast, setups: tuple[str, str]
     ) -> list[float]:
-        """Return log(step time in b / step time in a) of each pair of a plan, or raise why there is
-        none.
+        """Return log(step time in b / step time in a) of each pair of a plan.
+
+        Raise an error with the reason if there are no pairs.
         """
         a, b = setups
         ratios = pairs(measured, plan, contrast).values
@@ -183,8 +184,9 @@ class Difference:
 
 
 def difference(case: str, longer: list[float]) -> Difference:
-    """Return the difference that the pairs so far show. ``longer`` is as from
-    ``Interleaver.block``.
+    """Return the difference that the pairs so far show.
+
+    ``longer`` has the values that ``Interleaver.block`` returns.
     """
     interval = judge.t_sequence([-x for x in longer], ALPHA)
     low, high = interval.low, interval.high
@@ -208,8 +210,9 @@ def difference(case: str, longer: list[float]) -> Difference:
 
 
 def beside_itself(measured: Difference, alike: Sequence[float]) -> Difference:
-    """Return a difference with the A/A comparison added. ``alike`` is as from
-    ``Interleaver.alike``.
+    """Return a difference with the A/A comparison added.
+
+    ``alike`` has the values that ``Interleaver.alike`` returns.
     """
     if not alike:
         return measured

@@ -112,9 +112,7 @@ class Measurer:
                 self._progress.note(sentence)
 
     def _begin(self, plans: Sequence[Plan]) -> None:
-        """Take plans from their correctness checks to the blocks that every plan gets, stage by
-        stage.
-        """
+        """Run the stages of plans, from correctness checks to the blocks that every plan gets."""
         for stage in (self._climb, self._pilot):
             self._attempt(plans, stage)
         piloting.freeze(self.run, [plan for plan in plans if self._arms[plan.hash]])

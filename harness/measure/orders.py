@@ -451,9 +451,7 @@ def _referring_wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: boo
 
 
 def _world(run: Run, wanted: Wanted) -> CaseSpec:
-    """Return the case that a reference trains; it needs fewer devices than the case compared with
-    it.
-    """
+    """Return the case that a reference trains, which needs fewer devices than the compared case."""
     case = wanted.arm.case
     return references.world(case, run.described[case.hash], wanted.streamed)
 
@@ -470,10 +468,10 @@ def _replicates(run: Run, key: str) -> int:
 
 
 def _host_holds(run: Run, arm: Arm) -> bool:
-    """Return whether the host's memory can hold weights, gradients and optimizer moments of a
+    """Return whether the host's memory can hold the weights, gradients and optimizer state of a
     reference.
 
-    A compressor prevents this, because it would have to process all shards at once.
+    Return False for compressors, because they would have to process all shards at the same time.
     """
     facts = run.described[arm.case.hash].facts
     assert facts is not None
@@ -525,8 +523,7 @@ def _encodes(plan: Plan) -> bool:
 
 
 def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
-    """Return a sentence on the first plan's result at its largest world size, or None without a
-    result.
+    """Return a sentence on the first plan's result at its largest world size; None if it has none.
 
     The result is provisional: more blocks, or a fresh set, may still change the status.
     """

@@ -101,7 +101,7 @@ class Run:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent on this run in all sittings, without the time in a queue."""
+        """Seconds spent on this run, including those before interruptions, but not in a queue."""
         return self._before_s + time.monotonic() - self._began - self._queued_s()
 
     def begun_at(self, at: str, before_s: float) -> None:

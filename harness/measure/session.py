@@ -120,7 +120,7 @@ class Session:
         return self.settings.nodes[node] if self.settings.device is Device.CUDA else 0
 
     def _admit(self, findings: tuple[Finding, ...]) -> None:
-        """Enter the findings about a host; BAD findings from an earlier sitting of the run are
+        """Enter the findings about a host. BAD findings from before an interruption of the run are
         kept.
         """
         self._examined = True
@@ -152,11 +152,11 @@ class Session:
         self.bench.count_on(folder)
 
     def describe(self, cases: Sequence[CaseSpec], remembered: DescribeCache | None = None) -> None:
-        """Ask the agent to describe the cases that are new, and take known answers from
+        """Ask the agent to describe the cases that are new, and take other answers from
         ``remembered``.
 
-        Cases that compute the same are asked together, because the agent counts their FLOPs only
-        once, which takes seconds.
+        Cases that compute the same are described together, because the agent then counts their
+        FLOPs only once, which takes seconds.
         """
         if remembered is not None:
             self.run.described.update(remembered.of(cases))

@@ -40,10 +40,11 @@ def groups(
 
 
 def side_by_side(session: Session, plan: Plan) -> bool:
-    """Return whether worlds of this plan may run concurrently without slowing each other.
+    """Return whether worlds of this plan may run concurrently, because they would not slow each
+    other.
 
-    They may not if a case names its device or link, if ranks that compute would share cores, or if
-    calibration launches have shown that concurrent worlds change the speed.
+    They may not if a case names its device or link, if ranks that compute would use the same cores,
+    or if calibration launches have shown that concurrent worlds change the speed.
     """
     settings, run = session.settings, session.run
     on_gpus = all(arm.case.device is Device.CUDA for arm in plan.arms)
@@ -59,8 +60,8 @@ def side_by_side(session: Session, plan: Plan) -> bool:
 
 
 def movable(session: Session, plan: Plan) -> bool:
-    """Return whether a world may run on any nodes, because no fault is injected into a particular
-    one.
+    """Return whether worlds may run on any nodes. They may not if a fault is injected into one
+    node.
     """
     if not session.engine.engine.packs:
         return False

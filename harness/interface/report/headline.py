@@ -308,7 +308,7 @@ def _accepting(run: RunRecord) -> Iterator[str]:
 
 
 def _fewer_steps(run: RunRecord) -> Iterator[str]:
-    """Yield the command for a script that ends before its window does."""
+    """Yield the command for a script that ends before the end of its window."""
     ends = (
         _ENDED.search(launch.cause.message) for launch in run.launches if launch.cause is not None
     )

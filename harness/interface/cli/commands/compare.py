@@ -48,7 +48,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "a",
         type=Path,
-        help="a run, or a folder of starts that a training recorded (harness.measure_steps); with"
+        help="a run, or a folder in which harness.measure_steps recorded starts of a training; with"
         " --interleave a Python environment",
     )
     sub.add_argument("b", type=Path)

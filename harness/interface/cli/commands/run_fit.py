@@ -178,7 +178,7 @@ def _try(
     (described,) = session.bench.describe([sized])
     if reason := described.error or described.unsupported:
         raise SpecError(
-            reason, where=sized.id, expected="a case that runs", fix="scaleproof run list"
+            reason, where=sized.id, expected="a case that can run", fix="scaleproof run list"
         )
     arm = Arm(name=f"micro_batch={micro}", case=sized, role=Role.SUBJECT)
     plan = Plan(name="fit", arms=(arm,), contrasts=(), protocol=PROTOCOL)

@@ -152,7 +152,7 @@ def lanes(
 ) -> str:
     """Return a chart with a lane for each rank, on one clock.
 
-    A lane can also show something else than a rank if ``title`` says what it is.
+    ``title`` says what the lanes show, if they do not show ranks.
     """
     left_edge, row = 64, 22
     longest = max((end for lane in ranks for _, _, end in lane.parts), default=1.0) or 1.0

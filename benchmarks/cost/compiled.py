@@ -24,7 +24,7 @@ CHILD, PLAIN, NOTED, IMPORTED = "--child", "plain", "noted", "imported"
 
 
 def first_step_s(layers: int, how: str) -> float:
-    """Return the CPU time (s) of the first step of a compiled decoder, minus that of the second."""
+    """Return the CPU time (s) by which the first step of a compiled decoder exceeds the second."""
     import torch
 
     from harness.cases import Compiled

@@ -266,7 +266,7 @@ def faults(row: Row) -> tuple[float | None, list[str]]:
     with without_gpu() as called:
         try:
             sent, of_negative = bytes_an_element(row)
-        except Exception as error:  # raised by code of other projects, on all ranks alike
+        except Exception as error:  # raised by code of other projects, on all ranks
             return None, [f"does not run here ({type(error).__name__})"]
     if called:
         out.append("requires a GPU")

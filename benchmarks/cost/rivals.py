@@ -183,7 +183,7 @@ def hooked(hook: Callable[..., Any]) -> Make:
 
 
 def of_torch() -> Iterator[tuple[str, str, Make]]:
-    """Yield torch's hooks. Those with 8 bits have one scale in all, or one for 512 elements."""
+    """Yield torch's hooks. The hooks with 8 bits have one scale in all, or one for 512 elements."""
     hooks: dict[tuple[str, str], Callable[..., Any]] = {
         ("fp16", "torch"): default_hooks.fp16_compress_hook,
         ("bf16", "torch"): default_hooks.bf16_compress_hook,

@@ -143,7 +143,7 @@ class Places:
         self._watched = self._before
 
     def look(self) -> None:
-        """Remember the current values as those with hooks."""
+        """Remember the current values of the attributes as the values with hooks."""
         self._watched = self._now()
         differing = zip(self._before[0], self._watched[0], strict=True)
         self._names = [[n for n in now if now[n] is not was.get(n)] for was, now in differing]

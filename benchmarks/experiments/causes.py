@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, per step")
     parser.add_argument("--operators", action="store_true", help="record every operator")
     parsed = parser.parse_args()
-    print("| ranks | planted | term | planted, ms | found, ms | limit, ms | |")
+    print("| ranks | causes | term | injected, ms | found, ms | limit, ms | |")
     print("|---|---|---|---|---|---|---|")
     missed = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,6 @@
 """Compare detectors of changes on the same series: this project's, asv's and apache-otava's.
 
-    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]    # or: tox -e
-    detectors
+    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]  # tox -e detectors
 
 Each series has 60 nightly values, with a step at night 40 or without one. There are four times as
 many series without a step. ``any`` is the share of series in which a step up is reported, and

@@ -35,7 +35,7 @@ def main(faults_each: int) -> int:
         Session(Catalogue(), Settings(nodes=(2,), fabric=False), Path(folder), (), Progress()) as s,
     ):
         player = Player(s)
-        print("| fault every | saved every | faults | measured | foretold | off | long run |")
+        print("| fault every | saved every | faults | measured | predicted | error | long run |")
         print("|---|---|---|---|---|---|---|")
         for seed, (mtbf_s, every) in enumerate((m, e) for m in RATES_S for e in INTERVALS):
             costs = player.costs(case, every)

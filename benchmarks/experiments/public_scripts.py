@@ -480,7 +480,7 @@ def summary(outcomes: list[Outcome]) -> None:
     )
     if exact:
         offs = sorted(abs(x.off or 0.0) for x in exact)
-        print(f"off the clock beside: {median(offs):.2%} in the middle, {offs[-1]:.2%} at most")
+        print(f"difference from the clock: median {median(offs):.2%}, largest {offs[-1]:.2%}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from harness.base.errors import SpecError, nearest
 class Option:
     """One option: its short name, and its arguments for argparse. ``--scaling-NAME`` always exists.
 
-    Options with ``cases`` exist only in commands that measure cases, not in those for sweeps and
+    Options with ``cases`` exist only in commands that measure cases, not in commands for sweeps and
     fault scenarios. ``advanced`` options are shown only by ``--help-all``.
     """
 

@@ -165,7 +165,7 @@ def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The ratio of the throughput of B to that of A in the same blocks.
+    """The throughput of B relative to A in the same blocks.
 
     ``low`` and ``high`` are the ends of an interval that stays valid however often it is inspected.
     ``alike`` and its ends are the ratio and the interval of A compared with itself, from launches

@@ -251,9 +251,10 @@ class Measurer:
             self._block(plan, arms=arms)
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
-        """Make the profiled launches: one for each arm's budget, and a set for each judged share.
+        """Make the profiled launches: one for the budget of each arm, and several for each judged
+        part of a step.
 
-        The second pass repeats a profile whose step time differs from that of the timed launches.
+        A second pass repeats a profile if its step time differs from the timed launches.
         """
         if not self._session.settings.timeline or not self._arms[plan.hash]:
             return

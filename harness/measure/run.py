@@ -436,7 +436,7 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
 
 
 def _edited(run: RunRecord) -> Iterator[str]:
-    """Yield which user files, versions and variables differ from those of the recorded launches."""
+    """Yield which user files, versions and variables have changed since the recorded launches."""
     now = software()
     for name in ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         before = run.software.get(name, "")

@@ -98,7 +98,7 @@ class Session:
     def warm(self) -> None:
         """Examine the host, then start the agents, which import torch in the background.
 
-        If ranks run on other machines, those are examined after their agents have joined.
+        If ranks run on other machines, these machines are examined after their agents have joined.
         """
         remote = self.engine.engine.remote
         if not (self._examined or remote):

@@ -2,7 +2,7 @@
 
     python scripts/gpu_acceptance [--out DIR] [--budget 580] [--resume] [--only first gates] [--dry]
 
-The steps take about fifteen minutes on one GPU. Those whose results are least known come first, and
+The steps take about fifteen minutes on one GPU. Steps with uncertain results come first, and
 each step has its own time limit. A step that fails does not stop the others. Steps that do not fit
 into the budget, or that its end interrupts, are listed; ``--resume`` runs them. The folder DIR
 (default: gpu-acceptance) receives three files: ``checks.json`` has the checks, ``evidence.tar`` the

@@ -238,7 +238,7 @@ def _of_framework(name: str) -> bool:
 
 
 def truth(step: Step) -> None:
-    """Compare step times of launches with those of a plain loop; both take turns."""
+    """Compare the step times of launches and of a plain loop, which take turns."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     steps, bare, ours, record = (12 if step.dry else 60), list[float](), list[float](), None
     with step.worlds() as fleet:
@@ -267,7 +267,7 @@ def truth(step: Step) -> None:
         ceiling = record.ceiling.matmul_flops
         step.keep("ceilings", {"random": to_doc(record.ceiling), "ones_flops": ones})
         step.on_device(
-            "products of random data are not faster than those of ones",
+            "products of random matrices are not faster than products of ones",
             ceiling < 1.05 * ones,
             ceiling / ones,
         )

@@ -57,7 +57,7 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
 
 
 def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
-    """Add the options of commands that measure; with ``cases`` those of cases as well."""
+    """Add the options of commands that measure; with ``cases`` also add the options of cases."""
     options.add_to(sub, cases=cases)
     sub.add_argument(
         "--set",

@@ -138,7 +138,7 @@ def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> s
 
 
 def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:
-    """Return whether a compressor's loss is above that of dense training after as many steps.
+    """Return whether a compressor's loss exceeds the loss of dense training after as many steps.
 
     Return False if one of the losses is unknown.
     """

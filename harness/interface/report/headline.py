@@ -347,7 +347,8 @@ def _why(result: Result) -> str:
 def _largest(run: RunRecord) -> str:
     """Return the efficiency at the largest world size on real hardware, as its row shows it.
 
-    Of several results, the worst is quoted. Inconclusive results and those with a caveat are not.
+    If there are several results, return the worst. Inconclusive results, and results with a caveat,
+    are left out.
     """
     rungs = list(_rungs(run))
     if not rungs:

@@ -79,7 +79,7 @@ def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
 
 
 def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]:
-    """Return the strategies, models and compressors that were used, out of those available."""
+    """Return which of the available strategies, models and compressors were used."""
     used = {
         "strategies": {case.strategy for case in cases},
         "models": {case.model for case in cases},
@@ -130,7 +130,7 @@ _EFFICIENCY = (
     " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
     "; each end of an interval is a 95% confidence limit"
 )
-#: Explanations of columns of the scaling table. Only those of shown columns are printed.
+#: Explanations of columns of the scaling table. They are printed for shown columns only.
 _EXPLAINED = {
     "worst": "worst = worst pair of launches",
     "p95": "p95 = efficiency by 95th percentiles of steps",

@@ -241,7 +241,9 @@ def _named(catalogue: Catalogue, args: argparse.Namespace) -> list[str]:
 
 
 def _strategies(catalogue: Catalogue) -> tuple[str, str]:
-    """Return the dense strategy whose hook can be replaced, and the one that compresses in it."""
+    """Return the dense strategy with a hook that can be replaced, and the strategy that compresses
+    in this hook.
+    """
     strategies = catalogue.entries["strategies"].items()
     hooked = next(name for name, entry in strategies if entry.head.get("HOOKED"))
     return hooked, next(name for name, entry in strategies if entry.supports.compressor)

@@ -71,7 +71,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         "--memory",
         type=float,
         metavar="GIB",
-        help="memory of a rank (default: that of its GPU, or its part of the host's memory)",
+        help="memory of a rank (default: its GPU's memory, or its part of the host's memory)",
     )
     sub.add_argument("--most", type=measuring.positive, metavar="N", help="largest value to try")
 

@@ -41,7 +41,7 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _shared(run: RunRecord) -> list[tuple[str, str]]:
-    """Return the facts of the first node, except those that are elsewhere on the page."""
+    """Return the facts of the first node that are not shown elsewhere on the page."""
     of_host = next(iter(run.facts.values()), {})
     elsewhere = ("hardware: ", "version: ", "environment: ")
     return [(name, text) for name, text in of_host.items() if not name.startswith(elsewhere)]

@@ -1,4 +1,4 @@
-"""List the checks of a script that passed on every launch, and those that could not be made."""
+"""List the checks of a script that passed on every launch, and the checks that could not be made."""
 
 from collections.abc import Iterator, Sequence
 
@@ -101,7 +101,7 @@ def _slow_ranks(several: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]
 
 
 def _gradients(several: Sequence[ScriptRow], first: ScriptRow) -> Iterator[tuple[str, str | None]]:
-    """Yield the comparisons of the first step's gradients with those of the smallest world size.
+    """Yield comparisons of the first step's gradients at each world size and at the smallest one.
 
     Gradients that differ are left out, because a verdict reports them.
     """
@@ -139,9 +139,9 @@ def _replicas(
 
 
 def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
-    """Return why the first gradient was not compared with that of the smallest world size.
+    """Return why the first gradient was not compared with the gradient at the smallest world size.
 
-    None if it was compared.
+    Return None if it was compared.
     """
     pair = row.launches[0], first.launches[0]
     if not same_training.begin_alike(pair):

@@ -137,7 +137,7 @@ def _note(rows: Sequence[ScriptRow]) -> str:
 def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     """Yield lines with their labels.
 
-    The lines list the checks that passed on every launch, those that could not be made, the
+    The lines list the checks that passed on every launch, the checks that could not be made, the
     accepted failures, and the remarks.
     """
     checked = []

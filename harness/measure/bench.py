@@ -251,7 +251,7 @@ class Bench:
         return out
 
     def count_on(self, folder: Path) -> None:
-        """Continue the numbers of the launches in a run's folder, so that no number occurs twice."""
+        """Continue the numbers of the launches in a run's folder, so that no number is reused."""
         there = [path.name.rpartition("-")[2] for path in (folder / "launches").glob("*")]
         self._count = max((int(number) for number in there if number.isdigit()), default=0)
 

@@ -1,4 +1,4 @@
-"""List the checks of a script that passed on every launch, and the checks that could not be made."""
+"""List the checks of a script that passed on every launch, and checks that could not be made."""
 
 from collections.abc import Iterator, Sequence
 

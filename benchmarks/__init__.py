@@ -1,1 +1,1 @@
-"""asv benchmarks of the measured records. They only read records, and do not import torch."""
+"""Benchmarks for asv that read measured records. They neither measure anything nor import torch."""

@@ -1,6 +1,6 @@
-"""asv benchmarks of the code that works without torch, such as reading, judging and reporting.
+"""Benchmarks for asv of the code that needs no torch; ``asv run`` measures them on any laptop.
 
-Each benchmark performs an operation that a user waits for, on the shipped records.
+Each benchmark measures an operation that a user waits for, on the shipped records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLE = HERE.parent / "results/samples/ddp-nano"
 
 
 def year(results: Path, num_nights: int, num_cases: int) -> None:
-    """Write nightly runs with two values per case and 1 % noise."""
+    """Store nightly runs with two values for each case, with 1 % noise."""
     draw = random.Random(1)
     first = datetime.datetime(2025, 1, 1, 2, tzinfo=datetime.UTC)
     for i in range(num_nights):
@@ -55,7 +55,7 @@ def year(results: Path, num_nights: int, num_cases: int) -> None:
 
 
 class Core:
-    """The cost of reading, judging and reporting one measured run."""
+    """The cost of processing one measured run."""
 
     version = "1"
     timeout = 120
@@ -113,7 +113,7 @@ class Reader:
 
 
 class History:
-    """The cost of a history, by the number of nightly runs of 15 cases with two values each."""
+    """The cost of a history by its number of nightly runs, with 15 cases of two values each."""
 
     version = "1"
     timeout = 300
@@ -139,7 +139,7 @@ class History:
 
 
 class Detector:
-    """The cost of the change detector on a series of nightly runs, with and without a change."""
+    """The cost of scanning one series of nightly values, without and with a change."""
 
     version = "1"
     params = ([60, 365], ["none", "3 %"])

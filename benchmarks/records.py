@@ -1,7 +1,7 @@
-"""Results of a nightly run as asv tracks: lower is better, one parameter per case.
+"""Values of a nightly run as benchmarks for asv: lower is better, with one parameter per case.
 
-``scaleproof history add`` writes the same values, with their spread, without starting asv's runner.
-These tracks exist so that ``asv check`` and ``asv run`` work, too.
+``scaleproof history add`` writes the same values, with their spread, without asv's runner. These
+benchmarks exist so that ``asv check`` and ``asv run`` work as users of asv expect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 @functools.cache
 def night() -> Night | None:
-    """Return the nightly run of asv's commit; None if there is none, as for the root commit."""
+    """Return the nightly run of asv's commit, or None if it has none, as the root commit."""
     run = ledger.run_at(RESULTS / asv_results.LEDGER, os.environ.get("ASV_COMMIT", "main"))
     return next((n for n in nights(RESULTS) if n.run == run), None)
 
@@ -33,13 +33,13 @@ def cases(quantity: str) -> list[str]:
 
 
 def setup(case: str) -> None:
-    """Skip commits without a nightly run, such as the first one."""
+    """Skip commits without a nightly run, such as the root commit."""
     if night() is None:
         raise NotImplementedError
 
 
 def track(quantity: str) -> Callable[[str], float]:
-    """Return an asv benchmark for one quantity."""
+    """Return a benchmark for asv of one quantity."""
 
     def figure(case: str) -> float:
         kept = night()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Run a command of this checkout with the Slurm of another Debian release: bookworm has 22.05, trixie 24.11, sid a newer one.
+# Run a command of this checkout with the Slurm of another Debian: bookworm has 22.05, trixie 24.11, sid a newer one.
 #   sudo bash scripts/in-debian.sh trixie python -m pytest tests/launch/clusters -k slurm -m "full or not full"
-# The first call installs that release in CHROOTS (debootstrap, 300 MB, 2 minutes).
-# The command sees its /usr instead of this system's; Python, the checkout and /tmp are those of this system.
+# The first call builds that Debian from its packages (debootstrap, 300 MB, 2 minutes) in the folder CHROOTS.
+# The command runs with its /usr. Python, the checkout and /tmp remain those of this system.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: $0 RELEASE COMMAND..." >&2; exit 4; }
 release=$1; shift
@@ -18,10 +18,10 @@ fi
 here=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-$here/.venv/bin/python}
 export IN_DEBIAN_ROOT=$root IN_DEBIAN_HERE=$here IN_DEBIAN_FROM=$PWD
-# The paths of Python and of the environment, which are mounted at the same places inside.
+# The folders of Python, of its environment and of this checkout have the same paths inside.
 IN_DEBIAN_SEEN=$("$python" -c 'import sys; print(sys.base_prefix, sys.prefix)')
 export IN_DEBIAN_SEEN
-# The mounts are in a separate namespace, so they disappear when the command ends.
+# The mounts are in a separate namespace, so they end with the command.
 exec unshare --mount --propagation private -- bash -euo pipefail -c '
   for place in /proc /sys /dev /tmp $IN_DEBIAN_SEEN "$IN_DEBIAN_HERE"; do
     case "$place" in /usr|/usr/*) echo "a Python outside of /usr is needed, not $place" >&2; exit 4;; esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Write the reference pages and the drawings of docs/ from the code.
 
-python scripts/pages.py            # options, metrics, api, keys' last table, drawings
+python scripts/pages.py            # options, metrics, API, the last table of keys.md, drawings
 python scripts/pages.py --check    # exit 1 if one of them is not up to date
 """
 
@@ -32,7 +32,7 @@ OF_ALL = {"-h", "--json"}
 
 
 def options() -> str:
-    """Return every option of every command, from the parsers themselves."""
+    """Return the page on every option of every command, from the parsers."""
     lines = [
         "# Options", "",
         "Every command with its options, as `scaleproof COMMAND --help-all` prints them. `--json`"
@@ -48,15 +48,14 @@ def options() -> str:
 
 
 def metrics() -> str:
-    """Return every metric that a threshold can bound."""
+    """Return the page on the metrics that thresholds can name."""
     lines = [
         "# Metrics", "",
-        "The metrics that a threshold in `thresholds.toml` can bound. A threshold on a ratio names"
-        " its baseline and needs no unit; every other threshold uses the unit in this table. `a/b`"
-        " is the quotient of two metrics that are not ratios: `sent_bytes/step_s` is in B/s. If a"
-        " machine does not report a metric, a threshold on it is INCONCLUSIVE, with the reason."
-        " Written by"
-        " `python scripts/pages.py`.", "",
+        "The metrics that a threshold in `thresholds.toml` can name. A threshold on a ratio names"
+        " its baseline and needs no unit. Every other threshold uses the unit of this table. `a/b`"
+        " is the quotient of two metrics that are no ratios, for example `sent_bytes/step_s` in"
+        " B/s. If a machine does not report a metric, a threshold on it is INCONCLUSIVE, with the"
+        " reason. Written by `python scripts/pages.py`.", "",
         "| metric | unit | is | better | measured by |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for name, metric in METRICS.items():
@@ -75,9 +74,9 @@ def keys() -> str:
     by_hand = (DOCS / "keys.md").read_text().partition(FIELDS)[0].rstrip()
     lines = [
         by_hand, "", FIELDS, "",
-        "`--set NAME=VALUE` sets each of these fields, `--set FILE.KNOB=VALUE` the knobs that"
-        " `scaleproof run list` lists, and `--set VARIABLE=VALUE` variables such as `NCCL_ALGO`."
-        " docs/api.md describes the fields under `CaseSpec`."
+        "`--set NAME=VALUE` sets one of these fields. It also takes `FILE.KNOB=VALUE` (`scaleproof"
+        " run list` lists the knobs) and variables like `NCCL_ALGO`. docs/api.md describes the"
+        " fields under `CaseSpec`."
         " Written by `python scripts/pages.py`.", "",
         "| field | accepts | default |", "|---|---|---|",
     ]  # fmt: skip
@@ -104,11 +103,11 @@ def _row(action: argparse.Action) -> str:
 
 
 def api() -> str:
-    """Return the public names of ``harness`` with their docstrings."""
+    """Return the page on the names in ``harness``, from their docstrings."""
     lines = [
         "# What `harness` offers", "",
-        "These are the public names for suites and users' files; the modules that define them may"
-        " change. Names from `harness.training` import torch when they are first used. Written by"
+        "Suites and users' files import these names from `harness`. The modules that define them"
+        " may change. Names from `harness.training` import torch at their first use. Written by"
         " `python scripts/pages.py`.", "",
     ]  # fmt: skip
     for room, names in _by_room().items():
@@ -133,7 +132,7 @@ def _by_room() -> Mapping[str, list[str]]:
 
 
 def _described(name: str, value: Any) -> Iterator[str]:
-    """Yield the lines of one name: a heading, the signature and the docstring."""
+    """Yield a heading with the name, the signature of a function, and the docstring."""
     signature = ""
     if inspect.isfunction(value):
         signature = str(inspect.signature(value))
@@ -145,11 +144,12 @@ def _described(name: str, value: Any) -> Iterator[str]:
     doc = inspect.getdoc(value) if inspect.isroutine(value) or inspect.isclass(value) else None
     if inspect.ismodule(value):
         doc = inspect.getdoc(value)
-    if doc and not doc.startswith(f"{name}("):  # dataclasses generate such a docstring
+    if doc and not doc.startswith(f"{name}("):  # not the docstring that a dataclass generates
         yield from (doc, "")
 
 
-#: The layers with their subjects, from the bottom; layers in one row do not import each other.
+#: The layers of the package with their subjects, from the bottom up. Folders of one row do not
+#: import each other.
 LAYERS = (
     (("base", "documents, errors, statistics"),),
     (("host", "this machine"),),
@@ -163,7 +163,7 @@ STYLE = 'font-family="system-ui,sans-serif" font-size="13" fill="#1b1f24" text-a
 
 
 def folders() -> str:
-    """Draw the layers of the package with the features on top; imports point down."""
+    """Return a drawing of the layers of the package, with the features on top."""
     on_top = sorted(p.name for p in FEATURES.iterdir() if (p / "__init__.py").is_file())
     rows = [*LAYERS, tuple((name, "") for name in on_top)]
     there = {p.name for p in (ROOT / "harness").iterdir() if p.is_dir() and p.name[0] != "_"}
@@ -183,13 +183,13 @@ def folders() -> str:
     total = len(rows) * (height + gap) + 34
     body.append(
         f'<text x="{width / 2}" y="{total - 10}" {STYLE}>Imports point down. Features (top row)'
-        " import the core, never each other; the core imports no feature.</text>"
+        " import the core, never each other. The core imports no feature.</text>"
     )
     return _svg(width, total, body, "The folders of harness, as layers")
 
 
 def verdict() -> str:
-    """Draw the steps of docs/one-verdict.md, from left to right and down."""
+    """Return a drawing of the steps of docs/one-verdict.md, from left to right and down."""
     page = (DOCS / "one-verdict.md").read_text()
     steps = re.findall(r"^\| (\d+) \| `([\w.]+)` in `([\w/.]+)` \|", page, re.M)
     width, across, size, height = 760, 4, 172, 58
@@ -248,7 +248,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def main(words: list[str]) -> int:
-    """Write the pages, or with ``--check`` name those that are not up to date."""
+    """Write the pages, or with ``--check`` print the pages that are not up to date."""
     old = []
     for name, write in PAGES.items():
         text, path = write(), DOCS / name

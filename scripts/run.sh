@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Set up .venv in this repository and run pytest in it:
-#   bash scripts/run.sh suites [options]   the main job: measure and judge on this machine
+# Set up the environment .venv in this repository, and run pytest in it:
+#   bash scripts/run.sh suites [options]   measure and judge scaling on this machine
 #   bash scripts/run.sh tests  [options]   the project's own tests
 # PYTHON chooses the interpreter (>= 3.11), VENV the environment.
 set -euo pipefail
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 what=${1:-}
 case $what in
   suites) extras= parallel= ;;
-  # Three workers on two cores, because tests often wait for the ranks that they start.
+  # Three processes even on two cores, because tests often wait for their ranks.
   tests) extras='[test]' parallel='-n 3 --dist loadfile --no-loadscope-reorder' ;;
   *) sed -n '2,5s/^# //p' "$0" >&2; exit 4 ;;
 esac
@@ -22,6 +22,6 @@ new=
 }
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-compile \
   -c constraints.txt -e ".$extras"
-# Compile bytecode on all cores, which pip does not do. Otherwise the first rank would have to wait.
+# Compile the packages on all cores, which pip does not do. Otherwise the first ranks would compile them.
 [ -z "$new" ] || "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing)/' "$venv/lib" || true
 exec "$venv/bin/python" -m pytest "$what/" $parallel "$@"

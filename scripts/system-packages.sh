@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the Debian packages that some tests need. Without them those tests skip, with the reason.
-#   chromium   opens the HTML report as a user would
+# Install Debian packages that some tests use. Without them these tests are skipped with a reason.
+#   chromium   opens the HTML report
 #   slurm-wlm  runs a cluster of several daemons on this machine
 #   iproute2   emulates networks
 set -euo pipefail

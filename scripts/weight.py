@@ -2,8 +2,8 @@
 
     python scripts/weight.py [COMMIT]      # default: the last tag, else BEFORE
 
-Lines of Python files are counted, blank lines included. Growth is a decision: a pull request quotes
-this table.
+Lines of Python files are counted, blank lines included. A pull request that adds code quotes this
+table, so that growth is a decision.
 """
 
 import subprocess
@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("harness", "suites", "benchmarks", "scripts", "examples", "tests")
-#: Commit whose weight is compared with if there is no tag: the last one before the file layout of
-#: today, with 87,758 lines in 640 files of harness/.
+#: The commit to compare with if there is no tag. It is the last one before the current layout of
+#: files, with 87,758 lines in 640 files of harness/.
 BEFORE = "612795bd"
 
 
@@ -50,10 +50,11 @@ def _here() -> tuple[Counter[str], Counter[str]]:
 
 
 def _at(commit: str) -> tuple[Counter[str], Counter[str]]:
-    """The same of a commit; empty if this clone does not have it."""
+    """Return lines and files by folder in a commit; empty if this clone does not have it."""
     lines: Counter[str] = Counter()
     files: Counter[str] = Counter()
-    # One line for each file: its path, and how many times the empty pattern matches.
+    # git prints a line for each file: the number of matches of the empty pattern, which is the
+    # number of its lines.
     counted = _git("grep", "-c", "", commit, "--", *(f"{folder}/*.py" for folder in FOLDERS))
     for row in counted.splitlines():
         _, path, count = row.split(":")
@@ -63,7 +64,7 @@ def _at(commit: str) -> tuple[Counter[str], Counter[str]]:
 
 
 def _name(path: str) -> str:
-    """The folder that a file is counted in: two levels of the package, one of the others."""
+    """Return the folder in which a file is counted: two levels in harness/, one elsewhere."""
     parts = PurePosixPath(path).parts
     deep = parts[0] == "harness" and len(parts) > 2
     return "/".join(parts[:2]) if deep else parts[0]

@@ -1,6 +1,6 @@
-"""Recipes that compare settings: usual defaults, inputs, precisions, kernels and checkpoints.
+"""Recipes that compare settings: framework defaults, inputs, precisions, kernels, checkpointing.
 
-All arms of a plan train the same model, so each row of its table shows the effect of one setting.
+All arms of a plan train the same model, so each row shows the effect of one setting.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from typing import Any
 
 from harness import ON_GPUS, CaseSpec, Mode, Plan, Precision, Protocol, Site, beside, versus
 
-#: On GPUs, settings are compared in autocast because people rarely train in fp32 there.
+#: The precision on GPUs. Settings are compared in the usual precision of training there, not in
+#: fp32.
 _AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
-#: The metric of steps that a loss scaler skips. Only fp16 autocast has a loss scaler.
+#: A metric of fp16 only, because only a loss scaler skips steps.
 SKIPPED = "skipped_steps"
 METRICS = ("step_s", "throughput_ratio", "peak_bytes")
 
 
 def _site(site: Site, ranks: int = 2) -> Site:
-    """Return the site, or a site of CPU ranks if it has too few ranks."""
+    """Return the site, or a site of CPU ranks if the site has fewer than ``ranks``."""
     return site if site.world_size >= ranks else site.cpu(ranks)
 
 
 def _alone(site: Site) -> Site:
-    """Return a site for settings whose effect is visible on one GPU."""
+    """Return a site for settings whose effect a single GPU shows as well as two."""
     return _site(site, 1 if site.device == "cuda" else 2)
 
 
@@ -37,11 +38,11 @@ def _plan(site: Site, name: str, cases: dict[str, CaseSpec], *more: str) -> list
 
 
 def published(site: Site) -> list[Plan]:
-    """Compare the defaults of frameworks with those of DDP.
+    """Compare common defaults of frameworks with DDP's.
 
-    These are buckets of 25 MB (PyTorch) and of 5e8 elements (DeepSpeed), the largest tenth of the
-    gradient or its entries above 0.01, 4 accumulated micro-batches, and a learning rate that grows
-    with batches above 32.
+    They are buckets of 25 MB (PyTorch) and of 5e8 elements (DeepSpeed), compression to a tenth of
+    the gradient or to values above 0.01, 4 accumulated micro-batches, and a learning rate that
+    grows linearly with batches above 32.
     """
     here = _site(site)
 
@@ -61,9 +62,8 @@ def published(site: Site) -> list[Plan]:
 
 
 def published_stages(site: Site) -> list[Plan]:
-    """Compare 8 micro-batches with one on 4 stages, and 2 experts per token with one.
-
-    These plans are separate from ``published`` because they need 4 ranks.
+    """Compare common defaults that need four ranks: 8 micro-batches in 4 pipeline stages with one
+    micro-batch, and 2 experts per token with one.
     """
     four = _site(site, 4)
     routed = {f"top {top}": four.case("expert_parallel/moe-nano", knobs={"moe.top": top})
@@ -81,8 +81,8 @@ def published_stages(site: Site) -> list[Plan]:
 
 
 def inputs(site: Site) -> list[Plan]:
-    """Compare ways to get batches: resident ones, ones made in the step or ahead of it, and ones
-    read from files by zero to two workers.
+    """Compare sources of batches: on the device, made in or before the step, read from files with
+    up to two workers.
     """
     here = _alone(site)
 
@@ -104,7 +104,9 @@ def inputs(site: Site) -> list[Plan]:
 
 
 def precisions(site: Site) -> list[Plan]:
-    """Compare fp32, TF32 (GPUs only), bf16, autocast to bf16, fp16 with loss scaling, and fp8."""
+    """Compare precisions: fp32, TF32 (on GPUs), bf16, autocast to bf16 or to fp16 with loss
+    scaling, and 8 bits.
+    """
     here = _alone(site)
     base = here.case(f"ddp/{_model(here)}")
     cases = {"fp32": base}
@@ -134,10 +136,10 @@ def kernels(site: Site) -> list[Plan]:
 
 
 def backends(site: Site) -> list[Plan]:
-    """Compare NCCL settings with what NCCL chooses by itself, on more than one GPU.
+    """Compare algorithms, protocols and channels of NCCL with its own choice, on several GPUs.
 
-    The correctness check reads in NCCL's log what ran. An arm that ran something else than its
-    setting requests is an ERROR. gloo has only one algorithm for each collective.
+    The correctness check reads from NCCL's log what was used; an arm that used something else than
+    requested is an ERROR. There is no plan for gloo, which has only one algorithm per collective.
     """
     if site.device != "cuda" or site.world_size < 2:
         return []
@@ -148,8 +150,8 @@ def backends(site: Site) -> list[Plan]:
         return replace(case, environment={**(case.environment or {}), **variables})
 
     by_name = {"NCCL chooses": base}
-    # NCCL_ALGO is set by collective: NCCL has trees and NVLS for all-reduces only, and PAT for
-    # all-gathers and reduce-scatters only.
+    # NCCL supports tree and NVLS for all-reduce only, and PAT for all-gather and reduce-scatter
+    # only.
     by_name |= {
         name: told(base, NCCL_ALGO=f"allreduce:{name}") for name in ("ring", "tree", "nvls")
     }
@@ -170,7 +172,7 @@ def backends(site: Site) -> list[Plan]:
 
 
 def checkpoints(site: Site) -> list[Plan]:
-    """Compare how much memory activation checkpointing saves, and how much step time it costs."""
+    """Measure how much memory activation checkpointing saves, and how much longer a step takes."""
     here = _alone(site)
     batch = None if here.device == "cuda" else 32
     usual = _AS_TRAINED if here.device == "cuda" else {}

@@ -1,7 +1,4 @@
-"""Recipes that sweep sequence length, model size, batch, interference, power, readers, checkpoints.
-
-The number of ranks stays that of the site, except in the sweeps over readers and checkpoints.
-"""
+"""Recipes that vary length, size, batch, readers or checkpoints, at the site's world size."""
 
 from __future__ import annotations
 
@@ -10,12 +7,13 @@ from recipes import AS_TRAINED, SELECTIVE, protocol_for
 from harness import ON_GPUS, PACED, FaultScenario, Mode, Plan, Precision, Site
 from harness.cases import ladders
 
-#: Tokens of a sample on GPUs; ranks that share a sequence reach a million.
+#: Sequence lengths in tokens, on GPUs and on CPUs. A million tokens fit only if ranks divide the
+#: sequence.
 ON_GPU = (4096, 16384, 65536, 262144, 1048576)
 #: Tokens of a sample on CPU ranks, which train a tiny model.
 ON_CPU = (32, 64, 128)
-#: Power limits of a GPU, in watts. A limit that the board does not accept is a SKIP, which states
-#: the accepted range.
+#: Power limits of a GPU in W. A limit that the board does not support gives SKIP, with the
+#: supported range.
 WATTS = (600, 500, 400, 300)
 
 
@@ -25,8 +23,9 @@ def here(site: Site) -> Site:
 
 
 def lengths(site: Site) -> list[Plan]:
-    """Increase the sequence length at constant tokens per rank, for sequences of one rank and for
-    sequences that all ranks share.
+    """Train the same number of tokens in ever longer sequences.
+
+    A sequence is trained by one rank, or is divided among all ranks.
     """
     on_gpus = site.device == "cuda"
     where = here(site)
@@ -44,9 +43,7 @@ def lengths(site: Site) -> list[Plan]:
 
 
 def sizes(site: Site) -> list[Plan]:
-    """Increase the model size, to find the largest model that fits and how busy each size keeps
-    the devices.
-    """
+    """Find the largest model that these devices can train, and the MFU of each size."""
     on_gpus = site.device == "cuda"
     names = ("124m", "350m", "1b3", "llama-8b", "llama-70b")
     more = {**AS_TRAINED, **SELECTIVE} if on_gpus else {}
@@ -56,7 +53,7 @@ def sizes(site: Site) -> list[Plan]:
 
 
 def batches(site: Site) -> list[Plan]:
-    """Find the critical batch size on a small synthetic language whose lowest loss is known."""
+    """Find the critical batch size for a small artificial language with a known loss floor."""
     where = here(site)
     more = AS_TRAINED if where.device == "cuda" else {}
     case = where.case("ddp/decoder-nano", Mode.WEAK, **more)
@@ -64,7 +61,7 @@ def batches(site: Site) -> list[Plan]:
 
 
 def interference(site: Site) -> list[Plan]:
-    """Measure how much a second job on the same nodes slows a first one."""
+    """Measure how much a second job on the same nodes slows the first one."""
     where = site if site.world_size >= 4 and site.world_size % 4 == 0 else site.cpu(4)
     on_gpus = where.device == "cuda"
     model = "decoder-350m" if on_gpus else "paced-small"
@@ -73,10 +70,7 @@ def interference(site: Site) -> list[Plan]:
 
 
 def power_caps(site: Site) -> list[Plan]:
-    """Measure time and energy per token as the power limit of GPUs decreases.
-
-    The list is empty on CPU ranks, which have no such limit.
-    """
+    """Measure speed and energy per token under lower power limits; there is no plan for CPUs."""
     if site.device != "cuda":
         return []
     case = site.case("ddp/decoder-350m", Mode.WEAK, **AS_TRAINED)
@@ -91,7 +85,7 @@ def readers(site: Site) -> list[Plan]:
 
 
 def checkpoints(site: Site) -> list[FaultScenario]:
-    """Save checkpoints at increasing world sizes, synchronously and in the background."""
+    """Save checkpoints with ever more ranks, both synchronously and in the background."""
     where = here(site)
     model = "decoder-350m" if where.device == "cuda" else "decoder-tiny"
     case = where.case(f"fsdp/{model}", **(AS_TRAINED if where.device == "cuda" else {}))

@@ -1,6 +1,4 @@
-"""Recipes that compare ways to parallelise training: pipeline schedules, data and model
-parallelism, batches, optimizers, roles of ranks, experts, and combinations.
-"""
+"""Recipes that compare kinds of parallelism: data, pipeline, tensor, context, expert, combined."""
 
 from __future__ import annotations
 
@@ -21,13 +19,14 @@ from harness import (
     versus,
 )
 
-#: Pipeline schedules that are compared.
+#: The pipeline schedules that are compared.
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "looped_bfs", "interleaved_zb", "zbv", "dualpipev")
 
 
 def schedules(site: Site) -> list[Plan]:
-    """Compare every schedule at 4 stages with GPipe and a single micro-batch: the measured and the
-    ideal bubble, memory, step time. The compute is simulated.
+    """Compare pipeline schedules with 4 stages and simulated compute: step time, bubble and memory.
+
+    GPipe also runs with a single micro-batch.
     """
     here = site.cpu(4)
 
@@ -41,9 +40,9 @@ def schedules(site: Site) -> list[Plan]:
 
 
 def schedule_memory(site: Site) -> list[Plan]:
-    """Compare the memory of 1F1B and GPipe.
+    """Measure the memory that 1F1B saves relative to GPipe.
 
-    1F1B keeps the activations of as many micro-batches as there are stages, GPipe those of all.
+    1F1B keeps the activations of as many micro-batches as there are stages, and GPipe of all.
     """
     here = site if site.world_size >= 4 else site.cpu(4)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
@@ -60,7 +59,7 @@ def schedule_memory(site: Site) -> list[Plan]:
 
 
 def variants(site: Site) -> list[Plan]:
-    """Compare ways of data parallelism on one model: bytes sent, memory, step time."""
+    """Compare the variants of data parallelism on one model: step time, sent bytes and memory."""
     here = site if site.world_size > 1 else site.cpu(2)
     model = "decoder-1b3" if site.device == "cuda" else "mlp-wide"
     on_gpus = here.device == "cuda"
@@ -79,14 +78,14 @@ def variants(site: Site) -> list[Plan]:
         "ZeRO-3": case("fsdp"),
         "ZeRO-3 over all-to-all": case("fsdp", **{"fsdp.scatter": "all_to_all"}),
     }
-    if not on_gpus:  # FSDP1 trains in fp32 only here, and GPUs train in autocast
+    if not on_gpus:  # FSDP1 supports fp32 only, and this plan trains with autocast on GPUs.
         cases["FSDP1"] = case("fsdp1")
     metrics = ("step_s", "throughput_ratio", "sent_bytes", "peak_bytes")
     return [beside("data parallel", cases, metrics, protocol=protocol_for(site))]
 
 
 def batches(site: Site) -> list[Plan]:
-    """Compare clipping, LAMB, short last batches and samples of unequal length with plain DDP."""
+    """Compare gradient clipping, LAMB and uneven batches with DDP on samples of equal length."""
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
     precision = Precision.AUTOCAST if here.device == "cuda" else Precision.FP32
@@ -110,9 +109,9 @@ def batches(site: Site) -> list[Plan]:
 
 
 def optimizers(site: Site) -> list[Plan]:
-    """Compare the cost of optimizers with that of AdamW.
+    """Compare optimizers with AdamW under DDP, ZeRO-1 and FSDP.
 
-    Muon gathers matrices under FSDP; ZeRO-1 distributes the optimizer's work over the ranks.
+    Under FSDP, Muon has to gather matrices. Under ZeRO-1, ranks divide the optimizer's work.
     """
     here = site if site.world_size > 1 else site.cpu(2)
     size = "124m" if site.device == "cuda" else "mini"
@@ -137,9 +136,7 @@ def optimizers(site: Site) -> list[Plan]:
 
 
 def roles(site: Site) -> list[Plan]:
-    """Compare ranks split into actors and learners with ranks that all learn. The compute is
-    simulated.
-    """
+    """Compare actors and learners with training on all ranks, with simulated compute."""
     here = site.cpu(4)
 
     def case(strategy: str, passes: int = 1) -> CaseSpec:
@@ -178,8 +175,8 @@ def widths(site: Site) -> list[Plan]:
 
 
 def experts(site: Site) -> list[Plan]:
-    """Compare a mixture of experts that is replicated with one whose experts are distributed, with
-    one and two experts per token.
+    """Compare a mixture of experts on one and on all ranks: with one or two experts per token, and
+    with a larger capacity.
     """
     here = site if site.world_size > 1 else site.cpu(2)
     model = "moe-243m" if site.device == "cuda" else "moe-small"
@@ -202,10 +199,7 @@ def experts(site: Site) -> list[Plan]:
 
 
 def products(site: Site) -> list[Plan]:
-    """Compare combinations of two dimensions of parallelism, on 4 CPU ranks, or on 8 GPUs and more.
-
-    On 8 GPUs the combination of tensor and pipeline parallelism is TP 4 x PP 2.
-    """
+    """Compare combinations of two kinds of parallelism, on 4 CPU ranks or on 8 and more GPUs."""
     gpus = site.device == "cuda" and site.world_size >= 8
     here = site if gpus else site.cpu(4)
     model = "decoder-1b3" if gpus else "decoder-nano"

@@ -35,17 +35,18 @@ from harness import (
     versus,
 )
 
-#: The model for each kind of device. A step takes milliseconds on one core, and fills a GPU.
+#: Models by device: a step of the first takes milliseconds on one core; the second can fill a GPU.
 CPU_MODEL, GPU_MODEL = "decoder-tiny", "decoder-350m"
-#: The precision on GPUs; fp32 reaches a fifteenth of the rate of their tensor cores.
+#: The precision of training on GPUs. fp32 would use a fifteenth of the rate of their tensor cores.
 AS_TRAINED: dict[str, Any] = dict(precision=Precision.AUTOCAST)
-#: Blocks are compiled on GPUs that can hold a model of realistic size.
+#: Transformer blocks are compiled on GPUs that can hold a model of a realistic size.
 COMPILED: dict[str, Any] = dict(compiled="inductor")
-#: Selective checkpointing: the results of matrix products are kept, all else is recomputed.
+#: Selective activation checkpointing: results of matrix products are kept, and all other
+#: activations are computed again in the backward pass.
 SELECTIVE: dict[str, Any] = dict(checkpoint=True, selective=True)
 Sized: TypeAlias = Sequence[tuple[int, str, dict[str, Any]]]
-#: Models of replicated training, by the minimum GiB of GPU memory. Their steps take a tenth of a
-#: second or more.
+#: Models for data parallelism as (least GPU memory in GiB, model, fields of the case). They are so
+#: large that a step takes a tenth of a second or more.
 DATA_PARALLEL: Sized = (
     (0, "decoder-nano", {}),
     (14, "decoder-124m", dict(seq_len=1024, micro_batch=8, **COMPILED)),
@@ -54,10 +55,10 @@ DATA_PARALLEL: Sized = (
     (40, "decoder-350m", dict(seq_len=2048, micro_batch=8, **COMPILED)),
     (140, "decoder-350m", dict(seq_len=2048, micro_batch=16, **COMPILED)),
 )
-#: Models of each strategy family on GPUs. Sharded and split models have a size that needs it.
-#: Activations are recomputed only if they do not fit. Compressors train the model of DDP, so that
-#: both sweeps share their baseline. The first row of each family only checks the mechanics because
-#: its steps are too short to fill a GPU.
+#: The models that each strategy trains on GPUs, in the same form. Sharded and pipelined models have
+#: a size that needs several GPUs. Activations are computed again only if they do not fit.
+#: Compressors train the same models as DDP, so their sweeps have the same baseline. The first model
+#: of each strategy tests the mechanics only, because its step is too short to fill a GPU.
 ON_GPU: Mapping[str, Sized] = {
     "ddp": DATA_PARALLEL,
     "compressed": DATA_PARALLEL,
@@ -85,27 +86,30 @@ ON_GPU: Mapping[str, Sized] = {
         (80, "decoder-350m", dict(seq_len=2048, global_batch=16, **COMPILED)),
     ),
 }
-#: The least GiB of GPU memory for a model that one GPU cannot train, and the fields of its case. It
-#: is sharded over half a node and over a whole one.
+#: The least GPU memory in GiB, and the fields of the case, for a model that one GPU cannot train.
+#: It is sharded over half a node and over a whole node.
 LARGE_GIB, LARGE = 80, dict(seq_len=4096, micro_batch=2, **SELECTIVE, **COMPILED)
-#: Fields that a family adds: torch's pipeline stages do not support autocast; FSDP gathers in bf16.
+#: Further fields by strategy. Pipeline stages of torch do not support autocast, so pipelines train
+#: in bf16. FSDP gathers parameters in bf16.
 OWN: Mapping[str, dict[str, Any]] = {
     "pipeline": dict(precision=Precision.BF16),
     "fsdp": dict(knobs={"fsdp.mixed": True}),
 }
-#: GiB that are assumed if the memory of the GPUs is unknown.
+#: The assumed memory of a GPU, in GiB, if it is unknown.
 USUAL_GIB = 80
-#: Nodes, and GPUs per node, for which sweeps on GPUs record a prediction. It is never judged.
+#: Larger systems (nodes, GPUs per node) for which scaling sweeps on GPUs predict the efficiency.
+#: The predictions are recorded, but never judged.
 FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
-#: Metrics of sweeps that are not judged by efficiency only.
+#: The metrics of scaling sweeps that are not judged by efficiency alone, by strategy.
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
-#: Baselines of sweeps on several GPUs. The baseline of sharded training is the same strategy on one
-#: GPU; the cost of a wrapper on one GPU is measured by the single-GPU suite.
+#: The baseline of a scaling sweep on several GPUs, by strategy. Sharded training is compared with
+#: the same wrapped training on one GPU. The cost of DDP's wrapper is measured on sites with one
+#: GPU.
 ON_GPUS_AGAINST = {"ddp": ("plain",), "fsdp": ("wrapped",), "pipeline": ("plain",)}
 
 
 def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
-    """Return the case that a strategy family trains on the site's device."""
+    """Return the case that a strategy trains on the site's device."""
     model, more = CPU_MODEL, dict[str, Any]()
     if site.device == "cuda":
         family = strategy.partition(":")[0]
@@ -115,23 +119,24 @@ def trained(strategy: str, site: Site, mode: Mode, **fields: Any) -> CaseSpec:
 
 
 def sized_for(family: str, site: Site) -> tuple[str, dict[str, Any]]:
-    """Return the model that fills the site's GPUs, and its sequence length and batch."""
+    """Return the largest model for the site's GPU memory, and fields for its sequence and batch."""
     room = site.gpu_memory_gib or USUAL_GIB
     _, model, fields = max((row for row in ON_GPU[family] if row[0] <= room), key=lambda r: r[0])
     return model, {name: fields[name] for name in fields if site.compiles or name not in COMPILED}
 
 
 def protocol_for(site: Site) -> Protocol:
-    """Return the protocol: windows are counted in steps on CPUs, and in seconds on GPUs, whose
-    clocks have to settle.
+    """Return a protocol with windows in steps on CPUs, or in seconds on GPUs.
+
+    The clocks of a GPU settle only after seconds of load.
     """
     return ON_GPUS if site.device == "cuda" else REAL
 
 
 def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
-    """Return a weak-scaling sweep over the world sizes of one node, with real compute.
+    """Return a recipe for weak scaling over the world sizes of one node, with real compute.
 
-    Without ``wrapped``, the sweep does not measure the strategy's overhead on one rank.
+    If ``wrapped`` is False, the cost of the strategy on a single rank is not measured.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -152,10 +157,10 @@ def weak(strategy: str, *, wrapped: bool = True, **fields: Any) -> Recipe:
 
 
 def _on_gpus(strategy: str, site: Site, fields: Mapping[str, Any]) -> list[Plan]:
-    """Return a weak-scaling sweep on the GPUs of one node; only its largest world is judged.
+    """Return the plan of a weak scaling sweep on the GPUs of one node.
 
-    ``across`` has the worlds of several nodes. A single GPU measures DDP's wrapper and compiled
-    blocks; other strategies have nothing to measure there.
+    Only its largest world is judged. The recipe ``across`` measures worlds of several nodes. On a
+    single GPU, only DDP has a plan, which measures its wrapper and compiled blocks.
     """
     case = trained(strategy, site, Mode.WEAK, **fields).at(site.nodes[0])
     if site.nodes[0] == 1:
@@ -180,7 +185,7 @@ def _on_one_gpu(case: CaseSpec, site: Site) -> list[Plan]:
     return [compared(plan, "eager", replace(case, compiled="no"), ("throughput_ratio",))]
 
 
-#: Every shipped compressor; a test compares this list with the shipped files.
+#: All compressors. A test compares this list with the compressors that are shipped.
 CODECS = (
     "bf16", "countsketch", "dgc", "efsign", "fp16", "fp8", "int8", "natural", "onebit",
     "onebit_adam", "powersgd", "qsgd", "randomk", "signsgd", "terngrad", "threshold", "topk",
@@ -188,7 +193,7 @@ CODECS = (
 
 
 def codecs(site: Site) -> list[Plan]:
-    """Compare every compressor with dense training in the same blocks: throughput, bytes sent."""
+    """Compare all compressors with dense training in the same blocks: throughput and sent bytes."""
     here = site if site.world_size > 1 else site.cpu(2)
     cases = {"dense": trained("ddp", here, Mode.WEAK)}
     if here.device == "cuda":
@@ -200,9 +205,7 @@ def codecs(site: Site) -> list[Plan]:
 
 
 def topk(site: Site) -> list[Plan]:
-    """Measure top-k compression: a weak-scaling sweep on CPUs; on GPUs, a comparison with DDP on a
-    whole node.
-    """
+    """Measure top-k gradients: weak scaling on CPUs, or a comparison with DDP on a node of GPUs."""
     if site.device != "cuda":
         return weak("compressed:topk", wrapped=False)(site)
     if site.nodes[0] == 1:
@@ -215,8 +218,8 @@ def topk(site: Site) -> list[Plan]:
 
 
 def large(model: str) -> Recipe:
-    """Return a weak-scaling sweep, from half a node to a whole one, of a model that does not fit
-    on one GPU.
+    """Return a recipe for a model that does not fit on one GPU: weak scaling from half a node to a
+    whole node.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -239,7 +242,7 @@ def large(model: str) -> Recipe:
 
 
 def filled() -> Recipe:
-    """Return a weak-scaling sweep of pipelines with at least two micro-batches per stage."""
+    """Return a recipe for weak scaling of pipelines with at least two micro-batches per stage."""
 
     def recipe(site: Site) -> list[Plan]:
         ranks = site.nodes[0] if site.device == "cuda" else site.world_size
@@ -254,11 +257,11 @@ def filled() -> Recipe:
 
 
 def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
-    """Return a strong-scaling sweep over the world sizes that divide its global batch.
+    """Return a recipe for strong scaling over the world sizes that divide the global batch.
 
-    On GPUs the batch depends on the GPU's memory, and small GPUs recompute activations, because
-    the baseline has to fit on one GPU. With ``eager``, the largest world also trains without
-    compiled blocks, because a slower step hides more of its communication.
+    On GPUs the batch depends on the GPU's memory, and activations are computed again if necessary,
+    because the whole batch has to fit on the single GPU of the baseline. With ``eager`` the largest
+    world is also measured without compiled blocks, because a slower step hides more communication.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -288,10 +291,9 @@ def strong(strategy: str, *, global_batch: int, eager: bool = False) -> Recipe:
 
 
 def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> Recipe:
-    """Return a weak-scaling sweep with simulated compute: ranks really communicate, but wait
-    instead of computing.
+    """Return a recipe for weak scaling with simulated compute and real communication.
 
-    The list is empty on GPUs, which measure real compute.
+    The model waits instead of computing. The recipe has no plan on GPUs, which compute themselves.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -313,7 +315,11 @@ def paced(strategy: str, largest: int = 4, smallest: int = 2, **fields: Any) -> 
 
 
 def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recipe:
-    """Return a sweep of simulated compute with a known efficiency, which tests the measurement."""
+    """Return a recipe that tests the measurement itself, with simulated compute.
+
+    Steps follow a schedule that gives a known efficiency. ``plant`` lists it as
+    ``ranks:efficiency``.
+    """
     knobs: dict[str, Any] = {"paced.mode": "schedule", "paced.plant": plant}
     knobs |= {f"paced.{name}": value for name, value in knob.items()}
 
@@ -326,7 +332,10 @@ def planted(strategy: str, plant: str, largest: int = 4, **knob: float) -> Recip
 
 
 def same(largest: int = 2) -> Recipe:
-    """Compare simulated compute with itself: a verdict on a bound of 1.0 must stay inconclusive."""
+    """Return a recipe that compares simulated compute with itself (A/A).
+
+    A threshold of exactly 1.0 must give INCONCLUSIVE.
+    """
     knobs = {"paced.mode": "schedule"}
 
     def recipe(site: Site) -> list[Plan]:
@@ -337,7 +346,9 @@ def same(largest: int = 2) -> Recipe:
 
 
 def spread(strategy: str) -> Recipe:
-    """Compare the ranks of one node, placed on one node, with the same ranks on several nodes."""
+    """Return a recipe that compares placements: as many ranks as one node has, on one node and
+    spread evenly over several nodes.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         ranks = min(site.nodes)
@@ -351,8 +362,9 @@ def spread(strategy: str) -> Recipe:
 
 
 def across(strategy: str) -> Recipe:
-    """Return a weak-scaling sweep over whole nodes with one node as baseline: 8, 16, 32 ranks on 1,
-    2, 4 nodes.
+    """Return a recipe for weak scaling over whole nodes, with one node as baseline.
+
+    For example 8, 16 and 32 ranks on 1, 2 and 4 nodes.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -376,8 +388,8 @@ def across(strategy: str) -> Recipe:
 
 
 def masked(model: str = "decoder-nano") -> Recipe:
-    """Return a control: a compressor that claims top-k but sends dense gradients. The correctness
-    check must detect it.
+    """Return a recipe for a negative control: a compressor that claims top-k but sends dense
+    gradients. The correctness check must detect it.
     """
 
     def recipe(site: Site) -> list[Plan]:
@@ -387,8 +399,9 @@ def masked(model: str = "decoder-nano") -> Recipe:
 
 
 def broken(strategy: str) -> Callable[[Site], list[FaultScenario]]:
-    """Return scenarios in which a training run crashes, hangs or loses an agent or node, and then
-    resumes, also on another number of ranks.
+    """Return a recipe for trainings that crash, hang or lose an agent or a node, and then resume.
+
+    On a single node they also resume with another number of ranks.
     """
 
     def recipe(site: Site) -> list[FaultScenario]:
@@ -405,15 +418,17 @@ def broken(strategy: str) -> Callable[[Site], list[FaultScenario]]:
     return recipe
 
 
-#: The known answer of the simulated version of the speedup claim: its steps take as long as these
-#: efficiencies at 2 and 4 ranks require.
+#: Knobs of the twin of the speedup claim: its steps follow a schedule with these efficiencies
+#: (``ranks:efficiency``), so the correct result is known.
 TWIN: Mapping[str, Any] = {"paced.mode": "schedule", "paced.plant": "2:0.985,4:0.96"}
 
 
 def claim_175m_b64(site: Site) -> list[Plan]:
-    """Test a published claim: 175M decoder, strong scaling, global batch 64, one-device baseline.
+    """Measure a common claim: strong scaling of a 175M decoder with global batch 64, relative to
+    one device.
 
-    Without GPUs the same plan runs with simulated compute, whose correct result is known.
+    Without GPUs the twin of the claim is measured in the same way: simulated compute whose correct
+    result is known.
     """
     on_gpus = site.device == "cuda"
     here = site if on_gpus else site.cpu(4)
@@ -429,9 +444,9 @@ def claim_175m_b64(site: Site) -> list[Plan]:
 
 
 def claim_1b3_4x8(site: Site) -> list[Plan]:
-    """Test a published claim: 1.3B decoder on 4 nodes of 8 GPUs, one node as baseline.
+    """Measure a common claim: a 1.3B decoder on 4 nodes of 8 GPUs, relative to one node.
 
-    On nodes of CPU ranks, which may be emulated, the compute is simulated.
+    Without GPUs, its twin with simulated compute runs on (emulated) nodes with CPU ranks.
     """
     on_gpus = site.device == "cuda"
     ranks = site.nodes[0]
@@ -456,9 +471,11 @@ def claim_1b3_4x8(site: Site) -> list[Plan]:
 
 
 def claim_memory(site: Site) -> list[Plan]:
-    """Test a published claim: checkpointing halves the memory, sharding over 8 ranks saves 90 %.
+    """Measure a common claim: checkpointing halves the memory, and sharding over 8 ranks in
+    addition saves 90 %.
 
-    Over fewer ranks the result is recorded, but not judged. CPU ranks train a smaller model.
+    With fewer ranks the saving by sharding is recorded but not judged. Without GPUs, the twin of
+    the claim is a model that CPUs can train.
     """
     on_gpus = site.device == "cuda"
     here = site if on_gpus else site.cpu(2)
@@ -473,7 +490,10 @@ def claim_memory(site: Site) -> list[Plan]:
 
 
 def learns(strategy: str, **knobs: Any) -> Recipe:
-    """Compare a strategy that synchronises only now and then with DDP and with no communication."""
+    """Return a recipe for a strategy whose ranks train separately between exchanges.
+
+    It is compared with DDP and with training without communication.
+    """
 
     def recipe(site: Site) -> list[Plan]:
         here = site if site.world_size > 1 else site.cpu(2)

@@ -1,7 +1,7 @@
-"""Tests of published claims, measured in the claimed setup. The claims need GPUs.
+"""Measure published claims about scaling in the claimed setup, which needs GPUs.
 
-Without GPUs, each plan runs with simulated compute or a small model. Claims that no plan tests are
-listed.
+Without GPUs, the twin of each claim (simulated compute with a known result) is measured in the same
+way. Claims that are not tested are listed.
 """
 
 import pytest
@@ -13,4 +13,4 @@ from harness import scaling
 @pytest.mark.acceptance
 @scaling(claim_175m_b64, claim_1b3_4x8, claim_memory)
 def test_claims(verdict):
-    """Each claim is confirmed or refuted."""
+    """Each published claim is confirmed or refuted."""

@@ -1,4 +1,4 @@
-"""Self-test of the measurement: simulated compute with a known efficiency."""
+"""Self-test of the measurement: simulated compute whose steps follow a known efficiency."""
 
 import pytest
 from recipes import planted, same
@@ -18,12 +18,10 @@ CELLS = [(s, n, e) for s in ("ddp", "pipeline") for n in (2, 4) for e in (0.95, 
 @pytest.mark.nightly
 @scaling(*(planted(s, f"{n}:{e}", n, step_ms=140.0) for s, n, e in CELLS))
 def test_planted_cells(verdict):
-    """The measured efficiency matches known ones from 0.95 to 0.50, for DDP and GPipe on 2 and 4
-    ranks.
-    """
+    """Known efficiencies from 0.95 to 0.50 are measured for DDP and GPipe on 2 and 4 ranks."""
 
 
 @pytest.mark.nightly
 @scaling(same())
 def test_same(verdict):
-    """Two identical arms are compared (A/A); their ratio is shown with its interval."""
+    """An A/A comparison of two identical arms shows their ratio with its interval."""

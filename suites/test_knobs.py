@@ -1,4 +1,4 @@
-"""Comparisons of settings: usual defaults, inputs, precisions, kernels, checkpoints."""
+"""Comparisons of settings: framework defaults, inputs, precisions, kernels, checkpointing."""
 
 import pytest
 from knobs import (
@@ -18,29 +18,29 @@ pytestmark = pytest.mark.nightly
 
 @scaling(published, published_stages)
 def test_usual_defaults(verdict):
-    """The defaults of frameworks are compared on one model."""
+    """The defaults of several frameworks, on one model."""
 
 
 @scaling(inputs)
 def test_inputs(verdict):
-    """Sources of batches are compared."""
+    """Batches on the device, made during training, or read from files."""
 
 
 @scaling(precisions)
 def test_precisions(verdict):
-    """Precisions from fp32 to 8 bits are compared."""
+    """Precisions from fp32 to 8 bits."""
 
 
 @scaling(kernels)
 def test_kernels(verdict):
-    """Implementations of the same operations in torch are compared."""
+    """Different implementations of the same computation in torch."""
 
 
 @scaling(backends)
 def test_backends(verdict):
-    """NCCL's algorithms, protocols and channels are compared with its automatic choice."""
+    """Algorithms, protocols and channels of NCCL."""
 
 
 @scaling(checkpoints)
 def test_checkpoints(verdict):
-    """The memory that activation checkpointing saves is compared with its cost in time."""
+    """The memory that activation checkpointing saves, and the time that it costs."""

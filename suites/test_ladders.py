@@ -1,4 +1,4 @@
-"""Sweeps over length, size, batch, interference, power limits, readers and checkpoints."""
+"""Sweeps over other quantities than ranks: sequence length, model size, batch, power, readers."""
 
 import pytest
 from ladders import batches, checkpoints, interference, lengths, power_caps, readers, sizes
@@ -10,34 +10,34 @@ pytestmark = pytest.mark.nightly
 
 @scaling(lengths)
 def test_lengths(verdict):
-    """Sequences get longer at constant tokens per rank."""
+    """Longer sequences, with the same number of tokens per rank."""
 
 
 @scaling(sizes)
 def test_sizes(verdict):
-    """Models get larger on the same devices."""
+    """Ever larger models on the same devices."""
 
 
 @scaling(batches)
 def test_batches(verdict):
-    """Samples and time to one loss are measured for each batch size."""
+    """The samples and the time that each batch size needs to reach the same loss."""
 
 
 @scaling(interference)
 def test_interference(verdict):
-    """A second job on the same network slows a first one."""
+    """The slowdown of a job by a second job on the same nodes."""
 
 
 @scaling(power_caps)
 def test_power_caps(verdict):
-    """Energy per token and speed are measured as the power limit of GPUs decreases."""
+    """Speed and energy per token of GPUs under lower power limits."""
 
 
 @scaling(readers)
 def test_readers(verdict):
-    """The cost of reading files is measured as more ranks read."""
+    """The cost of reading files as the number of reading ranks grows."""
 
 
 @recovering(checkpoints)
 def test_checkpoints(verdict):
-    """Bandwidth and stall of checkpoints are measured as ranks are added."""
+    """The bandwidth of checkpoints, and the time that training waits for them, over ranks."""

@@ -1,4 +1,4 @@
-"""Strategies that change the mathematics are judged by the time to a loss, not by step time."""
+"""Strategies that change the mathematics of training: time to a loss instead of time per step."""
 
 import pytest
 from recipes import learns
@@ -10,34 +10,34 @@ pytestmark = pytest.mark.nightly
 
 @scaling(learns("local_sgd"))
 def test_local_sgd(verdict):
-    """Local SGD averages the parameters at a fixed period of steps."""
+    """Local SGD: parameters are averaged after a fixed number of steps."""
 
 
 @scaling(learns("local_sgd", until=32))
 def test_post_local_sgd(verdict):
-    """Post-local SGD averages in each of the first 32 steps, and then periodically."""
+    """Post-local SGD: parameters are averaged in each of the first 32 steps, then less often."""
 
 
 @scaling(learns("local_sgd", growth=1.1))
 def test_adaptive_periods(verdict):
-    """Local SGD lengthens its period as training goes on."""
+    """Local SGD with periods between averages that grow."""
 
 
 @scaling(learns("parameter_server"), learns("parameter_server", staleness=2))
 def test_parameter_server(verdict):
-    """A parameter server is synchronous, or up to two steps stale."""
+    """A parameter server: synchronous, or with gradients that are at most two steps old."""
 
 
 @scaling(learns("diloco"))
 def test_diloco(verdict):
-    """DiLoCo takes outer steps with momentum, in full precision."""
+    """DiLoCo: outer steps with momentum, with exchanges in full precision."""
 
 
 @scaling(learns("diloco", quantised=True))
 def test_diloco_in_bytes(verdict):
-    """DiLoCo sends one byte for each parameter."""
+    """DiLoCo with exchanges of one byte per parameter."""
 
 
 @scaling(learns("easgd"), learns("fedavg"))
 def test_centres(verdict):
-    """Elastic averaging (EASGD) and federated averaging are compared with DDP."""
+    """Elastic averaging (EASGD) and federated averaging (FedAvg)."""

@@ -1,4 +1,4 @@
-"""The cost of communication between nodes. On one node this suite is empty."""
+"""Several nodes: the cost of communication between nodes. This suite is empty on a single node."""
 
 import pytest
 from recipes import across, spread
@@ -9,10 +9,10 @@ from harness import scaling
 @pytest.mark.smoke
 @scaling(spread("ddp"), spread("fsdp"))
 def test_shape(verdict):
-    """The same number of ranks is slower on several nodes than on one: 2x4 against 1x8."""
+    """The same number of ranks on one node and spread over several, for example 1x8 and 2x4."""
 
 
 @pytest.mark.smoke
 @scaling(across("ddp"), across("fsdp"))
 def test_across(verdict):
-    """Whole nodes scale against one node; every larger world crosses the network."""
+    """Weak scaling over whole nodes, relative to one node: larger worlds use the network."""

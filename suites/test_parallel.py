@@ -1,6 +1,4 @@
-"""Other kinds of parallelism: data-parallel variants, pipelines, tensors, sequences, experts, and
-combinations.
-"""
+"""Variants of data parallelism, and pipeline, tensor, context, expert and combined parallelism."""
 
 import pytest
 from parallel import (
@@ -22,44 +20,44 @@ pytestmark = pytest.mark.nightly
 
 @scaling(variants)
 def test_data_parallel(verdict):
-    """Buckets, sharding and an optimizer in backward are compared."""
+    """The effect of buckets, of sharding, and of an optimizer step during the backward pass."""
 
 
 @scaling(batches)
 def test_batches(verdict):
-    """Clipping, LAMB, samples of unequal length and a short last batch are compared."""
+    """Gradient clipping, LAMB, samples of unequal length, and a short last batch."""
 
 
 @scaling(optimizers)
 def test_optimizers(verdict):
-    """The time and the communication of optimizers are compared."""
+    """The time, memory and communication of optimizers."""
 
 
 @scaling(roles)
 def test_roles(verdict):
-    """Actors that generate samples for learners are compared with ranks that all learn."""
+    """Actors that generate the data on which learners train."""
 
 
 @scaling(schedule_memory)
 def test_memory_of_schedules(verdict):
-    """1F1B, which runs backward passes early, is compared with GPipe in memory."""
+    """The memory that 1F1B saves by early backward passes."""
 
 
 @scaling(schedules)
 def test_schedules(verdict):
-    """The measured bubble of each schedule is compared with its ideal bubble."""
+    """The measured pipeline bubble of each schedule, compared with its ideal bubble."""
 
 
 @scaling(widths)
 def test_model_parallel(verdict):
-    """Tensor and context parallelism are compared with FSDP."""
+    """Tensor parallelism, and context parallelism, which divides sequences."""
 
 
 @scaling(experts)
 def test_experts(verdict):
-    """Distributed experts are compared in speed, load and dropped tokens."""
+    """A mixture of experts: the load of the experts, and the tokens that they drop."""
 
 
 @scaling(products)
 def test_products(verdict):
-    """Combinations of several dimensions are compared."""
+    """Combinations of two kinds of parallelism."""

@@ -1,4 +1,4 @@
-"""Recovery: training runs with injected faults must resume from a checkpoint, bit for bit."""
+"""Recovery: trainings with injected faults must resume from a checkpoint, equal bit for bit."""
 
 import pytest
 from recipes import broken
@@ -10,4 +10,4 @@ from harness import recovering
 @pytest.mark.acceptance
 @recovering(broken("ddp"), broken("fsdp"))
 def test_recovery(verdict):
-    """Every recovery takes no longer than the claimed time."""
+    """Every recovery takes at most the claimed time."""

@@ -1,8 +1,8 @@
 """Test whether launches of one agent are more similar than launches of different agents.
 
-Ranks are forked, so launches of one agent share its address layout and hash seed. Agents take
-turns, one launch each, so that drift affects them equally. Prints the F statistic of a one-way
-analysis of variance, its critical value at 5 %, and the deviations between agents and launches.
+Ranks are forked, so all launches of one agent have its address layout and hash seed. Agents take
+turns with one launch each, so drift affects them equally. The output is F of a one-way F test, its
+5 % point, and the deviations between agents and between launches.
 
     python benchmarks/cost/agents.py [--agents 5] [--rounds 8]
 """
@@ -27,7 +27,7 @@ from harness.record import RankRecord
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)

@@ -1,7 +1,7 @@
-"""Cost of a launch's checks: the digests of its loaded files and of its trained parameters.
+"""Measure the cost of a launch's digests: of the files that it loaded, and of its parameters.
 
-Prints the CPU time of each in a fresh process, because every rank is one, and their share of the
-shortest timed launch of a record.
+The output is the CPU time of each in a fresh process, because every rank is one, and their share of
+the shortest timed launch of a record.
 
     python benchmarks/cost/checks.py [RUN]
 """
@@ -27,7 +27,7 @@ TIMES = 9
 
 
 def cpu_times_s(num_params: int) -> tuple[float, float]:
-    """Return the CPU time, in s, of the digests of loaded files and of fp32 parameters."""
+    """Return the CPU time (s) of the digests of loaded files, and of the parameters in fp32."""
     torch.set_num_threads(1)
     parameters = torch.zeros(num_params)
     began = time.process_time()
@@ -44,7 +44,7 @@ def main() -> None:
     launch = min((x for x in run.launches if x.purpose is Purpose.TIMED), key=lambda x: x.wall_s)
     facts = run.described[launch.case].facts
     assert facts is not None
-    preload()  # as an agent does before it forks ranks
+    preload()  # an agent does the same before it forks ranks
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         rows = [pool.apply(cpu_times_s, (facts.num_params,)) for _ in range(TIMES)]
     files_s = median(files for files, _ in rows)

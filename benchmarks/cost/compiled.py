@@ -1,10 +1,10 @@
-"""Cost of compiled blocks in a fresh process: to compile them, or to load them from the cache.
+"""Measure the cost of compiled blocks in a fresh process, without and with Inductor's cache.
 
-Each row is a separate process. The first two compile into an empty cache: a plain process, and one
-that records queries of the world size, as the correctness check does. The others load from
-Inductor's cache: plain processes, and processes that have imported Inductor, as an agent's ranks
-have. The cost is the CPU time of the first step minus that of the second, because other processes
-may use the machine.
+Each row is a separate process. The first two compile with an empty cache: one plainly, the other
+like a correctness check, which records who asks for the world size. The other processes find the
+compiled blocks in the cache. Some of them import Inductor before the measurement, as the ranks of
+an agent do. The result is the CPU time of the first step minus that of the second, because other
+processes may use the machine.
 
     python benchmarks/cost/compiled.py [--layers 24] [--again 3]
 """
@@ -24,7 +24,7 @@ CHILD, PLAIN, NOTED, IMPORTED = "--child", "plain", "noted", "imported"
 
 
 def first_step_s(layers: int, how: str) -> float:
-    """Return by how much CPU time the first step of a compiled decoder exceeds its second, in s."""
+    """Return the CPU time (s) by which the first step of a compiled decoder exceeds the second."""
     import torch
 
     from harness.cases import Compiled
@@ -51,7 +51,7 @@ def first_step_s(layers: int, how: str) -> float:
 
 
 def child(layers: int, how: str, cache: str) -> float:
-    """Return ``first_step_s`` of a separate process that uses this cache folder."""
+    """Return the result of ``first_step_s`` in a separate process that uses this cache."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
     command = [sys.executable, __file__, CHILD, how, "--layers", str(layers)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -59,7 +59,7 @@ def child(layers: int, how: str, cache: str) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--again", type=int, default=3)

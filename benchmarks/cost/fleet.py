@@ -1,7 +1,7 @@
-"""Cost of the launching program per agent: joining, and one launch, over the loopback interface.
+"""Measure the CPU time that the launching program needs per agent: for joining, and for a launch.
 
-Agents are stubs in a separate process: they connect, introduce themselves, send heartbeats, and
-report that their ranks have ended. Only CPU time of the launching process is counted.
+Agents are simulated in one separate process and connect over loopback. They join, send heartbeats,
+and report that their ranks have ended. Only the CPU time of the launching process is counted.
 
     python benchmarks/cost/fleet.py [--agents 256 1024 4096] [--ranks 2] [--json]
 """
@@ -32,17 +32,17 @@ from harness.launch.wire.messages import Address, LaunchSpec, Node, RankEnd, Sha
 
 
 class Stubs(Job):
-    """A job whose agents connect by themselves."""
+    """A job whose simulated agents connect without being started."""
 
     def poll(self) -> tuple[State, str]:
         return State.RUNNING, "stubs"
 
     def stop(self) -> None:
-        """Do nothing: the stubs end when their channels close."""
+        """Do nothing, because the agents end when their channels are closed."""
 
 
 def stubs(port: int, token: Path, many: int, ranks: int) -> None:
-    """Serve all stub agents, one channel each, in this process."""
+    """Run the simulated agents in this process, each with its channel."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     facts = replace(machine.detect(), num_cores=64)
     key, selector = read_token(token), selectors.DefaultSelector()
@@ -68,7 +68,7 @@ def stubs(port: int, token: Path, many: int, ranks: int) -> None:
 
 
 def _answer(channel: Channel, message: Mapping[str, Json]) -> None:
-    """Answer as an agent whose ranks end at once; the agent of rank 0 sends the store's address."""
+    """Answer like an agent whose ranks end immediately; the first agent reports the store."""
     share, of = from_doc(Share, message["share"]), message["launch"]
     if share.first == 0:
         channel.send({"of": of, "store": to_doc(Address("127.0.0.1", 1))})
@@ -84,7 +84,7 @@ def _answer(channel: Channel, message: Mapping[str, Json]) -> None:
 
 
 def measure(many: int, ranks: int) -> dict[str, float]:
-    """Return the seconds of joining, and the CPU seconds of joining and of one launch."""
+    """Return the CPU time (s) of joining and of one launch."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder, "token")
         make_token(token)
@@ -117,7 +117,7 @@ def measure(many: int, ranks: int) -> dict[str, float]:
 
 
 def exponent(rows: Sequence[Mapping[str, float]], what: str) -> float:
-    """Return the exponent of the growth with the number of agents, from first to last size."""
+    """Return the exponent of the growth with the number of agents between the outer sizes."""
     first, last = rows[0], rows[-1]
     return math.log(last[what] / first[what]) / math.log(last["agents"] / first["agents"])
 

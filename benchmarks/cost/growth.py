@@ -1,7 +1,7 @@
-"""Memory growth of FSDP2 over gloo, in a bare loop and under the harness.
+"""Compare the memory growth of FSDP2 over gloo in a plain loop and in scaleproof.
 
-Only growth beyond that of the bare loop is caused by the harness. Prints bytes per step (least
-squares over the steps after warm-up) of the rank that grows fastest.
+Only growth beyond that of the plain loop is caused by scaleproof. The output is the growth in bytes
+per step (least squares over the kept steps) of the rank that grows fastest.
 
     python benchmarks/cost/growth.py [--steps 200] [--json]
 """
@@ -40,7 +40,7 @@ def long(site):
 
 
 def bare(rank: int, steps: int, folder: str) -> None:
-    """Train one rank of plain FSDP2 without hooks and records, on the same model and batch."""
+    """Train one rank of plain FSDP2, without scaleproof, with the same model and batch."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def grown_bare(steps: int, cut: int) -> float:
 
 
 def grown_here(steps: int, cut: int) -> float:
-    """Return the growth of the median launch of a run of the harness."""
+    """Return the growth of the median launch of a scaleproof run, in bytes per step."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder, "long.py")
         recipe.write_text(RECIPE.format(steps=steps, cut=cut, size=SIZE, ranks=RANKS))
@@ -85,12 +85,12 @@ def grown_here(steps: int, cut: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", action="store_true")
     parsed = parser.parse_args()
-    cut = parsed.steps // 2  # allocators have settled by then
+    cut = parsed.steps // 2  # warm-up steps, in which allocators still grow
     by_engine = {
         "bare": grown_bare(parsed.steps, cut), "harness": grown_here(parsed.steps, cut),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Cost of a growing history: adding the next nightly run, writing asv's page, and ``history``.
+"""Measure the cost of a growing history: adding a nightly run, asv's page, and ``history``.
 
 python benchmarks/cost/history.py          # a year of 15 cases with two values each
 """
@@ -31,7 +31,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def row(count: int, results: Path) -> str:
-    """Measure one size of a history, and return its row of the table."""
+    """Return the table row of a history with ``count`` nightly runs."""
     programs.load_module(str(HERE.parent / "core.py")).year(results, count, CASES)
     first = seconds(lambda: asv_results.write(results, nights(results)))
     more = seconds(lambda: ingest([SAMPLE], results))

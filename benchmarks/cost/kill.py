@@ -1,10 +1,10 @@
-"""Cost of a lost node in a run of 64 nodes, in node-seconds: all nodes wait for a replacement.
+"""Measure the cost of a lost node in a run of 64 nodes, in node-seconds.
 
-Agents are stubs in a separate process, with 64 ranks each: they connect, send a heartbeat once a
-second, and end their ranks on request. Some seconds into a launch one agent dies or falls silent.
-Its successor connects as late as an agent that imports torch. The measured costs are those of the
-launching program: noticing the loss, ending the world, testing connections between nodes, and
-joining.
+All nodes wait until the lost node is replaced. Agents are simulated in one separate process, with
+64 ranks each. They join, send a heartbeat once a second, and end their ranks on request. Some
+seconds into a launch one of them dies or falls silent. Its replacement joins after the time that an
+agent needs to import torch. The measured times are those of the launching program: detecting the
+loss, ending the world, testing which nodes can reach each other, joining, and the next launch.
 
     python -m benchmarks.cost.kill [--nodes 64] [--ranks 64] [--launched-s 5] [--import-s 8]
 """
@@ -32,13 +32,13 @@ from harness.launch.fleet import Fleet
 from harness.launch.wire.channel import Channel, Listener, dial, make_token, read_token
 from harness.launch.wire.messages import Address, LaunchSpec, Node, RankEnd, Share, Sweep
 
-#: How a node is lost -> how the launching program notices the loss.
+#: How a node is lost, and what happens to its connection.
 WAYS = {"dies": "its connection closes", "falls silent": "10 s without a word"}
 
 
 @dataclass
 class Stub:
-    """One agent: the launch that it was last asked to run, and whether it has fallen silent."""
+    """A simulated agent: the launch that it last received, and whether it still sends messages."""
 
     channel: Channel
     share: Share | None = None
@@ -46,7 +46,7 @@ class Stub:
     silent: bool = False
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Answer a message as an agent whose ranks run until they are killed."""
+        """Answer a message like an agent whose ranks run until they are ended."""
         if "launch" in message:
             self.share = from_doc(Share, message["share"])
             self.launch = message["launch"]
@@ -74,10 +74,7 @@ def _end(share: Share, place: int) -> RankEnd:
 
 
 class Cluster:
-    """All agents, in this process.
-
-    Messages over ``connection`` name the agent to lose, and the port that its successor dials.
-    """
+    """All simulated agents. ``told`` receives which one is lost and where its replacement joins."""
 
     def __init__(self, token: Path, import_s: float, connection: Connection) -> None:
         self._key = read_token(token)
@@ -89,7 +86,7 @@ class Cluster:
         self._coming: list[tuple[float, int, int]] = []
 
     def join(self, node: int, port: int) -> None:
-        """Connect a new agent for a node."""
+        """Add an agent, or the replacement of a lost one."""
         stub = Stub(dial(f"127.0.0.1:{port}", self._key, 60))
         about = Node(
             agent=f"{node}-{port}", door=Address(f"10.0.0.{node}", 1), order=node,
@@ -101,7 +98,7 @@ class Cluster:
         self._agents[node] = stub
 
     def serve(self) -> None:
-        """Serve all agents until the measuring program sends ``close``."""
+        """Serve the agents until the measuring program ends the cluster."""
         beaten_at = time.monotonic()
         while True:
             for ready, _ in self._selector.select(0.1):
@@ -126,7 +123,7 @@ class Cluster:
                 stub.hear(message)
 
     def _obey(self, word: str, node: int, port: int) -> bool:
-        """Carry out a request of the measuring program; return whether to continue."""
+        """Execute a request of the measuring program; return whether to expect further requests."""
         if word == "join":
             self._coming.append((time.monotonic() + self._import_s, node, port))
         elif word == "dies":
@@ -146,7 +143,7 @@ def serve(port: int, token: Path, many: int, import_s: float, connection: Connec
 
 
 def measure(asked: argparse.Namespace, way: str) -> dict[str, float]:
-    """Return the seconds of every part of a loss, from the beginning of the affected launch."""
+    """Return the duration (s) of every part of a loss, from the start of the affected launch."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder, "token")
         make_token(token)
@@ -198,7 +195,7 @@ def measure(asked: argparse.Namespace, way: str) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table of seconds and node-seconds."""
+    """Measure, and print a table of seconds and node-seconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=64)

@@ -1,7 +1,7 @@
-"""Time to the verdicts of a whole scaling sweep, compared with one torchrun per case.
+"""Compare the time to the verdicts of a whole scaling sweep with one torchrun per case.
 
-In the sweep, every world size is checked for correctness, calibrated, measured in 8 pairs and
-judged. torchrun starts every case once, with the same steps, without checks and statistics.
+scaleproof checks every world size, calibrates it, measures it in 8 pairs and judges it. torchrun
+starts every case once for as many steps, without checks or statistics.
 
     python benchmarks/cost/ladder.py [--world 2]
 """
@@ -25,7 +25,7 @@ from harness.measure.session import Session
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, default=2)
     parsed = parser.parse_args()
@@ -51,8 +51,8 @@ def main() -> None:
         theirs = time.perf_counter() - began
         engine.close()
     each_s = theirs / len(plan.arms)
-    print(f"ladder: {launches} launches, checked, 8 pairs each, judged: {ours:.1f} s")
-    print(f"torchrun: {len(plan.arms)} launches, once each, nothing checked: {theirs:.1f} s")
+    print(f"sweep: {launches} launches, with checks, 8 pairs and verdicts: {ours:.1f} s")
+    print(f"torchrun: {len(plan.arms)} launches, one for each case, without checks: {theirs:.1f} s")
     many = each_s * launches
     print(f"as many launches by torchrun would take {many:.0f} s: {many / ours:.0f}x")
 

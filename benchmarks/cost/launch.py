@@ -1,8 +1,8 @@
-"""Cost of a launch apart from its steps: the local engine against torchrun.
+"""Compare the cost of a launch, apart from its steps, of the local engine and of torchrun.
 
 Both start the same worker (store, process group, first collective, model, one step, result files).
-Launches of the two engines alternate, so that background load affects both. Prints medians,
-ratios, and the time of each phase of rank 0 under the local engine.
+Launches of the two engines alternate, so background load affects both. The output is medians,
+ratios, and the phases of rank 0 under the local engine.
 
     python benchmarks/cost/launch.py [--rounds 5] [--worlds 1 2 4 8]
 """
@@ -23,7 +23,7 @@ from harness.launch.wire.messages import LaunchSpec, Timed
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4, 8])
@@ -32,7 +32,7 @@ def main() -> None:
     local = open_worlds(known.get("engines", "local"), Where())
     torchrun = open_worlds(known.get("engines", "torchrun"), Where())
     began = time.perf_counter()
-    local.describe([])  # waits until its agent is there
+    local.describe([])  # waits until the agent has started
     print(f"agent ready after {time.perf_counter() - began:.2f} s, once a run")
     print(f"{'ranks':>5}  {'local':>8}  {'torchrun':>8}  {'ratio':>6}   medians of {parsed.rounds}")
     for world in parsed.worlds:

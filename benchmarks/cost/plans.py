@@ -1,11 +1,10 @@
-"""Cost of a plan, the first time and with a cache of described cases.
+"""Measure the cost of ``run plan``: for the first time, and with cached descriptions of its cases.
 
     python benchmarks/cost/plans.py [--on 8xh100 64x8xh100]
 
-Prints the CPU seconds of the program and its agent, and their ratio to those of a single case
-(``ddp/decoder-350m``). The ratio hardly depends on the machine. The modules are compiled to
-bytecode first, as in an installation. Exit status 1 if a plan takes more than ``MOST`` times the
-CPU time of a single case.
+The output is the CPU time of the program and its agent, and its ratio to the CPU time of a plan
+with one case (``ddp/decoder-350m``). The ratio is comparable between machines. Modules are compiled
+to bytecode first, as in an installation. The exit status is 1 if the ratio is above ``MOST``.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import subprocess
 import sys
 import tempfile
 
-#: A case whose description counts a model of 24 layers.
+#: The case to compare with. Its description counts the FLOPs of a model with 24 layers.
 ONE = "ddp/decoder-350m"
-#: Limit of the ratio. A suite describes seven shapes of models; importing torch dominates the cost
-#: of describing one case.
+#: Largest ratio of CPU times. The suites have seven different models, but most of the time for one
+#: case is the import of torch.
 MOST = 4.0
-#: The folder of compiled modules, which overrides the one of the environment.
+#: The folder of compiled modules, whatever the environment sets.
 COMPILED = tempfile.TemporaryDirectory()
 
 
 def cpu_s(words: list[str], cache: str) -> float:
-    """Return the user and system seconds of a command and its child processes."""
+    """Return the user and system time (s) of a command and of all processes that it started."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPYCACHEPREFIX": COMPILED.name}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -38,7 +37,7 @@ def cpu_s(words: list[str], cache: str) -> float:
 
 
 def main(places: list[str]) -> int:
-    """Print a row for each machine; return 1 if a plan takes too long."""
+    """Print a row for each kind of hardware; return 1 if a plan takes too long."""
     worst = 0.0
     with tempfile.TemporaryDirectory() as cache:
         cpu_s([ONE, "--on", places[0]], cache)  # compiles the imported modules to bytecode

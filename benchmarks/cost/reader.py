@@ -1,10 +1,11 @@
-"""Cost of reading a trace: CPU seconds and peak memory, compared with HolisticTraceAnalysis.
+"""Measure CPU time and peak memory of reading a trace, and compare HolisticTraceAnalysis.
 
     python benchmarks/cost/reader.py [--mb 200] [--hta]
 
-Fresh processes read a synthetic CUDA DDP trace in kineto's layout, with this package or with
-HolisticTraceAnalysis, which ``--hta`` installs in a separate environment. CPU seconds are user +
-system, so other processes on the machine do not count; the cost of imports is subtracted.
+Fresh processes read a synthetic trace of DDP on CUDA in kineto's format. With ``--hta``,
+HolisticTraceAnalysis is installed in a separate environment and reads it, too. CPU time is user
+plus system time, so background load does not count. The CPU time of a process that only imports the
+reader is subtracted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if len(sys.argv) > 1:
 
 
 def write_trace(path: Path, size_mb: int) -> int:
-    """Write a trace of ``size_mb``, and return the number of its events."""
+    """Write a trace of ``size_mb`` MB, and return the number of its events."""
     head = (
         '{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "nccl", "rank": 0,'
         ' "world_size": 1},\n  "baseTimeNanoseconds": 1790857026000000000,\n  "traceEvents": [\n'
@@ -96,7 +97,7 @@ def write_trace(path: Path, size_mb: int) -> int:
 
 
 def cost(python: Path, code: str, *arguments: str) -> tuple[float, float]:
-    """Return (CPU seconds, peak MB) of one process that runs ``code``."""
+    """Return the CPU time (s) and the peak memory (MB) of a process that runs ``code``."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(code)
         script.flush()
@@ -114,10 +115,12 @@ def cost(python: Path, code: str, *arguments: str) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure and print the table; return 1 if this package misses its target."""
+    """Measure, and print a table; return 1 if this project's reader misses its goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=200, help="size of the trace")
-    parser.add_argument("--hta", action="store_true", help="also install and measure HTA")
+    parser.add_argument(
+        "--hta", action="store_true", help="install and measure HolisticTraceAnalysis, too"
+    )
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
@@ -148,7 +151,7 @@ def main() -> int:
                 f"| {name} | {cpu_s:.1f} | {speed:.0f} | {peak_mb:.0f} | {memory:.2f} |", flush=True
             )
     if size < 200:
-        print("\nthe targets apply to 200 MB and more: fixed costs dominate small files")
+        print("\nthe goals are for 200 MB and more, because fixed costs dominate with small files")
         return 0
     speed, memory = rates["read"]
     met = speed >= 100 and memory <= 0.5

@@ -1,10 +1,10 @@
-"""Cost of reading a record as its number of launches grows, with the exponent of the growth.
+"""Measure how the cost of reading a record grows with its number of launches.
 
-The record repeats a sample as many plans with different seeds, with a chain. Loading, reporting
-(tables and page), verification and the entry of one more launch are timed in CPU seconds. The
-exponent is the slope of the logarithms with its 95 % interval; it is 1 for a linear cost. Exit
-status 1 if an interval lies above ``LINEAR``. ``--programs`` instead times whole programs that read
-the largest record: wall-clock seconds, CPU seconds, and the peak memory of one process.
+The records repeat the plan of a sample with different seeds, and have a chain. The CPU time of
+loading, of the report (tables and page), of verification and of adding one launch is measured. The
+exponent of the growth is the slope of the logarithms, with its 95 % interval; it is 1 if the cost
+is linear. The exit status is 1 if a cost certainly grows faster. ``--programs`` measures whole
+programs on the largest record instead: wall time, CPU time, and the peak memory of a process.
 
     python benchmarks/cost/records.py [--launches 250 1000 4000 16000] [--only load save]
     python benchmarks/cost/records.py --launches 10000 --programs
@@ -40,12 +40,13 @@ from harness.record.chain import STATED, Chain, Kind, read
 from harness.record.store import save
 
 SAMPLE = Path(__file__).parents[2] / "results" / "samples" / "ddp-nano"
-#: A cost whose exponent is above this limit counts as not linear.
+#: Largest exponent of a cost that still counts as linear in the number of launches.
 LINEAR = 1.1
-#: A program that only reads a record.
+#: Code of a program that only reads a record.
 READING = "import pathlib, sys, harness.record.store as s; s.load(pathlib.Path(sys.argv[1]))"
-#: A small program that starts another, and prints its CPU seconds and its peak memory in kB. It is
-#: small because a started process counts the memory of its parent until it executes its program.
+#: Code of a small program that starts another one, and prints its CPU time (s) and peak memory
+#: (kB). A large program would falsify the peak, because a child starts with the memory of its
+#: parent.
 STARTED = """
 import os, subprocess, sys
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
@@ -53,14 +54,14 @@ _, status, usage = os.wait4(process.pid, 0)
 print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
-#: Repeats of each timing.
+#: Number of measurements of each reader.
 TIMES = 3
 
 
 def grown(launches: int, folder: Path) -> RunRecord:
-    """Return a record that repeats the sample's plan until it has enough launches.
+    """Return a record with this number of launches, which repeats the sample's plan and verifies.
 
-    Each repeat has a different seed, other times and other digests of samples; the record verifies.
+    Each repetition has a different seed, different times and different digests of its samples.
     """
     run = load(SAMPLE)
     (plan,) = run.plans
@@ -101,21 +102,21 @@ def grown(launches: int, folder: Path) -> RunRecord:
 
 
 def _left(launch: LaunchRecord, rank: RankRecord, folder: Path, name: str, seed: int) -> RankRecord:
-    """Return a rank's record for a copied launch, with changed sample files and linked traces."""
+    """Write the files of a rank for another launch: samples with another time, traces as links."""
     for source in (SAMPLE / "launches" / launch.launch).glob(f"rank{rank.rank}.*"):
         target = folder / "launches" / name / source.name
         if source.suffix != ".npz":
             os.link(_copied(source, folder), target)
             continue
         raw = bytearray(source.read_bytes())
-        raw[10:14] = seed.to_bytes(4, "little")  # the modification time of the first ZIP member
+        raw[10:14] = seed.to_bytes(4, "little")  # the time of the archive's first member
         target.write_bytes(raw)
         rank = dataclasses.replace(rank, samples_sha256=hashlib.sha256(raw).hexdigest())
     return rank
 
 
 def _copied(source: Path, folder: Path) -> Path:
-    """Return a copy in the run's folder, so that hard links stay within one file system."""
+    """Return a copy in the run's folder, because hard links need the same file system."""
     copy = folder / "traces" / f"{source.parent.name}-{source.name}"
     if not copy.is_file():
         copy.parent.mkdir(exist_ok=True)
@@ -124,7 +125,7 @@ def _copied(source: Path, folder: Path) -> Path:
 
 
 def chained(run: RunRecord, folder: Path) -> RunRecord:
-    """Write the chain of a run into its folder, and return the run with the head of the chain."""
+    """Write the chain of the run as a run does, and return the run with the head of the chain."""
     chain = Chain(folder)
     first = load(SAMPLE)
     sealed = read(SAMPLE)[0].body
@@ -141,7 +142,7 @@ def chained(run: RunRecord, folder: Path) -> RunRecord:
 
 
 def programs(launches: int) -> None:
-    """Time the programs that read and report a record of ``launches`` launches."""
+    """Print the cost of programs that read and report a record with this number of launches."""
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as cache:
         folder = Path(name)
         (folder / "launches").mkdir()
@@ -156,7 +157,7 @@ def programs(launches: int) -> None:
 
 
 def _told(what: str, words: Sequence[str]) -> None:
-    """Run a program, which must succeed, and print its time and memory."""
+    """Run a program and print its cost; raise an error if it fails."""
     began = time.monotonic()
     command = [sys.executable, "-c", STARTED, sys.executable, *words]
     output = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
@@ -173,7 +174,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
-    """Return the CPU seconds of each reader, once per repeat, for a record of ``launches``."""
+    """Return all measured CPU times (s) of each reader, for a record with so many launches."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "launches").mkdir()
@@ -196,18 +197,22 @@ def costs(launches: int, only: Sequence[str]) -> dict[str, list[float]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table; return 1 if a cost is not linear."""
+    """Measure, and print a table; return 1 if a cost is not linear."""
     parser = argparse.ArgumentParser(description=__doc__)
     sizes_usual = [250, 1000, 4000, 16000]
     parser.add_argument("--launches", type=int, nargs="+", default=sizes_usual)
-    parser.add_argument("--only", nargs="+", default=[], help="time only these readers")
-    parser.add_argument("--programs", action="store_true", help="time whole programs instead")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="measure only these readers; load needs save"
+    )
+    parser.add_argument(
+        "--programs", action="store_true", help="measure whole programs, on the largest record"
+    )
     asked = parser.parse_args(argv)
     sizes = asked.launches
     if asked.programs:
         programs(max(sizes))
         return 0
-    costs(sizes[0], asked.only)  # warm-up: imports and compilation
+    costs(sizes[0], asked.only)  # not counted, because it imports and compiles modules
     by_size = [costs(size, asked.only) for size in sizes]
     print(f"{'':8}" + "".join(f"{size:>10,}" for size in sizes) + "  launches  grows as")
     worse = []

@@ -1,9 +1,9 @@
-"""Compare this package's compressors with other implementations in speed, size and correctness.
+"""Compare this project's compressors with published ones: speed, bytes and correctness.
 
 The others are torch's hooks and, if their checkouts are given, GRACE (github.com/sands-lab/grace)
 and PowerSGD by its authors (github.com/epfml/powersgd). All take turns, call by call, on the same
-new gradients, with one rank and one thread, so that only encoding and decoding are timed. Then two
-ranks check the promises of every implementation by the same rules.
+new gradients, with one rank and one thread, so only their computation is measured. Then two ranks
+check the properties that each method claims, with the same checks for all implementations.
 
     python benchmarks/cost/references.py [--grace FOLDER] [--powersgd FOLDER] [--only topk,fp16]
 """
@@ -27,23 +27,24 @@ import torch.multiprocessing as mp
 from rivals import Entrant, Row, entry, rows
 from torch import Tensor
 
-#: Columns of the gradient, one matrix.
+#: Columns of the gradient, which is one matrix.
 WIDTH = 1024
-#: Shape of the checked gradients, whose size is no multiple of any block size.
+#: Shape of a gradient in the checks. Its size is no multiple of any block size.
 CHECKED = (129, 67)
-#: Untimed calls, until error feedback and warm starts have settled, and timed calls. The fastest
-#: timed call counts, because other processes share the machine.
+#: Numbers of untimed and of timed calls. After the untimed calls, error feedback and warm starts
+#: are in use. The fastest timed call counts, because other processes may use the machine.
 WARM, CALLS = 6, 9
-#: Draws from an unbiased compressor; steps after which sent and outstanding parts must add up.
+#: Number of draws in the check of unbiased methods, and number of steps in the check that the sent
+#: gradients and the error feedback sum to the gradients.
 DRAWS, STEPS = 100, 8
-#: Limits: bytes sent over promised bytes (padding and scales), relative error of sums in fp32, and
-#: error of a mean in standard errors.
+#: Limits of the checks: bytes relative to the promised ones, because of padding and scales;
+#: relative error of sums in fp32; error of a mean in units of its standard error.
 ROOM, ROUNDING, SURE = 1.25, 1e-3, 1.5
 
 
 @contextmanager
 def without_gpu() -> Iterator[list[str]]:
-    """Make ``Tensor.cuda`` do nothing, for code that requires a GPU; yield the list of calls."""
+    """Make ``Tensor.cuda`` do nothing, for code that needs a GPU; yield a list of the calls."""
     called: list[str] = []
     before = torch.Tensor.cuda
 
@@ -93,13 +94,16 @@ def sent_bytes() -> Iterator[list[float]]:
 
 
 def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
-    """Return the seconds of each one's fastest call, in turns; None if it does not run."""
+    """Return the duration (s) of the fastest call of each implementation; None if it does not run.
+
+    The implementations take turns.
+    """
     shape = (elements // WIDTH, WIDTH)
     entrants: list[Entrant | None] = []
     for row in rivals:
         try:
             entrants.append(row.make(shape, False))
-        except Exception:  # told by the checks
+        except Exception:  # the checks report it
             entrants.append(None)
     took_s: list[list[float]] = [[] for _ in rivals]
     for call in range(WARM + CALLS):
@@ -112,7 +116,7 @@ def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
                 began = time.perf_counter()
                 entrant.step()
                 took = time.perf_counter() - began
-            except Exception:  # told by the checks
+            except Exception:  # the checks report it
                 entrants[i] = None
                 continue
             if call >= WARM:
@@ -121,26 +125,26 @@ def seconds(rivals: Sequence[Row], elements: int) -> list[float | None]:
 
 
 def drawn(step: int, size: int, *, alike: bool = False) -> Tensor:
-    """Return a gradient of this rank, or one that is identical on all ranks."""
+    """Return a random gradient, which differs by rank unless ``alike`` is set."""
     seed = step * 1009 + (0 if alike else 1 + dist.get_rank())
     return 3.0 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def mean(gradient: Tensor) -> Tensor:
-    """Return the mean over ranks, in double precision."""
+    """Return the mean over ranks in double precision."""
     total = gradient.double()
     dist.all_reduce(total)
     return total / dist.get_world_size()
 
 
 def given(entrant: Entrant, gradient: Tensor) -> Tensor:
-    """Return the result of one step on a gradient."""
+    """Return the result of one step with this gradient."""
     entrant.load(gradient)
     return entrant.step().clone()
 
 
 def bytes_an_element(row: Row) -> tuple[float, float]:
-    """Return the bytes per element for a normal gradient, and for one without positive elements."""
+    """Return the sent bytes per element of a normal gradient, and of a small negative one."""
     shape = (1024, WIDTH)
     size = shape[0] * shape[1]
     entrant = row.make(shape, False)
@@ -149,13 +153,13 @@ def bytes_an_element(row: Row) -> tuple[float, float]:
             given(entrant, torch.randn(size))
     with sent_bytes() as of_negative:
         given(row.make(shape, False), -0.01 * torch.rand(size))
-    # Torch's PowerSGD sends its first gradients uncompressed, as documented.
+    # PowerSGD of torch sends its first gradients uncompressed, which its documentation states.
     negative = sum(of_negative) if row.method != "powersgd" else 0.0
     return sum(sent) / size, negative / size
 
 
 def promised(method: str) -> float:
-    """Return the bytes per element that this package promises for a method on two ranks."""
+    """Return the sent bytes per element that this project states for a method on two ranks."""
     module, knobs = entry(method)
     shape = torch.Size((1024, WIDTH))
     sent: float = module.promise([shape], dist.get_world_size(), knobs).sent_bytes
@@ -163,9 +167,9 @@ def promised(method: str) -> float:
 
 
 def adds_up(row: Row) -> bool:
-    """Return whether the sent and the outstanding parts add up to the gradients.
+    """Return whether the sent gradients plus the error feedback equal the sum of the gradients.
 
-    True for methods without error feedback, which have no outstanding parts.
+    Return True for methods without error feedback.
     """
     size = CHECKED[0] * CHECKED[1]
     entrant = row.make(CHECKED, True)
@@ -186,12 +190,16 @@ def nearer(row: Row) -> bool:
     entrant = row.make(CHECKED, True)
     for _ in range(3 if row.by == "torch" and row.method == "powersgd" else 1):
         gradient = drawn(0, size, alike=True)
-        made = given(entrant, gradient)  # torch's is whole at first; afterwards with what is owed
+        # PowerSGD of torch is uncompressed at first; later steps include the error feedback.
+        made = given(entrant, gradient)
     return bool((made - gradient).norm() < gradient.norm())
 
 
 def unbiased(row: Row) -> bool:
-    """Return whether the mean of many draws is the gradient, for one with a heavy tail."""
+    """Return whether the mean of many draws is the gradient.
+
+    A few elements of this gradient are much larger than the others.
+    """
     size = CHECKED[0] * CHECKED[1]
     entrant, gradient = row.make(CHECKED, True), drawn(0, size, alike=True)
     gradient = gradient.square() * gradient
@@ -205,14 +213,14 @@ def unbiased(row: Row) -> bool:
 
 
 def descends(row: Row) -> bool:
-    """Return whether the result has a positive scalar product with the gradient."""
+    """Return whether the result has a positive inner product with the gradient."""
     gradient = drawn(0, CHECKED[0] * CHECKED[1], alike=True)
     made = given(row.make(CHECKED, True), gradient)
     return float((made * gradient).sum()) > 0
 
 
 def finite(row: Row, value: float) -> bool:
-    """Return whether the result of a constant gradient is finite in three steps."""
+    """Return whether three steps with a constant gradient give finite results."""
     entrant = row.make(CHECKED, True)
     gradient = torch.full((CHECKED[0] * CHECKED[1],), value)
     return all(bool(given(entrant, gradient).isfinite().all()) for _ in range(3))
@@ -235,7 +243,7 @@ def alike(row: Row) -> bool:
 
 
 def seeds(row: Row) -> bool:
-    """Return whether the method sets torch's generator, so that ranks get identical dropout."""
+    """Return whether a step sets torch's random generator, which makes dropout equal on ranks."""
     torch.manual_seed(1 + dist.get_rank())
     given(row.make(CHECKED, False), drawn(0, CHECKED[0] * CHECKED[1]))
     state = torch.get_rng_state().numpy().tobytes()
@@ -243,22 +251,25 @@ def seeds(row: Row) -> bool:
 
 
 CLAIMS: dict[str, tuple[Callable[[Row], bool], str]] = {
-    "contracts": (nearer, "further off than nothing"),
+    "contracts": (nearer, "farther off than zero"),
     "unbiased": (unbiased, "biased"),
-    "descends": (descends, "points elsewhere"),
+    "descends": (descends, "is no descent direction"),
 }
 
 
 def faults(row: Row) -> tuple[float | None, list[str]]:
-    """Return the bytes sent per element, and a list of defects. All ranks must call this."""
+    """Return the sent bytes per element, and a list of failed checks.
+
+    All ranks must call this function, because it uses collectives.
+    """
     out: list[str] = []
     with without_gpu() as called:
         try:
             sent, of_negative = bytes_an_element(row)
-        except Exception as error:  # raised by the tested implementation, on all ranks
+        except Exception as error:  # raised by code of other projects, on all ranks
             return None, [f"does not run here ({type(error).__name__})"]
     if called:
-        out.append("insists on a GPU")
+        out.append("requires a GPU")
     times = sent / promised(row.method)
     if times > ROOM:
         out.append(f"{times:.1f}x the bytes")
@@ -281,7 +292,7 @@ def faults(row: Row) -> tuple[float | None, list[str]]:
 
 
 def begin(rank: int, world: int, port: int) -> None:
-    """Join a gloo world on this host, with one thread per rank."""
+    """Start a world with gloo on this host, with one thread per rank."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
     dist.init_process_group(
@@ -290,11 +301,11 @@ def begin(rank: int, world: int, port: int) -> None:
 
 
 def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None:
-    """Check all rows as one of two ranks; rank 0 returns the results."""
+    """Run the checks as one of two ranks; the first rank returns the results."""
     begin(rank, 2, port)
     listed = []
     for row in rows(asked.grace, asked.powersgd, asked.only):
-        torch.manual_seed(1 + rank)  # as users do, so that dropout differs between ranks
+        torch.manual_seed(1 + rank)  # users do this so that dropout differs by rank
         listed.append(faults(row))
     if rank == 0:
         answers.put(listed)
@@ -303,7 +314,7 @@ def check(rank: int, port: int, asked: argparse.Namespace, answers: Any) -> None
 
 
 def checked(asked: argparse.Namespace) -> list[tuple[float | None, list[str]]]:
-    """Return the bytes and defects of all rows."""
+    """Return the bytes and the failed checks of all rows."""
     port = free_port()
     spawned = mp.get_context("spawn")
     answers = spawned.SimpleQueue()
@@ -326,7 +337,7 @@ def free_port() -> int:
 
 
 def line(row: Row, times: Sequence[str], sent: float | None, wrong: Sequence[str]) -> str:
-    """Return one or two lines of the table, with at most 80 columns."""
+    """Return the text of a row, with at most 80 columns in each line."""
     answer = "no: " + ", ".join(wrong) if wrong else "yes"
     head = f"{row.method:10}{row.by:14}" + "".join(f"{t:>10}" for t in times)
     head += f"{'-' if sent is None else f'{sent:.4f}':>9}  "
@@ -362,7 +373,7 @@ def main() -> None:
 
 
 def cell(took: float | None, own_s: float | None) -> str:
-    """Format a time: ours in ms, others as a multiple of ours."""
+    """Return this project's time in ms, or another project's time as a multiple of it."""
     if took is None or own_s is None:
         return "-"
     return f"{1e3 * took:.2f} ms" if took == own_s else f"{took / own_s:.2f}x"

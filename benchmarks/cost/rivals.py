@@ -1,6 +1,4 @@
-"""The compared implementations behind one interface: this package's compressors, torch's hooks,
-GRACE, and PowerSGD by its authors.
-"""
+"""Compressors of this project, of torch, of GRACE and of PowerSGD's authors with one interface."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from harness.base import programs
 from harness.cases import Catalogue
 from harness.training.rank.invariants import CodecBucket
 
-#: Settings of a method, identical for all implementations. About 5 % of the elements with their
-#: outstanding errors exceed a threshold of 4.
+#: Settings of each method, the same for all implementations. About 5 % of the elements exceed a
+#: threshold of 4.
 KNOBS: dict[str, dict[str, Any]] = {
     "topk": dict(rho=0.01),
     "randomk": dict(rho=0.1),
@@ -39,20 +37,20 @@ class Entrant:
     """One implementation of a method, with its state between steps."""
 
     def load(self, gradient: Tensor) -> None:
-        """Store a gradient as a backward pass does. This is not timed."""
+        """Store a gradient where the backward pass would; this is not timed."""
         raise NotImplementedError
 
     def step(self) -> Tensor:
-        """Encode, exchange and decode; return the mean over ranks, flat."""
+        """Encode, exchange and decode the gradient; return the mean over ranks as a vector."""
         raise NotImplementedError
 
     def owed(self) -> Tensor | None:
-        """Return what this rank has not sent yet; None without error feedback."""
+        """Return the error feedback: what was not sent yet. None if the method has none."""
         return None
 
 
 class Hooked(Entrant):
-    """A communication hook of DDP, ours or torch's."""
+    """A communication hook of DDP, from this project or from torch."""
 
     def __init__(self, shape: tuple[int, int], hook: Callable[..., Any]) -> None:
         self.hook, self.bucket = hook, CodecBucket([nn.Parameter(torch.zeros(shape))])
@@ -65,7 +63,7 @@ class Hooked(Entrant):
         return out
 
     def owed(self) -> Tensor | None:
-        """Return the outstanding part, including that of sums, which one rank holds for all."""
+        """Return the error feedback, including that of sums, which one rank holds for all ranks."""
         feedback = getattr(self.hook, "feedback", None)
         if feedback is None:
             return None
@@ -78,7 +76,7 @@ class Hooked(Entrant):
 
 
 class LowRank(Hooked):
-    """Torch's PowerSGD with its defaults, except that it compresses from the second step on."""
+    """PowerSGD of torch with its defaults, except for the number of uncompressed first steps."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.state = powerSGD_hook.PowerSGDState(
@@ -87,7 +85,7 @@ class LowRank(Hooked):
         super().__init__(shape, lambda bucket: powerSGD_hook.powerSGD_hook(self.state, bucket))
 
     def owed(self) -> Tensor | None:
-        """Return zeros until the hook has begun to compress."""
+        """Return the error feedback, which is zero before compression begins."""
         nothing = torch.zeros_like(self.bucket.buffer())
         owed: Tensor = self.state.error_dict.get(0, nothing)
         return owed[: nothing.numel()]
@@ -115,7 +113,7 @@ class Grace(Entrant):
 
 
 class Authors(Entrant):
-    """PowerSGD by its authors, which keeps the outstanding part in the gradient buffer."""
+    """PowerSGD by its authors. The error feedback stays in the gradient, to which backward adds."""
 
     def __init__(self, shape: tuple[int, int], rounds: int) -> None:
         self.gradient = torch.zeros(shape)
@@ -137,14 +135,14 @@ class Authors(Entrant):
         return self.gradient.flatten()
 
 
-#: Makes a new entrant for a gradient of this shape. ``plain`` disables momentum, so that the sent
-#: parts add up to the gradients.
+#: A function that returns a new entrant for a gradient of this shape. Its second argument,
+#: ``plain``, turns momentum off, with which sent gradients would not sum to the gradients.
 Make: TypeAlias = Callable[[tuple[int, int], bool], Entrant]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One implementation of a method: its author, how to make it, and its claim."""
+    """An implementation of a method: its author, its constructor and the claim to check."""
 
     method: str
     by: str
@@ -158,14 +156,14 @@ def of_grace(module: str, name: str) -> Any:
 
 
 def entry(method: str) -> tuple[Any, dict[str, Any]]:
-    """Return this package's module of a method, and the settings used here."""
+    """Return this project's module of a method, and its knobs in the comparison."""
     module = programs.load_module(f"harness.training.compressors.{method}")
     known = Catalogue().entries["compressors"][method].knobs
     return module, {**known, **KNOBS.get(method, {})}
 
 
 def ours(method: str) -> Row:
-    """Return the row of this package's hook."""
+    """Return the row of this project's implementation."""
     module, knobs = entry(method)
 
     def make(shape: tuple[int, int], plain: bool) -> Entrant:
@@ -180,12 +178,12 @@ def ours(method: str) -> Row:
 
 
 def hooked(hook: Callable[..., Any]) -> Make:
-    """Return a maker of one of torch's hooks in the group of all ranks."""
+    """Return the constructor of a hook of torch for the world of all ranks."""
     return lambda shape, _: Hooked(shape, lambda bucket: hook(dist.group.WORLD, bucket))
 
 
 def of_torch() -> Iterator[tuple[str, str, Make]]:
-    """Yield torch's hooks; its 8-bit hooks have one scale per tensor, or one per 512 elements."""
+    """Yield torch's hooks. The hooks with 8 bits have one scale in all, or one for 512 elements."""
     hooks: dict[tuple[str, str], Callable[..., Any]] = {
         ("fp16", "torch"): default_hooks.fp16_compress_hook,
         ("bf16", "torch"): default_hooks.bf16_compress_hook,
@@ -200,7 +198,10 @@ def of_torch() -> Iterator[tuple[str, str, Make]]:
 def grace_parts(  # noqa: C901  (a branch for each of GRACE's methods)
     method: str, plain: bool
 ) -> tuple[Any, Any, str]:
-    """Return GRACE's compressor and memory with this package's settings, and their collective."""
+    """Return GRACE's compressor, memory and route ("sum" or "gather") for a method.
+
+    The settings are those of this project's implementation.
+    """
     knobs = KNOBS.get(method, {})
     world = dist.get_world_size()
 
@@ -243,7 +244,7 @@ def grace_parts(  # noqa: C901  (a branch for each of GRACE's methods)
     raise KeyError(method)
 
 
-#: Methods that GRACE also implements.
+#: Methods that GRACE implements, too.
 IN_GRACE = (
     "topk", "randomk", "threshold", "dgc", "qsgd", "terngrad", "natural", "signsgd", "efsign",
     "onebit", "fp16", "powersgd",
@@ -251,7 +252,7 @@ IN_GRACE = (
 
 
 def rows(grace: str | None, powersgd: str | None, only: Sequence[str]) -> list[Row]:
-    """Return all implementations, by method, those of this package first."""
+    """Return all implementations by method, with this project's first."""
     others = list(of_torch())
     if grace:
         sys.path.insert(0, grace)

@@ -1,19 +1,19 @@
-"""Overhead of the hooks that observe a user's training script: a loop with and without them.
+"""Measure what observing a user's training costs: the same loop with and without hooks, in turn.
 
-The loops take turns in separate processes, because hooks cannot be removed completely. There are
-two loops: a GPT like nanoGPT with many small modules, and a tutorial's loop, one linear layer and a
-loader, whose steps are so short that hooks weigh most. For each, the script prints the CPU time of
-a step, which background load does not lengthen as it does wall-clock time, and the mean difference
-with its 95 % interval over the pairs. It also prints the time in hooks, measured in separate
-processes because that clock costs as much as what it times. On a GPU, a step is timed by the wall
-clock from one end of the device's work to the next, because a waiting host uses CPU time, too.
+Each measurement is a separate process, because hooks cannot be removed. There are three loops: a
+GPT like nanoGPT, with many small modules; a tutorial with one linear layer and a loader, whose
+steps are so short that the cost of hooks is largest; and the GPT with few tokens. The output is the
+CPU time of a step, which background load hardly lengthens, and the mean difference with its 95 %
+interval over the pairs. Further processes measure the time in hooks by a clock around each hook;
+they are separate because the clock costs as much as a hook. On a GPU the wall time between the ends
+of steps is measured, because the host busily waits there and its CPU time has no meaning.
 
-If steps are long, processes differ by more than the cost of hooks. ``--within`` compares steps of
-one process: the hooks are installed and removed every few steps. The first step after each switch
-is left out, because the interpreter's inline caches of the changed attributes are invalid then. It
-prints the median difference of adjacent groups of steps with its 95 % interval by order statistics.
-A third loop, the GPT on few tokens, has short steps that read the same weights through the caches.
-Hooks find these caches as full as in long steps, and the interval is narrow.
+If a step is long, processes differ by more than the hooks cost. ``--within`` compares steps in one
+process instead: every few steps, the attributes of torch that hold hooks are replaced by the
+original ones, or back. The first step after each change is left out, because the interpreter's
+caches are invalid then. The output is the median difference of successive turns, with its 95 %
+interval from order statistics. The loop with few tokens has short steps that read the same weights.
+Hooks find the CPU's caches as full as in long steps, but the interval is narrower.
 
     python benchmarks/cost/script.py [--pairs 40] [--steps 200] [--loop gpt|few|tutorial] [--gpu]
     python benchmarks/cost/script.py --within [--steps 4000] [--loop gpt|few|tutorial]
@@ -49,16 +49,16 @@ from harness.training.script.hooks import Hooks
 from harness.training.script.observed import Observed
 
 FOREVER = 10**6
-#: Steps that are not counted, because the hooks do their one-time work in them.
+#: Warm-up steps that are not counted, in which the hooks inspect parameters and find the models.
 WARM = 10
-#: Steps with hooks, or without, before the next switch.
+#: Steps in one turn, with hooks or without.
 TURN = 8
-#: Processes in which each hook is timed.
+#: Number of processes with a clock around each hook.
 TIMED = 5
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure every loop, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=200)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def compared(name: str, pairs: int, steps: int, device: str) -> None:
-    """Print the overhead of the hooks in a step of one loop, by separate processes."""
+    """Print the cost of hooks per step of one loop, from pairs of processes."""
     step_s: dict[str, list[float]] = {"watched": [], "bare": []}
     for pair in range(pairs):
         for way in ("watched", "bare") if pair % 2 else ("bare", "watched"):
@@ -97,7 +97,7 @@ def compared(name: str, pairs: int, steps: int, device: str) -> None:
 
 
 def within(name: str, steps: int) -> None:
-    """Print the overhead of the hooks in a step of one loop, by steps of one process."""
+    """Print the cost of hooks per step of one loop, from turns in one process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     places = Places()
@@ -108,7 +108,7 @@ def within(name: str, steps: int) -> None:
         next(loop)
     places.look()
     for turn in range(steps // TURN):
-        watched = (turn // 2 + turn) % 2 == 0  # on off off on, so that neither comes first
+        watched = (turn // 2 + turn) % 2 == 0  # on, off, off, on: neither always comes first
         places.put(watched)
         next(loop)
         began_s = time.process_time()
@@ -128,7 +128,7 @@ def within(name: str, steps: int) -> None:
 
 
 class Places:
-    """The attributes of torch that hooks replace: their present and their original values."""
+    """The attributes of torch that hooks replace, with their values with and without hooks."""
 
     def __init__(self) -> None:
         self._kinds: list[Any] = [
@@ -143,13 +143,13 @@ class Places:
         self._watched = self._before
 
     def look(self) -> None:
-        """Store the present values, which are those with hooks."""
+        """Remember the current values of the attributes as the values with hooks."""
         self._watched = self._now()
         differing = zip(self._before[0], self._watched[0], strict=True)
         self._names = [[n for n in now if now[n] is not was.get(n)] for was, now in differing]
 
     def put(self, watched: bool) -> None:
-        """Install the values with hooks, or the original ones."""
+        """Set the values with hooks, or the original values."""
         kinds, lists = self._watched if watched else self._before
         for kind, there, names in zip(self._kinds, kinds, self._names, strict=True):
             for name in names:
@@ -167,7 +167,7 @@ class Places:
 
 def child(name: str, way: str, steps: int, device: str) -> tuple[float, float]:
     """Return the mean step time of a loop in a separate process, and its time in hooks, in s."""
-    fork = multiprocessing.get_context("fork")  # torch is imported once
+    fork = multiprocessing.get_context("fork")  # so torch is imported only once
     with fork.Pool(1) as pool:
         return pool.apply(in_child, (name, way, steps, device))
 
@@ -181,7 +181,7 @@ def in_child(name: str, way: str, steps: int, device: str) -> tuple[float, float
 
 
 class Spent:
-    """The total time in wrapped functions; nested calls count once."""
+    """The total time (s) in functions; time in nested calls is counted once."""
 
     total_s = 0.0
     inside = False
@@ -203,7 +203,7 @@ SPENT = Spent()
 
 
 def stepped(loop: Callable[[], Iterator[None]], watched: bool, steps: int) -> float:
-    """Return the mean CPU time of a step on one core, or its wall-clock time on a GPU, in s."""
+    """Return the mean CPU time (s) of a step on one core, or its wall time on a GPU."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if watched:
@@ -217,7 +217,7 @@ def stepped(loop: Callable[[], Iterator[None]], watched: bool, steps: int) -> fl
 
 
 def now_s() -> float:
-    """Return the CPU time of the process, or the wall-clock time after synchronising the GPU."""
+    """Return the CPU time (s) of the process, or on a GPU the wall time after its work is done."""
     if torch.get_default_device().type == "cpu":
         return time.process_time()
     torch.cuda.synchronize()
@@ -244,7 +244,7 @@ class Block(nn.Module):
 
 
 def gpt(rows: int = 12, length: int = 64) -> Iterator[None]:
-    """Train nanoGPT's size for a CPU: 4 layers, 4 heads, width 128, 12 rows of 64 tokens."""
+    """Train nanoGPT at its size for CPUs: 4 layers, 4 heads, width 128, 12 rows of 64 tokens."""
     blocks = [Block(128, 4) for _ in range(4)]
     model = nn.Sequential(nn.Embedding(65, 128), *blocks, nn.LayerNorm(128), nn.Linear(128, 65))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -260,7 +260,7 @@ def gpt(rows: int = 12, length: int = 64) -> Iterator[None]:
 
 
 def tutorial() -> Iterator[None]:
-    """Train one linear layer with SGD on a loader of 2,048 rows in batches of 32."""
+    """Train as in PyTorch's first tutorial: one linear layer, SGD, batches of 32 of 2,048 rows."""
     model = nn.Linear(20, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.utils.data.TensorDataset(torch.rand(2048, 20), torch.rand(2048, 1))
@@ -283,7 +283,7 @@ LOOPS: dict[str, Callable[[], Iterator[None]]] = {
 
 
 def time_hooks() -> None:
-    """Time every hook."""
+    """Put a clock around every hook."""
     for name in ("_enter", "_leave", "_stepping", "_stepped", "_passing"):
         setattr(Hooks, name, SPENT.around(getattr(Hooks, name)))
     for name in ("enter_backward", "leave_backward"):
@@ -291,7 +291,7 @@ def time_hooks() -> None:
 
 
 def watch() -> None:
-    """Install the hooks in this process as in a rank of a script, with an endless window."""
+    """Observe this process like the rank of a script, with a window that never ends."""
     folder = Path(tempfile.mkdtemp())
     case = CaseSpec(
         strategy="script", model="loop", size="own", mode=Mode.WEAK, world_size=1, nodes=(1,),

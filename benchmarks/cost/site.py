@@ -1,10 +1,10 @@
-"""Cost of a site of many runs: the first time, with runs that were verified before, and again.
+"""Measure the time of ``report site`` for many runs: new ones, verified ones, and a second call.
 
     python benchmarks/cost/site.py --runs 500
 
-Runs are copies of the tracked samples with their pages. Each copy has one unique file, so that the
-cache of verified runs treats all of them as different. A run was verified before if it is in the
-history, or was reported.
+Runs are copies of the stored samples, each with its page. Each copy has an additional file, so that
+the cache of verified runs treats it as a different run. In practice a run was verified before if it
+is in the history of nightly runs, or if it was reported.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SAMPLES = Path(__file__).parents[2] / "results" / "samples"
 
 
 def taken(words: list[str]) -> tuple[float, float]:
-    """Return the wall-clock seconds and the CPU seconds of a command."""
+    """Return the wall time and the CPU time of a command, in s."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
@@ -52,7 +52,9 @@ def main() -> None:
             wall_s, cpu_s = taken(site)
             print(f"{what}: {wall_s:.1f} s, {cpu_s:.1f} s of CPU", flush=True)
             if what.endswith("none verified before"):
-                (Path(place) / "site" / "entries.json").write_text("{}")  # as for a new site
+                (Path(place) / "site" / "entries.json").write_text(
+                    "{}"
+                )  # the site is built from scratch
         shutil.copytree(samples[0], runs / "new")
         wall_s, cpu_s = taken(site)
         print(f"one run more: {wall_s:.1f} s, {cpu_s:.1f} s of CPU")

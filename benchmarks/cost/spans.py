@@ -1,8 +1,8 @@
-"""Cost of a span, with and without a running profiler.
+"""Measure the cost of a span, without and with a running profiler.
 
     python benchmarks/cost/spans.py [--spans 20000]
 
-Spans take turns with an empty context manager and torch's ``record_function`` in one process.
+Spans, an empty context manager and torch's ``record_function`` take turns in one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAKE: dict[str, Callable[[int], AbstractContextManager[object]]] = {
 
 
 def cost_us(make: Callable[[int], AbstractContextManager[object]], num: int) -> float:
-    """Return the mean microseconds of one context manager, over ``num`` in a row."""
+    """Return the mean time (us) of one span, over ``num`` of them."""
     began = time.perf_counter()
     for i in range(num):
         with make(i):
@@ -36,13 +36,13 @@ def cost_us(make: Callable[[int], AbstractContextManager[object]], num: int) -> 
 
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spans", type=int, default=20_000)
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     rounds = 5
-    print("| | us, without a profiler | us, profiled |")
+    print("| | us, no profiler | us, profiled |")
     print("|---|---|---|")
     off: dict[str, list[float]] = {name: [] for name in MAKE}
     on: dict[str, list[float]] = {name: [] for name in MAKE}

@@ -1,10 +1,10 @@
-"""Overhead of the harness per training step, by alternating steps with and without it.
+"""Measure what scaleproof adds to a training step; steps with and without it alternate.
 
-Prints the CPU time of everything that the harness records about a step of 20 ms, and the upper end
-of the 95 % interval of its mean, also as a share of the step. The CPU time of the step's compute is
-subtracted. CPU time is used because background load lengthens wall-clock time. Memory is sampled
-as often as in a window of ``KEPT`` steps. ``--parts`` also prints the time that is saved without
-each part.
+The output is the CPU time for everything that is recorded about a step of 20 ms, and the upper end
+of the 95 % interval of its mean, also as a share of the step. The CPU time of the step itself is
+measured inside of it and subtracted, because background load would falsify wall times. Memory is
+read as often as in a window of ``KEPT`` steps. ``--parts`` also measures the time that is saved by
+leaving out each part, in the same turns.
 
     python benchmarks/cost/step.py [--pairs 400] [--parts]
 """
@@ -33,7 +33,7 @@ from harness.training.rank.window import StepLog
 
 
 class Sleeper:
-    """A trainer whose step only takes time, so that all differences come from the harness."""
+    """A trainer whose step only uses CPU time for 20 ms, so only scaleproof's part can differ."""
 
     def __init__(self, step_s: float, intake: Intake | None = None) -> None:
         self.step_s, self.loss = step_s, torch.zeros(())
@@ -43,9 +43,9 @@ class Sleeper:
             intake.watch(self.model)
 
     def step(self, batch: Batch) -> torch.Tensor:
-        """Spin until the time is over, because a sleep would hide overlapping work.
+        """Use CPU time until the step is over, because a sleep would hide what it overlaps.
 
-        The call of the model is not subtracted, because observing its inputs is measured, too.
+        The model is called after that, because observing its inputs is part of the measured cost.
         """
         began_s = time.thread_time()
         end = time.perf_counter() + self.step_s
@@ -56,14 +56,14 @@ class Sleeper:
         return self.loss
 
 
-#: Steps of a usual window.
+#: Number of steps in a usual window.
 KEPT = 40
-#: Parts of what the harness records about a step, which can be left out one by one.
+#: The parts of what is recorded about a step; each can be left out.
 PARTS = ("sign of life", "spans", "loss", "inputs", "memory")
 
 
 class Logged:
-    """A trainer and the log of its steps, with all parts, or without one of them."""
+    """A trainer and the log of its steps, with everything that is recorded or without one part."""
 
     def __init__(self, n: int, step_s: float, beats: Beats, without: str = "") -> None:
         intake = Intake()
@@ -93,7 +93,7 @@ class Logged:
         self.log.start(0)
 
     def run(self, i: int) -> float:
-        """Return the CPU seconds of a step, without those of its compute."""
+        """Return the CPU time (s) of a step, without the time that the step itself used."""
         began = time.thread_time()
         self.log.run(i, lambda step: self.batch, Phase.STEADY)
         return time.thread_time() - began - self.trainer.computed_s
@@ -110,10 +110,10 @@ def _no_span(*_: object, **__: object) -> _Nothing:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=400)
-    parser.add_argument("--parts", action="store_true", help="also print the cost of each part")
+    parser.add_argument("--parts", action="store_true", help="also measure the cost of each part")
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     step_s, n = 0.02, parsed.pairs

@@ -1,4 +1,4 @@
-"""Cost of work without ranks: reading, judging and rendering runs, listing and collecting."""
+"""The cost of code that needs no ranks: read, judge and render runs, list names, collect suites."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.record.store import load, save
 from harness.record.upgrade import upgrade
 
 ROOT = Path(__file__).parents[2]
-#: A user's environment, in which Python caches bytecode.
+#: The environment of a user, in which imported modules are cached as bytecode.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 SAMPLE = ROOT / "results" / "samples" / "ddp-nano"
 
@@ -46,7 +46,7 @@ def test_page(benchmark: Any) -> None:
 
 
 def test_page_of_sixteen_cases(benchmark: Any) -> None:
-    """Render the record of a whole suite, which should take at most 2 s."""
+    """The page of a record with sixteen cases should take at most 2 s."""
     text = gzip.decompress((ROOT / "tests/golden/main-job.json.gz").read_bytes())
     run = from_doc(RunRecord, upgrade(json.loads(text), SCHEMA))
     assert len({a.case.hash for p in run.plans for a in p.arms}) >= 16
@@ -54,14 +54,14 @@ def test_page_of_sixteen_cases(benchmark: Any) -> None:
 
 
 def test_page_of_five_hundred_cases(benchmark: Any) -> None:
-    """Render a record with the sample's sweep 167 times, which should take at most 10 s."""
+    """A page with 167 copies of the sample's scaling sweep should take at most 10 s."""
     run = many(load(SAMPLE), 167)
     page = benchmark.pedantic(render, (run, SAMPLE), rounds=3)
     assert page.count('class="case"') >= 500
 
 
 def many(run: RunRecord, times: int) -> RunRecord:
-    """Return a run whose plan is repeated ``times`` times with different model names."""
+    """Return a run that repeats its plan with differently named models."""
     (plan,) = run.plans
     plans, launches, verdicts_, described = [], list(run.launches), [], dict(run.described)
     for i in range(times):
@@ -86,7 +86,7 @@ def many(run: RunRecord, times: int) -> RunRecord:
 
 
 def test_list(benchmark: Any) -> None:
-    """Time the whole process: interpreter, imports, folder scan."""
+    """The time includes the interpreter, imports and the scan of folders."""
     command = [sys.executable, "-m", "harness", "run", "list"]
 
     def run() -> int:
@@ -99,7 +99,7 @@ def test_list(benchmark: Any) -> None:
 
 
 def test_collecting_five_hundred_cases(benchmark: Any, tmp_path: Path) -> None:
-    """Time the whole process of ``pytest --collect-only`` with 125 sweeps of 4 world sizes."""
+    """The time of ``pytest --collect-only`` includes the plugin and 125 sweeps of 4 world sizes."""
     (tmp_path / "test_many.py").write_text(
         "from harness import scaling\n"
         "from harness.cases.recipes import ladder\n"
@@ -110,7 +110,7 @@ def test_collecting_five_hundred_cases(benchmark: Any, tmp_path: Path) -> None:
         "def test_ladder(verdict): ...\n"
     )
     command = [
-        sys.executable, "-m", "pytest", "-p", "no:hypothesispytest",  # measure only this plugin
+        sys.executable, "-m", "pytest", "-p", "no:hypothesispytest",  # only this project's plugin
         "--collect-only", "-q", "--cpus", "8", str(tmp_path),
     ]  # fmt: skip
 

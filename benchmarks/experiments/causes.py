@@ -1,10 +1,10 @@
-"""Test whether time budgets attribute injected causes correctly, with the right size and name.
+"""Inject known causes into training, and check that budgets show their size and name.
 
     python benchmarks/experiments/causes.py [--repeats 3] [--ms 60] [--operators]
 
-Profiled launches with simulated compute have one or two injected causes, and are compared with the
-same case without them. ``--operators`` follows every operator instead of an outline. Prints the
-table of docs/timelines.md; exit status 1 if a target is missed.
+Profiled launches with simulated compute and one or two injected causes are compared with launches
+of the same case without causes. Profiles are outlines, or record every operator. The output is the
+table of docs/timelines.md. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from harness.record.budget import OUTLINE
 
 PLANTS = Path(__file__).parents[2] / "tests" / "plants"
 DDP = ("late", "link", "data", "stall", "slow")
-#: The terms in which each cause must show, and the ranks: all, the first, the last, or all but the
-#: last (``others``).
+#: For each cause, the terms that it must change, and on which ranks: all, the first, the last, or
+#: all others than the last.
 SHOWS: Mapping[str, Mapping[Term, str]] = {
     "late": {Term.COMPUTE: "last", Term.WAIT: "others"},
     "link": {Term.TRANSFER: "all"},
@@ -37,14 +37,14 @@ SHOWS: Mapping[str, Mapping[Term, str]] = {
     "slow": {Term.COMPUTE: "all"},
     "uneven": {Term.COMPUTE: "first"},
 }
-#: In an outline, all time of the host inside of forward counts as compute.
+#: The same for outlines, in which all time of the host inside of forward counts as compute.
 OUTLINED = {**SHOWS, "stall": {Term.COMPUTE: "all"}}
 KNOB = {"link": "linked.link_ms"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The growth of one term under a set of injected causes, and wrong names, if any."""
+    """One set of injected causes: the growth of one term, and any wrong name."""
 
     plants: tuple[str, ...]
     world: int
@@ -55,23 +55,24 @@ class Row:
 
     @property
     def limit_ms(self) -> float:
-        """The largest permitted error of the growth, in ms."""
+        """The largest allowed error of the growth, in ms."""
         floor, share = (2.0, 0.05) if self.world == 2 else (4.0, 0.10)
         return max(floor, share * self.planted_ms)
 
     @property
     def ok(self) -> bool:
-        """Whether the size is within the limit and the name is right."""
+        """Whether the size and the name of the causes are correct."""
         return abs(self.found_ms - self.planted_ms) <= self.limit_ms and not self.named
 
 
 def case_of(plants: Sequence[str], world: int, ms: float, known: Catalogue) -> CaseSpec:
-    """Return the simulated case with these causes."""
+    """Return the case with simulated compute and these causes."""
     site = Site(device=Device.CPU, backend="gloo", nodes=(world,))
     strategy = "pipeline" if "uneven" in plants or "pipeline" in plants else "linked"
     knobs: dict[str, Json] = {KNOB.get(p, f"plants.{p}_ms"): ms for p in plants if p != "pipeline"}
     if strategy == "pipeline":
-        knobs["pipeline.microbatches"] = 4  # few sleeps, because each of them ends a bit late
+        # Few micro-batches mean few sleeps, each of which the kernel ends a little late.
+        knobs["pipeline.microbatches"] = 4
         knobs["plants.stages"] = world
     case = site.case(f"{strategy}/plants-small", knobs=knobs)
     return known.normalise(replace(case, data="loaded"))
@@ -86,7 +87,7 @@ class Stand:
         self.launcher = Bench(self.known, self.known.get("engines", "local"), Where())
 
     def profile(self, case: CaseSpec) -> Budget:
-        """Return the budget of one profiled launch; raise AssertionError if it failed."""
+        """Profile a case in one launch; raise AssertionError if the launch has no budget."""
         arm = Arm(name="@", case=case, role=Role.SUBJECT)
         plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=4, cut=2))
         window = plan.profile(self.outline)
@@ -97,17 +98,19 @@ class Stand:
         return launch.budget
 
     def close(self) -> None:
-        """End all worlds."""
+        """Stop all agents."""
         self.launcher.worlds.close()
 
 
 def term_ms(rank: RankBudget, term: Term) -> float:
-    """Return a term's median over steps, in ms. The median ignores a single stall of the host."""
+    """Return the median of a term over the steps, in ms, which a single pause of the host does not
+    change.
+    """
     return statistics.median(rank.terms.get(term, (0,))) / 1e6
 
 
 def growth_ms(budget: Budget, bare: Budget, term: Term, where: str) -> float:
-    """Return how much a term grew on the ranks with the injected cause, in ms."""
+    """Return the growth (ms) of a term on the ranks where its cause was injected."""
     last = len(budget.ranks) - 1
     chosen = {"all": range(last + 1), "last": [last], "others": range(last), "first": [0]}[where]
     grown = [term_ms(budget.ranks[r], term) - term_ms(bare.ranks[r], term) for r in chosen]
@@ -115,23 +118,26 @@ def growth_ms(budget: Budget, bare: Budget, term: Term, where: str) -> float:
 
 
 def shows(budget: Budget) -> Mapping[str, Mapping[Term, str]]:
-    """Return where causes must show in a budget of this kind of capture."""
+    """Return the terms that causes must change, for a budget of this kind of profile."""
     return OUTLINED if budget.capture == OUTLINE else SHOWS
 
 
 def shown_on(plant: str, where: str, plants: Sequence[str]) -> str:
-    """Return the ranks on which a cause shows; in a pipeline, the stage with the first block."""
+    """Return the ranks on which a cause must show.
+
+    A stall in a pipeline shows only on the stage that holds the first block.
+    """
     return "first" if plant == "stall" and "uneven" in plants else where
 
 
 def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
-    """Return which names are wrong; empty if all are right."""
+    """Return what the budget names incorrectly; empty if all names are correct."""
     wrong = []
     grown = {t: growth_ms(budget, bare, t, "all") for t in Term}
     wanted = {t for p in plants for t in shows(budget)[p]}
     largest = max(grown, key=lambda t: grown[t])
     if "uneven" in plants:
-        wanted |= {Term.BUBBLE}  # the other stages wait for the slow one
+        wanted |= {Term.BUBBLE}  # because the other stages wait for the slow one
         if budget.imbalance <= bare.imbalance:
             wrong.append("no stage imbalance")
     if largest not in wanted:
@@ -146,7 +152,7 @@ def misnamed(plants: Sequence[str], budget: Budget, bare: Budget) -> str:
 
 
 def sets() -> list[tuple[str, ...]]:
-    """Return each cause alone and in pairs; a pipeline's imbalance only with causes it can have."""
+    """Return the sets of causes: each alone, pairs, and an uneven pipeline with other causes."""
     alone = [(p,) for p in (*DDP, "uneven")]
     pairs = list(itertools.combinations(DDP, 2))
     return [*alone, *pairs, *((p, "uneven") for p in ("data", "stall"))]
@@ -160,7 +166,7 @@ def measure(
     folder: Path,
     outline: bool = True,
 ) -> Iterator[Row]:
-    """Yield the rows of every set; each repeat has one launch with the causes and one without."""
+    """Yield the rows of every set; each repetition launches the case with and without the causes."""
     bench = Stand(folder, outline)
     try:
         for world in worlds:
@@ -188,13 +194,13 @@ def measure(
 
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, ms per step")
-    parser.add_argument("--operators", action="store_true", help="follow every operator")
+    parser.add_argument("--ms", type=float, default=60.0, help="size of every cause, per step")
+    parser.add_argument("--operators", action="store_true", help="record every operator")
     parsed = parser.parse_args()
-    print("| ranks | planted | term | planted, ms | found, ms | limit, ms | |")
+    print("| ranks | causes | term | injected, ms | found, ms | limit, ms | |")
     print("|---|---|---|---|---|---|---|")
     missed = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,14 @@
-"""Compare change detectors on the same series: this package's, asv's and apache-otava's.
+"""Compare detectors of changes on the same series: this project's, asv's and apache-otava's.
 
-    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]     or: tox -e detectors
+    python benchmarks/experiments/detectors.py [--series 500] [--nightly 120]  # tox -e detectors
 
-Every series has 60 nightly results, with a step after 40 of them or without one; there are four
-times as many series without a step. ``any``: share of series in which a step up is reported;
-``near``: share of these that are dated within 2 nights. ``false``: share of series without a step
-in which a change, up or down, is reported. ``--nightly`` runs the detectors after every night from
-the 15th on, as a user does: it prints the share of slowdowns reported before the step, the share
-reported within 20 nights of it, and the median delay. Detectors that are not installed are skipped.
+Each series has 60 nightly values, with a step at night 40 or without one. There are four times as
+many series without a step. ``any`` is the share of series in which a step up is reported, and
+``near`` is the share of these whose date is within 2 nights. ``false`` is the share of series
+without a step in which a change is reported. ``--nightly`` runs the detectors every night from
+night 15 on, as a user does. It prints the share of series with a report before the step, the share
+in which the step is found within 20 nights, and the median delay. Detectors that are not installed
+are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from harness.features.history import scan
 
 NIGHTS, AT, NEAR = 60, 40, 2
-#: Returns the changes in a series: their positions, and whether they go up.
+#: A function that returns the changes in a series: their nights, and whether they go up.
 Detector = Callable[[np.ndarray], list[tuple[int, bool]]]
 CELLS = (
     ("gauss 2 %", 0.0), ("gauss 2 %", 0.03), ("gauss 2 %", 0.05), ("gauss 2 %", 0.10),
@@ -34,7 +35,7 @@ CELLS = (
 
 
 def nights(kind: str, step: float, count: int, random: np.random.Generator) -> np.ndarray:
-    """Return step times around 1, of shape (count, NIGHTS), with one kind of noise."""
+    """Return step times (count, NIGHTS) around 1 with one kind of noise."""
     sd = 0.005 if kind.startswith("quiet") else 0.02
     x = random.normal(0, sd, (count, NIGHTS))
     if kind == "spiky":
@@ -53,7 +54,7 @@ def ours(x: np.ndarray) -> list[tuple[int, bool]]:
 
 
 def asvs(x: np.ndarray) -> list[tuple[int, bool]]:
-    """Run asv 0.6 with a regression threshold of 1 %. It reports steps up only."""
+    """Return the steps up that asv 0.6 reports with a regression threshold of 1 %."""
     from asv import step_detect
 
     steps = step_detect.detect_steps(list(map(float, x)), [1.0] * len(x))
@@ -62,10 +63,13 @@ def asvs(x: np.ndarray) -> list[tuple[int, bool]]:
 
 
 def otavas(x: np.ndarray) -> list[tuple[int, bool]]:
-    """Run apache-otava 0.8 with its default window and p, and this package's minimum change."""
+    """Return the changes that apache-otava 0.8 reports with its default window and p.
+
+    The smallest reported change is 1 %, as in this project's detector.
+    """
     from otava.analysis import compute_change_points
 
-    values = list(map(float, x))  # it does not accept arrays
+    values = list(map(float, x))  # otava fails on arrays
     points, _ = compute_change_points(values, window_len=50, max_pvalue=0.001, min_magnitude=0.01)
     return [(p.index, bool(x[p.index :].mean() > x[: p.index].mean())) for p in points]
 
@@ -77,11 +81,11 @@ def detectors() -> dict[str, Detector]:
 
 
 def table(count: int) -> list[str]:
-    """Return one row for each detector, noise and step."""
+    """Return a row for each detector, kind of noise and step."""
     lines = [f"{'':12} {'noise':12} {'step':>5} {'any':>7} {'near':>6} {'false':>7} {'ms':>6}"]
     for kind, step in CELLS:
         random = np.random.default_rng(11)
-        many = count if step else 4 * count  # false alarms are rare
+        many = count if step else 4 * count  # more series, because false reports are rare
         series = nights(kind, step, many, random)
         for name, detect in detectors().items():
             began = time.perf_counter()
@@ -100,7 +104,7 @@ def table(count: int) -> list[str]:
 
 
 def nightly(count: int) -> list[str]:
-    """Return the share of false alarms and the delay of detections in nightly use."""
+    """Return rows on false reports and delays if the detectors run every night."""
     lines = [f"{'':12} {'noise':12} {'step':>5} {'before':>7} {'found':>6} {'delay':>6}"]
     for kind, step in (
         ("gauss 2 %", 0.03),

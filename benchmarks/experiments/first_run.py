@@ -1,10 +1,13 @@
-"""Run the default suite under background load: count decided and wrong verdicts, and the time.
+"""Measure how background load affects the verdicts of ``pytest suites/``.
 
-    python benchmarks/experiments/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts] [--page FILE]
+    python benchmarks/experiments/first_run.py [--runs 5] [--beside 0 0.25 0.5 0.8 bursts]
+        [--page FILE]
 
-Each run is ``pytest suites/`` without options, while another program uses a share of one core, or
-computes and sleeps in turn for one to eight seconds, as a build does. ``--keep DIR`` keeps the
-runs there, and the same command continues where it was interrupted. ``--from DIR`` only reads them.
+The output states how many thresholds are decided, how fast, and whether the verdicts are correct.
+Each run is ``pytest suites/`` as a new user types it. Another program runs concurrently: it uses a
+share of one core, or computes and sleeps in turn for one to eight seconds, as a build does.
+``--keep DIR`` keeps the runs in a folder, and the same command continues after an interrupt.
+``--from DIR`` only reads these runs.
 """
 
 from __future__ import annotations
@@ -30,16 +33,34 @@ from harness.record import RunRecord
 from harness.record.store import load
 
 ROOT = Path(__file__).parents[2]
-#: The heading of the page in docs/.
-HEAD = "# The first run"
-#: Matches cases with a known efficiency, and captures it.
+#: The beginning of docs/first-run.md, before the command and the table.
+HEAD = """\
+# The first run
+
+Get from a clone to a verdict:
+
+```sh
+git clone REPOSITORY scaleproof && cd scaleproof
+bash scripts/run.sh suites   # installs into .venv, then runs: pytest suites/
+```
+
+The first line of the screen has the result, and the last lines name the page and the next command.
+[Reports](reports.md) explains the screen. On two cores the run takes about 4 minutes. Other programs
+on the machine make it slower, and can leave thresholds undecided (INCONCLUSIVE, exit status 10).
+
+## Effect of background load
+"""
+#: Finds the known efficiency in the name of a case.
 PLANTED = re.compile(r"paced\.plant=2:([\d.]+)")
 BURSTS = "bursts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run of the suite. ``foretold`` is the time predicted at half time over the real one."""
+    """One run of ``pytest suites/``.
+
+    ``foretold`` is its total time as predicted at half time, divided by the actual time.
+    """
 
     beside: str
     run: RunRecord
@@ -53,12 +74,14 @@ class Job:
 
     @property
     def wrong(self) -> int:
-        """The number of wrong verdicts: on an idle machine every requirement passes."""
+        """The number of wrong verdicts: FAIL and ERROR, because all thresholds are met on a quiet
+        machine.
+        """
         return tally(self.run).failed + tally(self.run).errors
 
     @property
     def planted(self) -> list[bool]:
-        """For each known efficiency, whether the interval covers it."""
+        """Whether the interval contains the known efficiency, for each of them."""
         listed = []
         for v in required(self.run):
             plant = PLANTED.search(v.case)
@@ -80,7 +103,7 @@ def burn(beside: str) -> None:
 
 @contextmanager
 def neighbour(beside: str) -> Iterator[None]:
-    """Run another program on this machine while the context is open."""
+    """Run another program on this machine within this context."""
     if beside == "0":
         yield
         return
@@ -93,7 +116,7 @@ def neighbour(beside: str) -> Iterator[None]:
 
 
 def job(results: Path, beside: str) -> Job:
-    """Run the suite and read its record."""
+    """Run ``pytest suites/`` once, and read its record."""
     with neighbour(beside):
         began = time.monotonic()
         done = subprocess.run(
@@ -125,7 +148,7 @@ def _seconds(text: str) -> float:
 
 
 def table(jobs: list[Job]) -> str:
-    """Return the page of ``docs/``, with a row for each kind of background load."""
+    """Return the page of docs/, with a row for each kind of background load."""
     machine, torch = jobs[0].run.machine, jobs[0].run.software.get("torch", "")
     day = datetime.date.fromisoformat(jobs[0].run.started_at[:10])
     runs = max(sum(j.beside == beside for j in jobs) for beside in {j.beside for j in jobs})
@@ -163,7 +186,7 @@ def table(jobs: list[Job]) -> str:
 
 
 def main() -> None:
-    """Run and write."""
+    """Make or read the runs, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--beside", nargs="+", default=["0", "0.25", "0.5", "0.8", BURSTS])

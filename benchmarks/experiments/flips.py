@@ -1,10 +1,12 @@
-"""Measure how reliably flipped bits are detected, by their place: the table of docs/operations.md.
+"""Measure how certainly a flipped bit is found, by where it occurs: the table of
+docs/operations.md.
 
     python benchmarks/experiments/flips.py [--steps 200]
 
-One bit of a random element is flipped in each step of one of three ranks. The rank is found if it
-is named in at least one step; "of one" is the share of flips that were detected. In the first row
-nothing is injected, and at least 100,000 hashes must be identical.
+Three ranks train, and one random element is flipped in each step. A rank is found if it is named in
+at least one step. "of one" is the share of flips that were seen: the probability that a single flip
+in 200 steps is found. The first row injects nothing; all of its 100,000 or more hashes must be
+equal.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from harness.measure.session import Session
 from harness.record.store import load_samples
 
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(3,))
-#: The tested bits: the lowest and the highest bit of a mantissa. For data that is only copied, all
-#: bits are equivalent, so bit 0 is tested.
+#: The bits to flip by place: the lowest and the highest bit of the mantissa. For data that are only
+#: copied, one bit is sufficient.
 BITS = {Place.WEIGHT: (0, 22), Place.ACTIVATION: (0, 22), Place.GRADIENT: (0, 22)}
 RANK = 1
 
 
 def main(steps: int) -> int:
-    """Print the table; return 1 if the rank was not found, or another one was named."""
+    """Print the table; return 1 if the affected rank was not found or another rank was named."""
     case, failed = Catalogue().normalise(SITE.case("ddp/decoder-nano")), False
     with (
         tempfile.TemporaryDirectory() as folder,

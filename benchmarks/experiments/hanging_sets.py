@@ -1,9 +1,9 @@
-"""Simulate how often a set of nodes that hang together is named: the table of docs/clusters.md.
+"""Measure how often a set of nodes that hang together is named: the table of docs/clusters.md.
 
     python benchmarks/experiments/hanging_sets.py [--worlds 300]
 
-A share of the launches that contain three certain nodes of 16 hangs. A launch on any other nodes
-fails at random with a small probability.
+Simulated launches that use all three of 16 certain nodes hang with some probability. Any other
+launch fails by chance, with a small probability.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from harness.features.nodes.isolation import Narrowing
 
 NODES, PLANTED = 16, 3
-#: (Share of launches with all injected nodes that hang, share of other launches that fail.)
+#: Pairs of probabilities: that a launch on all three nodes hangs, and that another launch fails.
 WORLDS = ((1.0, 0.0), (1.0, 0.01), (0.5, 0.0), (0.5, 0.01), (0.3, 0.01), (0.2, 0.02))
 
 

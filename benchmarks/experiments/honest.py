@@ -1,17 +1,18 @@
-"""Measure how far correct training runs differ from the reference: the table of docs/trust.md.
+"""Measure how far the losses of correct launches are from the reference: the table of
+docs/trust.md.
 
     python benchmarks/experiments/honest.py [--seeds 20] [--ranks 2 3 4] [--parts strategies]
         [--only fsdp] [--results FILE]
 
 Every shipped strategy and compressor trains for 32 steps in every precision that it supports. A row
-has the largest difference of a step and of a block of steps, divided by their limits; a correct
-launch above 1 would be reported as incorrect. Exit status 1 if one was.
+has the largest deviation of a step and of a block of steps, divided by their limits. A correct
+launch with a value above 1 would be reported as incorrect. The exit status is 1 if one was.
 
-With ``--results``, every launch is written to that file at once, and the same command continues
-where the file ends. All cases are tried with one seed after the other in random order, so that a
-part of the sweep is a representative sample. Cases that train identically share a reference, as in
-a run. The last line states the upper bound of the error rate: with no error in n launches, it is
-3/n (95 %).
+With ``--results`` every launch is written to that file immediately, as one line, and the same
+command continues after an interrupt. All cases run with one seed, in random order, before the next
+seed; so an incomplete file covers all cases equally. Cases of the same training have one reference
+in common, as in a run. The last line states the error rate that is excluded with 95 % confidence: 3
+in n launches, if no launch is reported as incorrect.
 """
 
 from __future__ import annotations
@@ -57,27 +58,28 @@ MODELS = {
     "context_parallel": "decoder-nano",
     "table_parallel": "dlrm-nano",
 }
-#: Models for compressors: few parameters, convolutions, identical gradients on all ranks.
+#: Models for compressors: few parameters, a transformer, convolutions, equal gradients on all
+#: ranks.
 CODED = ("mlp-nano", "decoder-nano", "resnet-nano", "paced-small")
-#: Compressors that make no progress on the model with simulated compute, and are rightly reported.
-#: No gradient reaches the minimum magnitude of ``threshold``. With 4 ranks, ``countsketch`` makes
-#: 2 % of the dense progress in 8 steps, 3 % in 32.
+#: Compressors that make no progress on the last model, which is reported correctly. No gradient
+#: reaches the magnitude that ``threshold`` sends. Sketches of 4 ranks make 2 % of the progress of
+#: dense training in 8 steps, and 3 % in 32.
 HARDLY_LEARN = ("threshold", "countsketch")
 KNOWN = Catalogue()
-#: Number of cases that are described together; describing them one by one takes longer than
-#: training them.
+#: Number of cases that are described together, because separate descriptions take longer than the
+#: trainings.
 TOGETHER = 48
 
 
 def strategies() -> Iterator[str]:
-    """Yield every shipped strategy on one model."""
+    """Yield every shipped strategy with one model."""
     for strategy in sorted(KNOWN.entries["strategies"]):
         if strategy not in FRAMEWORKS | {"single"}:
             yield f"{strategy}/{MODELS.get(strategy, 'mlp-nano')}"
 
 
 def codecs() -> Iterator[str]:
-    """Yield every shipped compressor on every model for compressors."""
+    """Yield every shipped compressor with every model for compressors."""
     for codec, entry in sorted(KNOWN.entries["compressors"].items()):
         if not entry.head.get("CONTROL"):
             models = CODED[:-1] if codec in HARDLY_LEARN else CODED
@@ -85,7 +87,7 @@ def codecs() -> Iterator[str]:
 
 
 def models() -> Iterator[str]:
-    """Yield the other models with strategies that divide them in different ways."""
+    """Yield the other models with strategies that divide them differently."""
     for model in ("decoder-nano", "moe-nano", "resnet-nano"):
         for strategy in ("ddp", "fsdp", "tensor_parallel", "pipeline"):
             yield f"{strategy}/{model}"
@@ -95,11 +97,11 @@ PARTS = dict(strategies=strategies, codecs=codecs, models=models)
 
 
 class Wrong(Exception):
-    """A correct training run that is reported as an ERROR."""
+    """A correct launch that would be reported as ERROR."""
 
 
 class Stand:
-    """A bench that trains a case and its reference."""
+    """Trains a case and its reference."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,11 +109,11 @@ class Stand:
         self._curves: dict[tuple[str, bool, bool], references.LossCurve] = {}
 
     def ratios(self, case: CaseSpec, described: Described) -> tuple[float, float, str] | None:
-        """Return the largest difference of a step and of a block, over their limits, and the error
-        that is reported, if any.
+        """Return the largest deviation of a step and of a block, over its limit, and any reported
+        error.
 
         Return None if the case is refused or has no reference. The ratios are 0 if bits must be
-        identical.
+        equal.
         """
         if described.reference is None or described.unsupported or described.error:
             return None
@@ -125,7 +127,9 @@ class Stand:
         timed = self._launch(plan, described, Purpose.TIMED, curve)
         if timed.cause is not None:
             return 0.0, 0.0, f"timed: {timed.cause}"
-        wrong = "; ".join(timed.wrong)  # about losses, samples, replicas, bytes, clocks
+        wrong = "; ".join(
+            timed.wrong
+        )  # by the checks of losses, samples, replicas, bytes and clocks
         samples = [load_samples(self.folder, timed.launch, r) for r in timed.ranks]
         if not described.reference.limit:
             return 0.0, 0.0, wrong
@@ -136,7 +140,7 @@ class Stand:
         return float(steps.max()), float(blocks.max()), wrong
 
     def _curve(self, plan: Plan, described: Described) -> references.LossCurve:
-        """Return the losses of the reference, which identically trained cases share."""
+        """Return the losses of the reference, which all cases of the same training use."""
         (arm,) = plan.arms
         wanted = described.reference
         assert wanted is not None
@@ -151,7 +155,7 @@ class Stand:
 
     @staticmethod
     def _right(launch: LaunchRecord) -> LaunchRecord:
-        """Return the launch; raise Wrong if it, or one of its checks, failed."""
+        """Return the launch; raise Wrong if it broke or if one of its checks failed."""
         failed = [check for rank in launch.ranks for check in rank.checks if not check.ok]
         if failed:
             check = failed[0]
@@ -183,7 +187,7 @@ class Stand:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The result of one launch; a refused case has no values."""
+    """The result of one launch. A case that is ``refused`` has no values."""
 
     case: str
     ranks: int
@@ -199,7 +203,7 @@ Key = tuple[str, int, str, int]
 
 
 def trials(seeds: int, ranks: list[int], cases: list[str], results: Path) -> list[Trial]:
-    """Return all requested launches; those in the file are not repeated."""
+    """Return all requested launches; those in the results file are not repeated."""
     lines = results.read_text().splitlines() if results.exists() else []
     known = {trial_key(t): t for t in (Trial(**json.loads(line)) for line in lines)}
     every = [(name, world, str(p)) for name in cases for world in ranks for p in Precision]
@@ -224,12 +228,12 @@ def trials(seeds: int, ranks: list[int], cases: list[str], results: Path) -> lis
 
 
 def trial_key(trial: Trial) -> Key:
-    """Return the key that identifies a launch."""
+    """Return the key of a launch: case, ranks, precision and seed."""
     return trial.case, trial.ranks, trial.precision, trial.seed
 
 
 def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
-    """Describe the cases together, and train each of them and its reference once."""
+    """Describe the cases together, and train each case and its reference once."""
     specs = dict[Key, CaseSpec]()
     for key in keys:
         name, world, precision, seed = key
@@ -256,7 +260,7 @@ def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
 
 def rows(every: list[Trial]) -> Iterator[str]:
     """Yield a row for each case, world size and precision."""
-    yield "| case | ranks | precision | launches | step | block | called wrong |"
+    yield "| case | ranks | precision | launches | step | block | reported |"
     yield "|---|---|---|---|---|---|---|"
     measured = [t for t in every if not t.refused]
     for (name, world, precision), of in itertools.groupby(
@@ -286,5 +290,7 @@ if __name__ == "__main__":
     launches = [t for t in every if not t.refused]
     wrong = [t for t in launches if t.wrong]
     most = beta.ppf(0.95, len(wrong) + 1, max(len(launches) - len(wrong), 1))
-    print(f"{len(launches)} launches, {len(wrong)} called wrong: at most {most:.2%} are (95 %)")
+    print(
+        f"{len(launches)} launches, {len(wrong)} reported as incorrect: at most {most:.2%} (95 %)"
+    )
     sys.exit(int(bool(wrong)))

@@ -1,10 +1,10 @@
-"""Compare predictions for 8 and 16 ranks, from 1, 2 and 4 ranks, with sweeps on emulated links.
+"""Compare predictions for 8 and 16 ranks from 1, 2 and 4 with measurements on emulated links.
 
     python benchmarks/experiments/ladders.py results/foreseen [--rates 25 75 250]
 
-Every link rate has two runs: one on 4 nodes, with a sweep of collectives, and one on 8 and 16
-nodes. Compute is simulated and communication is real, so that two cores suffice for 16 nodes.
-Existing runs are not repeated.
+Each link rate has two runs: one with 4 nodes and a sweep of their network, and one with 8 and 16
+nodes. Compute is simulated, so that 16 nodes can be measured on two cores, and communication is
+real. Runs that exist already are not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record.store import load
 
-#: The cases, with knobs that are the same at every size.
+#: The trainings, with knobs that are the same at every size.
 TRAININGS = {
     "ddp/paced-small": {"ddp.bucket_cap_mb": 0.25},
     "fsdp/paced-small": {},
@@ -35,8 +35,8 @@ TRAININGS = {
     "compressed:topk/paced-small": {},
 }
 SMALL, LARGE = (1, 2, 4), (8, 16)
-#: Minimum share of sizes within their 80 % intervals. Correct intervals give less in one of 50 sets
-#: of 30 sizes.
+#: Least share of sizes inside their 80 % interval. With 30 sizes, a correct model falls below it
+#: with a probability of 1 in 50.
 HELD = 0.63
 
 
@@ -48,7 +48,7 @@ def site_of(nodes: int) -> Site:
 
 
 def plans(known: Catalogue, worlds: Sequence[int], rate: float) -> list[Plan]:
-    """Return a sweep of every case, with two launches at each world size."""
+    """Return a scaling sweep of every training, with two launches of each world size."""
     site = site_of(max(worlds))
     protocol = Protocol(steps=8, cut=2, min_blocks=1, max_blocks=1)
     made = []
@@ -74,7 +74,9 @@ def measure(folder: Path, worlds: Sequence[int], rate: float) -> None:
 
 
 def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
-    """Compare predictions for 8 and 16 ranks with measured values at the same rate."""
+    """Return the predictions for 8 and 16 ranks, made from 1, 2 and 4 at the same rate, with their
+    errors.
+    """
     known, tables = Catalogue(), []
     for rate in rates:
         found = [load(path) for path in sorted((folder / f"{rate:g}").glob("*/runs/*/*"))]
@@ -86,8 +88,8 @@ def compared(folder: Path, rates: Sequence[float]) -> Evaluation:
 
 
 def lines(evaluation: Evaluation) -> Iterator[str]:
-    """Yield a Markdown row for each case and rate."""
-    yield "| link, training | 8 ranks | foreseen | 16 ranks | foreseen |"
+    """Yield a row for each training and rate in Markdown, and a summary."""
+    yield "| link, training | 8 ranks | predicted | 16 ranks | predicted |"
     yield "|---|---|---|---|---|"
     for prediction in evaluation.predictions:
         cells = [
@@ -101,7 +103,7 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
     whole = evaluation.whole
     assert whole is not None
     yield (
-        f"{whole.num} sizes: {100 * whole.mean:.1f} points off on average, 9 in 10 within"
+        f"{whole.num} sizes: mean error {100 * whole.mean:.1f} points, 9 in 10 within"
         f" {100 * whole.p90:.1f}, worst {100 * whole.worst:.1f}; {whole.coverage:.0%} in 80 %"
         f" intervals of ±{100 * whole.half_width:.1f}; {whole.best_baseline}"
         f" {100 * whole.baselines[whole.best_baseline]:.1f}"

@@ -19,7 +19,8 @@ DEEPSPEED = {
     "gradient_accumulation_steps": "auto",
     "steps_per_print": 1,
 }
-#: A metric that scripts load with the sentences; it is never computed within a window.
+#: Code of a metric that scripts load together with the sentences. No script calls it within a
+#: window.
 METRIC = """
 import datasets
 import evaluate
@@ -36,13 +37,15 @@ class Glue(evaluate.Metric):
 """
 
 
-#: The folder of images. It is separate because a launch copies the data of its script, and these
-#: are many files.
+#: Photographs are in a separate folder, because a launch copies the files that its script finds,
+#: and these are many.
 PHOTOGRAPHS = "photographs"
 
 
 def everything(folder: Path) -> Path:
-    """Generate all data once and return its folder. Names are those that scripts ask a hub for."""
+    """Write all data once, and return their folder. Files have the names that scripts request from
+    a hub.
+    """
     photographs = folder.with_name(PHOTOGRAPHS)
     if not (photographs / "coco").is_dir():
         shutil.rmtree(photographs, ignore_errors=True)
@@ -62,7 +65,7 @@ def everything(folder: Path) -> Path:
 
 
 def _sentences(folder: Path) -> None:
-    """Write different sentences of 4 to 24 words: single ones, and pairs with a label."""
+    """Write sentences of 4 to 24 words, all different: single ones, and labelled pairs."""
     draw = random.Random(0)
     lines = [
         " ".join(f"w{draw.randrange(WORDS)}" for _ in range(draw.randint(4, 24)))
@@ -109,7 +112,7 @@ def _tokenizer(folder: Path) -> None:
 
 
 def _models(folder: Path) -> None:
-    """Write a BERT and a GPT of two small layers."""
+    """Write a BERT and a GPT, each with two small layers."""
     from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
     bert = BertConfig(
@@ -124,7 +127,7 @@ def _models(folder: Path) -> None:
 
 
 def _characters(folder: Path) -> None:
-    """Write indices of 65 characters in the files that nanoGPT reads."""
+    """Write numbers of 65 characters to the files that nanoGPT reads."""
     draw = random.Random(2)
     text = folder / "shakespeare_char"
     text.mkdir()
@@ -135,7 +138,7 @@ def _characters(folder: Path) -> None:
 
 
 def _digits(folder: Path) -> None:
-    """Write 28 x 28 images in the files that torchvision reads."""
+    """Write images of 28 x 28 pixels to the files that torchvision reads."""
     draw = random.Random(1)
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -147,7 +150,9 @@ def _digits(folder: Path) -> None:
 
 
 def _boxes(folder: Path) -> None:
-    """Write noise images in COCO's format with one to three boxes: 960 to train, 8 to test."""
+    """Write noise images in COCO's format with one to three boxes: 960 for training and 8 for
+    evaluation.
+    """
     from PIL import Image
 
     draw = random.Random(3)

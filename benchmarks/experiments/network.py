@@ -1,13 +1,14 @@
-"""Test emulated networks: the rates of links, and whether compression pays if it should.
+"""Test emulated networks: links have their stated rates, and compression wins where it should.
 
     python benchmarks/experiments/network.py [--nodes 2 4] [--rates 100 500 1000]
 
-First the sweep: the bus bandwidth of a 4 MiB all-reduce must match the payload of the stated rate
-within 6 %. Then DDP, plain and compressed, with one rank per node. Let T be the step time over
-unlimited links: compute, compressor, and the CPU time of gloo, which the nodes on one machine
-share. The step time must lie between max(bytes / rate, T) and bytes / rate + T. If these bounds do
-not overlap those of plain DDP, compression must win or lose accordingly, and both must occur. Exit
-status 1 if a check fails.
+First, sweeps compare the bus bandwidth of a 4 MiB all-reduce with the payload at the stated rate;
+the limit is 6 %. Then DDP is measured with and without compression, with one rank per node. The
+transfer time is bytes / rate, and the remaining time is measured over fast links (compute,
+compressor, and the CPU time of gloo, which several nodes on one machine share). A step must take at
+least the larger of the two and at most their sum. If these bounds do not overlap with those of DDP,
+compression must win or lose accordingly, and both cases must occur. The exit status is 1 if a test
+fails.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from harness.measure.bench import Bench
 from harness.measure.order import Order
 from harness.record import LaunchRecord, Purpose
 
-#: The largest permitted relative deviation of a step time from its bounds.
+#: Largest relative deviation of a step from its bounds.
 TOLERANCE = 0.25
-#: The relative gap between bounds from which on they determine the winner.
+#: Least relative distance between the bounds of two trainings that must differ.
 MARGIN = 0.1
-#: Speedups from which on compression counts as winning, and below which it counts as losing.
+#: Speedups above and below which compression counts as having won, or lost.
 WON, LOST = 1.2, 0.9
 LAUNCHES = 5
-#: Mbit/s of links that do not limit the step time.
+#: Rate in Mbit/s of links that are fast enough not to limit a step.
 FREE = 10_000.0
 STRATEGIES = ("ddp/vggfc-nano", "compressed:fp16/vggfc-nano", "compressed:topk/vggfc-nano")
 STEPS, CUT = 8, 3
@@ -63,26 +64,28 @@ def step_s(launcher: Bench, name: str, site: Site, rate: float, folder: Path) ->
 
 
 def seconds(launch: LaunchRecord) -> float:
-    """Return the median step time of a launch."""
+    """Return the median step time of a launch, in s."""
     assert launch.steps is not None
     return launch.steps.median_s
 
 
 def verdict(low: float, high: float, dense_low: float, dense_high: float) -> str:
-    """Return whether compression must win or lose; empty if the bounds overlap."""
+    """Return "win" or "lose" for compression if its bounds are apart from those of DDP, else
+    nothing.
+    """
     if high < dense_low * (1 - MARGIN):
         return "win"
     return "lose" if low > dense_high * (1 + MARGIN) else ""
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rates", type=float, nargs="+", default=[100.0, 500.0, 1000.0])
     asked = parser.parse_args()
     known, bad, seen = Catalogue(), 0, set[str]()
-    print("| nodes | Mbit/s | carried | off | what | step, ms | by formula | speedup | should |")
+    print("| nodes | Mbit/s | measured | error | case | step, ms | bounds, ms | speedup | must |")
     print("|---|---|---|---|---|---|---|---|---|")
     for nodes in asked.nodes:
         site = site_of(nodes)
@@ -119,7 +122,7 @@ def main() -> int:
                         flush=True,
                     )
         launcher.worlds.close()
-    bad += not {"win", "lose"} <= seen  # otherwise the test shows nothing about compression
+    bad += not {"win", "lose"} <= seen  # both must occur in the test
     return 1 if bad else 0
 
 

@@ -1,12 +1,12 @@
-"""Compare the node-seconds of a scaling sweep whose worlds run one by one and concurrently.
+"""Compare the node-seconds per verdict of sweeps whose worlds run concurrently or one by one.
 
     python benchmarks/experiments/packed.py [--nodes 16] [--ladders 3] [--step-ms 1200]
 
-Every sweep is measured both ways on emulated nodes, in one run each. Simulated compute ends its
-steps at planned times, so the true efficiencies are known. The thresholds lie 2 points below the
-true efficiency of each world size. Node-seconds count all nodes from the first correctness check to
-the verdicts. Exit status 1 if a threshold is decided wrongly, or if concurrent worlds take more
-than half.
+Every scaling sweep is measured in both ways on emulated nodes, in one run each. Simulated steps end
+at scheduled times, so the efficiencies are known. The bound of each world size is 2 points below
+its known efficiency. Node-seconds are the time from the first correctness check to the verdicts,
+times the number of nodes. The exit status is 1 if a bound is decided wrongly, or if concurrent
+worlds need more than half of the node-seconds.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from harness.measure.session import Session
 from harness.record import Status
 
 MARGIN = 0.02
-#: Relative deviation of a launch. That of a pair is then 0.5 %, as in three quarters of the
-#: published systems and benchmarks.
+#: Relative deviation of a launch. A pair then has 0.5 %, which is at least the deviation of three
+#: quarters of the published systems.
 NOISE = 0.0035
-#: The factor of the efficiency for each doubling of the nodes.
+#: Factor of the known efficiency for each doubling of the nodes.
 DOUBLING = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The cost of one sweep, and the verdicts on its thresholds."""
+    """The cost of one scaling sweep, and how its bounds were decided."""
 
     node_s: float
     launches: int
-    starts: int  # launches or groups of concurrent launches
+    starts: int  # number of times at which one or more worlds were launched
     undecided: int
     wrong: int
-    off: float  # the largest error of a world size
+    off: float  # largest error of an efficiency at any world size
 
 
 def planted(nodes: int) -> dict[int, float]:
-    """Return the true efficiency of each world size."""
+    """Return the known efficiency of each world size."""
     worlds = [2**k for k in range(1, nodes.bit_length()) if 2**k <= nodes]
     return {world: round(DOUBLING ** (k + 1), 4) for k, world in enumerate(worlds)}
 
 
 def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
-    """Return a sweep over nodes of one rank each."""
+    """Return a scaling sweep over nodes with one rank each."""
     truth = planted(nodes)
     site = Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True
@@ -76,7 +76,7 @@ def plan_of(nodes: int, seed: int, step_ms: float, known: Catalogue) -> Plan:
 
 
 def rules(nodes: int) -> list[Threshold]:
-    """Return a threshold for each world size, 2 points below its true efficiency."""
+    """Return a threshold for each world size, 2 points below the known efficiency."""
     usual = Threshold(
         name="",
         case="",
@@ -92,7 +92,7 @@ def rules(nodes: int) -> list[Threshold]:
 
 
 def measure(nodes: int, seed: int, step_ms: float, *, packed: bool) -> Measured:
-    """Measure one sweep in a separate run; the time does not include the start of agents."""
+    """Measure one sweep in a separate run. The time begins after the agents have started."""
     known = Catalogue()
     settings = Settings(
         engine="emulated", nodes=(1,) * nodes, timeline=False, fabric=False, packed=packed
@@ -124,13 +124,13 @@ def measure(nodes: int, seed: int, step_ms: float, *, packed: bool) -> Measured:
 
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--ladders", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=1200.0)
     asked = parser.parse_args()
-    print("| worlds | node-s a ladder | launches | starts | PASS | open | wrong | worst, points |")
+    print("| worlds | node-s | launches | starts | PASS | undecided | wrong | error, points |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     taken = []
     wrong = 0
@@ -147,13 +147,13 @@ def main() -> int:
         )
         wrong += errors
         print(
-            f"| {'side by side' if packed else 'one by one'} | {taken[-1]:.0f} |"
+            f"| {'concurrent' if packed else 'one by one'} | {taken[-1]:.0f} |"
             f" {fmean(f.launches for f in measured_rows):.1f} | {fmean(f.starts for f in measured_rows):.1f} |"
             f" {rungs - undecided - errors} of {rungs} | {undecided} | {errors} |"
             f" {100 * max(f.off for f in measured_rows):.2f} |",
             flush=True,
         )
-    print(f"\nside by side takes {taken[0] / taken[1]:.0%} of one by one")
+    print(f"\nconcurrent worlds take {taken[0] / taken[1]:.0%} of the node-seconds")
     return int(wrong > 0 or taken[0] > taken[1] / 2)
 
 

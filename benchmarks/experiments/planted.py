@@ -1,13 +1,14 @@
-"""Test the whole measurement, from forked ranks to the judge, on known efficiencies.
+"""Measure known efficiencies with everything from forked ranks to the judge.
 
     python benchmarks/experiments/planted.py [--ladders 25] [--blocks 8] [--keep FILE]
 
-Simulated compute ends its steps at planned times, T_N = T_1 / E, with 1 % seeded noise from launch
-to launch. The table shows for every cell the error without that noise, how often the interval
-covers the truth, and the verdicts on bounds 2 points below and above it. Exit status 1 if a target
-is missed.
+Simulated steps end at scheduled times, T_N = T_1 / E, with 1 % noise between launches from a seed.
+For each efficiency and world size, the table has the error without that noise, how often the
+interval contains the known efficiency, and how bounds 2 points below and above it are decided. The
+exit status is 1 if a goal is missed.
 
-A complete run takes more than an hour; ``--keep`` stores every sweep and continues from there.
+The experiment takes more than an hour. ``--keep`` stores every sweep, and continues after an
+interrupt.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MARGIN = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """One measured sweep: its pairs, the true efficiency, and the error without the known noise."""
+    """One measured sweep: its pairs, the known efficiency (``truth``), and the error without noise."""
 
     name: str
     world: int
@@ -61,12 +62,12 @@ class Ladder:
 
     @property
     def covered(self) -> bool:
-        """Whether the interval after all pairs covers the truth."""
+        """Whether the interval after all pairs contains the known efficiency."""
         e = estimate(self.pairs, Form.RATIO)
         return e.low is not None and e.high is not None and e.low <= self.truth <= e.high
 
     def decided(self, bound: float) -> Status:
-        """Return the verdict on ``at_least = bound``, judged after each block from the 4th on."""
+        """Return the verdict on ``at_least = bound``, checked after every block from the fourth."""
         rule = Threshold(
             name="b", case="*", metric="efficiency", unit="1", source=BoundSource.REQUIREMENT,
             at_least=bound,
@@ -87,9 +88,9 @@ def plan_of(
     known: Catalogue,
     steps: int = 6,
 ) -> Plan:
-    """Return a sweep of one world size against the plain baseline.
+    """Return a plan that compares one world size with plain.
 
-    The slots are long because ranks share few cores.
+    Ranks that use the same few cores need longer steps to end on schedule.
     """
     slot_ms = {"ddp": 170.0, "pipeline": 80.0 * (world + 1)}[strategy]
     knobs = {
@@ -107,9 +108,10 @@ def plan_of(
 def measure(
     cells: Sequence[tuple[float, int, str, int]], blocks: int, results: Path, steps: int = 6
 ) -> Iterator[Ladder]:
-    """Yield the sweeps of cells (efficiency, world, strategy, seed), measured in one run.
+    """Measure sweeps of (efficiency, world, strategy, seed) in one run.
 
-    A sweep is lost, and reported, if the host stalled for longer than the spare time of a slot.
+    A sweep is lost, and this is printed, if the host stood still for longer than the schedule
+    allows.
     """
     known = Catalogue()
     session = Session(known, Settings(timeline=False, fabric=False), results, (), Progress())
@@ -138,9 +140,9 @@ def measure(
 
 
 def _error(launches: Sequence[LaunchRecord]) -> float:
-    """Return the median pair's relative error against the planned times, which include the noise.
+    """Return the median error of pairs relative to the scheduled times of their launches.
 
-    The median ignores single stalls of the host, which are no error of the measurement.
+    The median ignores single pauses of the host, for which the measurement is not responsible.
     """
     late: dict[int, float] = {}
     for x in launches:
@@ -153,17 +155,19 @@ def _error(launches: Sequence[LaunchRecord]) -> float:
 
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ladders", type=int, default=25, help="per cell")
     parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--keep", type=Path, help="file that stores finished sweeps")
+    parser.add_argument(
+        "--keep", type=Path, help="file that stores the sweeps; stored sweeps are not repeated"
+    )
     parsed = parser.parse_args()
     every: list[Ladder] = []
     if parsed.keep is not None and parsed.keep.exists():
         lines = parsed.keep.read_text().splitlines()
         every = [from_doc(Ladder, json.loads(line)) for line in lines]
-    print("| planted | ranks | ladders | worst bias, points | covered | decided right | wrong |")
+    print("| efficiency | ranks | sweeps | bias, points | covered | decided correctly | wrong |")
     print("|---|---|---|---|---|---|---|")
     for efficiency, world in CELLS:
         ladders = [f for f in every if (f.truth, f.world) == (efficiency, world)]
@@ -188,15 +192,17 @@ def main() -> int:
     aims = {
         "bias within 0.2 points": max(abs(f.bias) for f in every) <= 0.002,
         "covered in 95 %": sum(f.covered for f in every) >= 0.95 * len(every),
-        "decided right in 95 %": right >= 0.95 * total,
-        "wrong in 3 % at most": wrong <= 0.03 * total,
+        "decided correctly in 95 %": right >= 0.95 * total,
+        "wrong in at most 3 %": wrong <= 0.03 * total,
     }
     print("\n" + "\n".join(f"{'met' if ok else 'MISSED'}: {aim}" for aim, ok in aims.items()))
     return 0 if all(aims.values()) else 1
 
 
 def decisions(ladders: Sequence[Ladder]) -> tuple[int, int]:
-    """Return the numbers of right and wrong decisions on bounds 2 points below and above."""
+    """Return the numbers of correct and wrong decisions on bounds 2 points below and above the
+    truth.
+    """
     below = [f.decided(f.truth - MARGIN) for f in ladders]
     above = [f.decided(f.truth + MARGIN) for f in ladders]
     right = below.count(Status.PASS) + above.count(Status.FAIL)

@@ -1,11 +1,12 @@
-"""Test that mistakes injected into public training scripts are reported, and correct code is not.
+"""Test that mistakes in public training scripts are named, and that similar correct scripts pass.
 
     python benchmarks/experiments/public_plants.py [--only WORDS ...] [--repeats N] [--results FILE]
 
-Each sweep has 1 and 2 CPU ranks. A mistake must be named in the verdict or below the script's
-table. For the correct twin, which looks similar, neither an error nor a remark may be reported, in
-any of ``--repeats`` repeats. Calibration launches suffice for both, so the sweeps have no time for
-others. The list is ``public_plants.toml``; scripts, data and FILE are as in ``public_scripts.py``.
+Each script is measured on 1 and 2 CPU ranks, as a user would run it. A mistake must be named, in
+the verdict or below the table of the script. Its correct twin runs ``--repeats`` times, and must
+cause neither an error nor a remark. Calibration launches are sufficient for both, so no timed
+launches are made. The list is ``public_plants.toml``. Scripts, data and FILE are as in
+``public_scripts.py``.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from harness.record import Status
 LIST = Path(__file__).with_suffix(".toml")
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
 WINDOW = Protocol(steps=14, cut=2, min_blocks=1, max_blocks=1, fixed=True)
-#: Seconds that ranks wait for one that skips steps.
+#: Seconds that ranks wait for a rank that skips steps.
 MEET_S = 30.0
 
-#: Remarks on mistakes that leave the training correct, but cost time.
+#: Words of remarks on mistakes that only cost time.
 REMARKS = (
     "find_unused_parameters",
     "comes to its backward pass",
@@ -54,7 +55,7 @@ Edits = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """One entry of the list, which describes the fields."""
+    """One entry of the list; the list explains its fields."""
 
     of: str
     mistake: str
@@ -70,10 +71,10 @@ class Plant:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """A sweep of a script with a mistake, or of its correct twin."""
+    """A script that is measured: one with a mistake, or its correct twin."""
 
     script: Script
-    says: str = ""  # the words that must name the mistake; empty for a twin
+    says: str = ""  # words of the message about the mistake; empty for a twin
     turn: int = 0
 
     @property
@@ -83,7 +84,7 @@ class Ladder:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The outcome of a sweep, which is a line of the results."""
+    """The result of one measured script: a line of the results."""
 
     digest: str
     mistake: str
@@ -91,7 +92,9 @@ class Found:
     said: str
 
     def right(self, says: str) -> bool:
-        """Return whether a mistake is named, or its twin has no remarks."""
+        """Return whether the mistake is named, or whether the twin was measured without any
+        message.
+        """
         return not self.said if self.twin else says in self.said
 
 
@@ -112,7 +115,7 @@ def planted() -> list[Plant]:
 
 
 def ladders(plant: Plant, scripts: Mapping[str, Script], repeats: int) -> list[Ladder]:
-    """Return the sweep with the mistake, and ``repeats`` sweeps of its correct twin."""
+    """Return the script with the mistake, and its correct twin ``repeats`` times."""
     base = scripts[plant.of]
     strong = base.strong or plant.strong
     words = " ".join(filter(None, (base.words, plant.more)))
@@ -131,7 +134,7 @@ def ladders(plant: Plant, scripts: Mapping[str, Script], repeats: int) -> list[L
 
 
 def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: Path) -> Found:
-    """Run the calibration launches of one sweep, and return what is reported."""
+    """Make the calibration launches of one script; return the messages about it."""
     with tempfile.TemporaryDirectory() as kept_here:
         edits = tuple((old, new.replace("<kept>", kept_here)) for old, new in ladder.script.edits)
         script = replace(ladder.script, edits=edits)
@@ -139,7 +142,7 @@ def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: 
         with contextlib.chdir(fetched(script, cache, data)):
             words = shlex.split(script.words)
             plan = script_plan(words, SITE, mode, script.declared, WINDOW)
-            number = len(session.run.plans)  # a script ignores the seed, but it makes a new case
+            number = len(session.run.plans)  # another seed makes it another case; scripts ignore it
             arms = [replace(a, case=replace(a.case, seed=a.case.seed + number)) for a in plan.arms]
             plan = replace(plan, arms=tuple(arms))
             measurer = Measurer(session)
@@ -161,7 +164,7 @@ def measured(session: Session, ladder: Ladder, plant: Plant, cache: Path, data: 
 
 
 def kept(results: Path | None) -> Mapping[str, Found]:
-    """Return earlier outcomes by their digests; an incomplete line is skipped."""
+    """Return earlier results by their digest; incomplete lines are ignored."""
     out = dict[str, Found]()
     for line in (
         results.read_text().splitlines() if results is not None and results.exists() else ()
@@ -173,10 +176,12 @@ def kept(results: Path | None) -> Mapping[str, Found]:
 
 
 def main() -> int:
-    """Measure all sweeps and print a line for each; return 1 if one differs from the list."""
+    """Measure all, and print a line for each; return 1 if a result is not as listed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORDS")
-    parser.add_argument("--repeats", type=int, default=1, help="sweeps of each correct twin")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="number of runs of each correct twin"
+    )
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "public-scripts")
     parser.add_argument("--results", type=Path, metavar="FILE")
     asked = parser.parse_args()
@@ -207,13 +212,15 @@ def main() -> int:
                 unlike += not right
                 told(plant, ladder, outcome, right)
         session.close()
-    print(f"{named} mistakes named, {twins} right twins of which nothing is said, {unlike} unlike")
+    print(
+        f"{named} mistakes named, {twins} correct twins without a message, {unlike} not as listed"
+    )
     return min(1, unlike)
 
 
 def told(plant: Plant, ladder: Ladder, outcome: Found, right: bool) -> None:
-    """Print the outcome of one sweep."""
-    kind = f"right twin {ladder.turn + 1}" if outcome.twin else plant.mistake
+    """Print one result."""
+    kind = f"correct twin {ladder.turn + 1}" if outcome.twin else plant.mistake
     print(f"{'' if right else 'WRONG '}{plant.of.strip()}: {kind}", flush=True)
     if outcome.said and not (right and outcome.twin):
         at = max(0, outcome.said.find(plant.says))

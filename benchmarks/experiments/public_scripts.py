@@ -1,17 +1,20 @@
-"""Measure public training scripts, unchanged, on 1, 2 and 4 CPU ranks, and on one GPU.
+"""Measure public training scripts unchanged on 1, 2 and 4 CPU ranks, and on one GPU.
 
     python benchmarks/experiments/public_scripts.py [--only NAME ...] [--ranks 1 2] [--results FILE]
 
-Each script is fetched at a fixed commit, or is part of a package, and trains on generated data.
-Scripts that request a GPU by name are edited as the list states. If there is a GPU, scripts for one
-GPU run on it with one rank. An independent clock in the folder ``clock``, which shares no code with
-the harness, logs when each optimizer has stepped; on a GPU, when the device has finished.
+Each script is downloaded at a fixed commit, or belongs to a package, and trains on generated data.
+If it requires a GPU by name, it is edited as the list says. If the machine has a GPU, scripts for
+GPUs also run on one rank.
 
-Steps and samples must be exactly those of the script's arguments, updates those that the clock
-counted, and the throughput must match the clock within 1 %. Scripts that cannot be measured must be
-refused with the words in the list. The script's folder and its data must be unchanged afterwards,
-byte for byte. FILE stores the launches, one per line; successful ones are not repeated. The list is
-``public_scripts.toml``; the packages are those of ``tox -e scripts``.
+The results are compared with an independent clock in ``clock``, which has no code in common with
+scaleproof and writes the time of every optimizer step (on a GPU, the time when the device has
+finished). Steps and samples must be exactly those of the script's arguments. Updates must be
+exactly those that the clock has counted, and the throughput must agree within 1 %. Scripts that
+cannot be measured must be refused with the message in the list. The script's folder and its data
+must be unchanged afterwards, byte for byte.
+
+FILE stores each launch as a line, and successful launches are not repeated. The list is
+``public_scripts.toml``, and the packages are those of ``tox -e scripts``.
 """
 
 from __future__ import annotations
@@ -51,24 +54,25 @@ from harness.record import LaunchRecord, Purpose
 
 LIST = Path(__file__).with_suffix(".toml")
 CLOCK = Path(__file__).parent / "clock"
-#: The environment variable that tells the clock where to write.
+#: Environment variable with the folder of the clock's files.
 CLOCKED = "OTHER_CLOCK"
 RANKS = (1, 2, 4)
 CUT = 4
 CPUS = Site(device=Device.CPU, backend="gloo", nodes=(max(RANKS),))
-#: Two ranks, because a sweep needs at least two; only the world of one rank is launched.
+#: A scaling sweep has at least two ranks; only the world with one rank is launched.
 GPU = Site(device=Device.CUDA, backend="nccl", nodes=(2,))
-#: The largest relative difference from the independent clock, and from times the script prints.
+#: Largest relative difference from the independent clock, and from what a script prints.
 RATE = 0.01
 THROUGHPUT = "another throughput"
-#: The most launches, each with a window twice as long, if the difference is larger. The time
-#: between a step's end and the window's edge weighs less in a longer window; an error remains.
+#: Largest number of launches of a script. After a larger difference the launch is repeated with a
+#: window of twice the length. The time between the end of a step and the end of the window then has
+#: less influence, whereas a real error remains.
 WINDOWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """One entry of the list, which describes the fields."""
+    """One entry of the list; the list explains its fields."""
 
     name: str
     words: str
@@ -90,18 +94,18 @@ class Script:
     device: Device = Device.CPU
 
     def samples_of_rank(self, ranks: int) -> float:
-        """Return the samples of one step on one rank, by the script's arguments."""
+        """Return the samples of one rank in one step, according to the script's arguments."""
         return self.samples / (ranks if self.strong else 1)
 
     @property
     def digest(self) -> str:
-        """A digest of the whole entry."""
+        """The digest of all fields of the entry."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """The independent clock's view of a window: ranks, updates of each, and its length."""
+    """The window as the independent clock saw it: ranks, updates of each rank, and the length in s."""
 
     ranks: int
     updates: tuple[int, ...]
@@ -110,23 +114,23 @@ class Clocked:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of one launch, which is a line of the results."""
+    """The result of one launch: a line of the results."""
 
     name: str
     digest: str
     ranks: int
     step_s: float | None = None
     samples: float = 0.0
-    window: int = 0  # how often the window was doubled
-    wanted: int = 0  # steps of the requested window
+    window: int = 0  # number of times that the window was doubled
+    wanted: int = 0  # requested steps of the window
     steps: int = 0
     updates: int = 0
     clocked: Clocked | None = None
-    off: float | None = None  # throughput divided by the clock's, minus 1
-    printed_off: float | None = None  # mean step time divided by the printed one, minus 1
-    said: str = ""  # the reason if it was not measured
+    off: float | None = None  # throughput relative to the clock's, minus 1
+    printed_off: float | None = None  # mean step relative to what the script prints, minus 1
+    said: str = ""  # the error message of the launch
     untouched: bool = True  # whether the folder and the data are unchanged
-    wrong: str = ""  # the difference from the list, if any
+    wrong: str = ""  # the first difference from the list
 
     @classmethod
     def of(cls, document: Mapping[str, object]) -> Outcome:
@@ -155,7 +159,7 @@ def listed() -> list[Script]:
 
 
 def installed(need: str) -> bool:
-    """Return whether a distribution is installed in a version that the requirement allows."""
+    """Return whether a package is installed in a version that the requirement allows."""
     requirement = Requirement(need)
     try:
         version = importlib.metadata.version(requirement.name)
@@ -165,7 +169,7 @@ def installed(need: str) -> bool:
 
 
 def fetched(script: Script, cache: Path, data: Path) -> Path:
-    """Return the folder to run in, with the needed files of the repository and the data."""
+    """Return the folder to run the script in, with the downloaded files and links to the data."""
     repository, _, commit = script.source.partition("@")
     root = cache / (repository or "packages").replace("/", "+") / commit
     for name in script.files:
@@ -182,7 +186,7 @@ def fetched(script: Script, cache: Path, data: Path) -> Path:
         for part in itertools.chain(*(home.iterdir() for home in homes(script, data))):
             link = folder / part.name
             if not link.exists():
-                link.unlink(missing_ok=True)  # a broken link
+                link.unlink(missing_ok=True)  # a link whose target is gone
                 link.symlink_to(part)
     return root
 
@@ -194,7 +198,7 @@ def homes(script: Script, data: Path) -> list[Path]:
 
 
 def edited(script: Script, original: Path) -> Path:
-    """Return the folder with the edited files of a script."""
+    """Return a folder with edited copies of the script's files."""
     digest = hashlib.sha256(repr(script.edits).encode()).hexdigest()[:8]
     root = original.with_name(f"{original.name}-{digest}")
     texts = {name: (original / name).read_text() for name in script.files}
@@ -209,7 +213,7 @@ def edited(script: Script, original: Path) -> Path:
 
 
 def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outcome:
-    """Launch a script on ``ranks`` ranks, and return the outcome."""
+    """Launch a script once on this number of ranks."""
     site = CPUS if script.device is Device.CPU else GPU
     mode = Mode.STRONG if script.strong else Mode.WEAK
     words = shlex.split(script.words)
@@ -238,7 +242,9 @@ def measured(session: Session, script: Script, ranks: int, ticks: Path) -> Outco
 def completed(
     start: Outcome, script: Script, launch: LaunchRecord, log: Path, ticks: Path
 ) -> Outcome:
-    """Return the outcome of a measured launch, compared with the clock."""
+    """Return the result of a launch whose window was measured, with the values of the independent
+    clock.
+    """
     assert launch.steps is not None
     count = launch.steps.count
     watched = launch.ranks[0].watched
@@ -261,7 +267,7 @@ def completed(
 
 
 def clock(launch: LaunchRecord, ticks: Path) -> Clocked | None:
-    """Return the clock's view of the window; None if it saw no step before the window."""
+    """Return the window as the independent clock saw it; None if the clock saw no step before it."""
     files = [np.fromfile(file, np.int64).reshape(-1, 2) for file in sorted(ticks.iterdir())]
     updates = list[int]()
     window_s = list[float]()
@@ -277,7 +283,7 @@ def clock(launch: LaunchRecord, ticks: Path) -> Clocked | None:
 
 
 def printed(script: Script, count: int, log: Path) -> float | None:
-    """Return the mean step time of the window, in s, from the times that the script prints."""
+    """Return the mean step time (s) of the window, from what the script prints after every step."""
     if not script.prints or not log.is_file():
         return None
     steps_s = [float(x) for x in re.findall(script.prints, log.read_text(errors="replace"))]
@@ -308,7 +314,7 @@ def wrong(script: Script, outcome: Outcome) -> str:
 
 
 def content(*folders: Path) -> str:
-    """Return a digest of all files in the folders: their names, modes, links and bytes."""
+    """Return a digest of all files below the folders: their names, modes, links and bytes."""
     seen = hashlib.sha256()
     for folder in folders:
         for here, names, files in os.walk(folder):
@@ -324,7 +330,7 @@ def content(*folders: Path) -> str:
 
 
 def main() -> int:
-    """Measure all scripts and print a line for each; return 1 if one differs from the list."""
+    """Measure all, and print a line for each; return 1 if a result is not as listed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
@@ -372,7 +378,7 @@ def main() -> int:
 
 
 def kept(results: Path | None) -> Mapping[tuple[str, int], Outcome]:
-    """Return earlier outcomes by digest and ranks; an incomplete line is skipped."""
+    """Return earlier launches by the script's digest and the ranks; incomplete lines are ignored."""
     out = dict[tuple[str, int], Outcome]()
     for line in (
         results.read_text().splitlines() if results is not None and results.exists() else ()
@@ -384,7 +390,7 @@ def kept(results: Path | None) -> Mapping[tuple[str, int], Outcome]:
 
 
 class Sessions:
-    """At most one session, which scripts with the same variables share, with its agents."""
+    """Runs one session at a time. Scripts with the same variables use the same session and agents."""
 
     def __init__(self) -> None:
         self.ticks = tempfile.TemporaryDirectory()
@@ -416,7 +422,7 @@ class Sessions:
 def launches(
     script: Script, folder: Path, data: Path, ranks: Sequence[int], sessions: Sessions
 ) -> Iterator[Outcome]:
-    """Yield the outcomes of a script for each number of ranks."""
+    """Yield the launches of a script for each number of ranks."""
     before = content(folder, *homes(script, data))
     session = sessions.of(script)
     with contextlib.chdir(folder):
@@ -425,7 +431,7 @@ def launches(
                 longer = replace(script, steps=script.steps << window)
                 outcome = measured(session, longer, number, Path(sessions.ticks.name))
                 if script.clean:
-                    doctor.remove_paths(folder, script.clean)  # as the end of a run does
+                    doctor.remove_paths(folder, script.clean)  # like the end of a run
                 same = content(folder, *homes(script, data)) == before
                 outcome = replace(outcome, digest=script.digest, window=window, untouched=same)
                 outcome = replace(outcome, wrong=wrong(script, outcome))
@@ -436,7 +442,7 @@ def launches(
 
 @contextlib.contextmanager
 def environment(script: Script, ticks: str) -> Iterator[None]:
-    """Set the environment variables of a script, and those of the clock."""
+    """Return the variables that a script requests, and those of the independent clock."""
     before = dict(os.environ)
     path = os.pathsep.join(p for p in (str(CLOCK), before.get("PYTHONPATH", "")) if p)
     os.environ.update({**dict(script.env), CLOCKED: ticks, "PYTHONPATH": path})
@@ -474,7 +480,7 @@ def summary(outcomes: list[Outcome]) -> None:
     )
     if exact:
         offs = sorted(abs(x.off or 0.0) for x in exact)
-        print(f"off the clock beside: {median(offs):.2%} in the middle, {offs[-1]:.2%} at most")
+        print(f"difference from the clock: median {median(offs):.2%}, largest {offs[-1]:.2%}")
 
 
 if __name__ == "__main__":

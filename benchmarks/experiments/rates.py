@@ -1,9 +1,9 @@
-"""Simulate how often the judge is right, wrong or undecided: the tables of the docs.
+"""Simulate how often the judge is wrong, correct or undecided: the tables of docs/statistics.md.
 
     python benchmarks/experiments/rates.py [--runs 20000]
 
-A simulated run is judged after 4, 6 .. 16 pairs, as a plan is (2 to 8 blocks). ``decide`` is a
-vectorised version of the shipped judge; ``test_rates`` checks that both agree.
+As in a plan, a run is judged after pairs 4, 6 .. 16 (2 to 8 blocks). ``decide`` is a vectorized
+version of the shipped judge; ``test_rates`` checks that both give the same verdicts.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from harness.analysis.judging import biases, judge
 from harness.cases import CaseSpec, Device, Site
 
 LOOKS = range(4, 17, 2)
-#: Relative standard deviations of a pair. 0.5 % is twice that of three quarters of the published
-#: systems and benchmarks, 1.33 % is the value in the published comparison of stopping rules, and 3
-#: to 5 % are typical of mixtures of experts.
+#: Relative deviations of a pair. 0.5 % is twice the deviation of three quarters of the published
+#: systems. A published comparison of stopping rules assumed 1.33 %. Launches of mixtures of experts
+#: have 3 to 5 %.
 SDS = (0.0014, 0.003, 0.005, 0.0133, 0.03, 0.05)
 BOUND = 0.85
-#: Pairs whose worlds run concurrently, as in a plan's first blocks, and the probed devices.
+#: Number of pairs whose worlds run concurrently, as in the first blocks of a plan, and number of
+#: devices on which a probe runs.
 BESIDE, PROBED = 4, 16
 
-#: Steps of mixtures of experts, from published logs of 4,096 devices: deviation, share of late
-#: steps, by how much these are late; and the number of steps in a window.
+#: Steps of mixtures of experts, from published logs of 4,096 devices: relative deviation, share of
+#: late steps, range of their delay as a share of the step, and number of steps in a window.
 MOE_STEP_SD, MOE_LATE, MOE_LATER, MOE_STEPS = 0.045, 0.05, (0.07, 0.34), 28
-#: Nodes of a cluster whose halves differ in speed, and runs whose placements the shipped code
-#: draws. The speeds of nodes are drawn anew for every simulated run.
+#: Number of nodes of a cluster whose halves differ, and number of runs for which the shipped code
+#: draws placements. The speeds of nodes are drawn anew for every simulated run.
 NODES, DRAWN = 16, 100
 WORLDS = (1, 2, 4, 8, 16)
-#: How much slower half of the nodes are, and the probability that a node stays so until the next
-#: turn.
+#: The share by which half of the nodes are slower, and the probability that a node remains slow
+#: until the next turn.
 PLACED = {"two racks, 10 % apart": (0.1, 1.0), "5 % slower, stays 9 turns in 10": (0.05, 0.9)}
 
-#: Returns log ratios of shape (runs, pairs), whose mean throughput is exactly the bound.
+#: A function that returns log ratios (runs, pairs), with the mean throughput exactly on the bound.
 Noise = Callable[[np.random.Generator, tuple[int, int], float], np.ndarray]
 
 
@@ -52,18 +53,18 @@ def normal(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.nda
 
 
 def heavy(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Return Student's t noise with 3 degrees of freedom and the same deviation."""
+    """Return noise of Student's t with 3 degrees of freedom, scaled to the deviation."""
     return rng.standard_t(3, size) / math.sqrt(3) * sd
 
 
 def lognormal(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Return noise with a tail of slow launches, as in worlds that wait for their slowest rank."""
+    """Return noise with a tail of slow launches, as if a subject waits for its slowest rank."""
     mean, variance = math.exp(0.5), (math.e - 1) * math.e
     return (mean - np.exp(rng.normal(0, 1, size))) / math.sqrt(variance) * sd
 
 
 def heteroscedastic(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Return noise in which half of the launches have 2.6 times the deviation of the others."""
+    """Return noise in which half of the launches have a 2.6 times larger deviation than the others."""
     return rng.normal(0, sd, size) * np.where(rng.random(size) < 0.5, 0.5, math.sqrt(1.75))
 
 
@@ -76,7 +77,7 @@ def correlated(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np
 
 
 def drift(percent: float) -> Noise:
-    """Return noise in which the subject gets slower by ``percent``, linearly over all pairs."""
+    """Return noise in which the subject becomes steadily slower, by ``percent`` over all pairs."""
 
     def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
         line = np.arange(size[1]) / (size[1] - 1) - 0.5
@@ -86,7 +87,9 @@ def drift(percent: float) -> Noise:
 
 
 def slow(share: float, slower: float) -> Noise:
-    """Return noise in which a share of the subject's launches is slower by ``slower``."""
+    """Return noise in which a ``share`` of the subject's launches is slower by the share
+    ``slower``.
+    """
 
     def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
         mean = 1 - share + share / (1 + slower)
@@ -97,7 +100,9 @@ def slow(share: float, slower: float) -> Noise:
 
 
 def moe(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
-    """Return noise of a mixture of experts: steps vary by 4.5 %, one in 20 is late by 7 to 34 %."""
+    """Return noise of a mixture of experts: steps have a deviation of 4.5 %, and 5 % of them are 7
+    to 34 % late.
+    """
     mean = float(_moe(np.random.default_rng(0), (20_000,)).mean()) * math.exp(sd**2 / 2)
     return np.asarray(np.log(_moe(rng, size) / mean) + rng.normal(0, sd, size))
 
@@ -110,7 +115,7 @@ def _moe(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
     return np.asarray(1 / steps.mean(-1))
 
 
-#: The kinds of noise under which the documented error rates must hold.
+#: The kinds of noise for which the error rates are stated.
 DECLARED: dict[str, Noise] = {
     "normal": normal,
     "t, 3 degrees": heavy,
@@ -127,7 +132,7 @@ DECLARED: dict[str, Noise] = {
     "50 % of launches 10 % slower": slow(0.5, 0.1),
     "MoE steps": moe,
 }
-#: Kinds of noise that are not covered, because so few launches cannot reveal them.
+#: Kinds of noise for which no error rate is stated, because so few launches cannot show them.
 BEYOND: dict[str, Noise] = {
     "20 % of launches 10 % slower": slow(0.2, 0.1),
     "10 % of launches 30 % slower": slow(0.1, 0.3),
@@ -136,16 +141,16 @@ BEYOND: dict[str, Noise] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The shares of runs by outcome, and the mean number of pairs at the first decision."""
+    """The shares of runs by verdict, and the mean number of pairs at the first decision."""
 
     runs: int
     passed: float
     failed: float
-    confirmed: float  # FAILs that a new set of pairs confirms; only these are reported
+    confirmed: float  # FAILs that a fresh set confirms, and that are therefore reported
     pairs: float
 
     def upper(self, share: float, level: float = 0.99) -> float:
-        """Return the upper bound of a rate (Clopper and Pearson)."""
+        """Return the upper confidence limit of a rate (Clopper and Pearson)."""
         from scipy.stats import beta
 
         k = round(share * self.runs)
@@ -153,12 +158,12 @@ class Rates:
 
 
 def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the verdicts (1 = PASS, -1 = FAIL, 0 = undecided) and the pairs at the decisions.
+    """Return the status and the number of pairs of each run in ``logs`` (runs, pairs).
 
-    ``logs`` of shape (runs, pairs) are log ratios minus the log of the bound, a lower one.
-    ``taken`` of shape (runs, probes) is the largest slowdown of each run's baselines by concurrent
-    launches in its first pairs, as estimated from one probe, two probes, and so on. Another probe
-    is launched if only this slowdown prevents a decision.
+    The status is 1 for PASS, -1 for FAIL and 0 for undecided. ``logs`` are log ratios minus the
+    logarithm of the lower bound. ``taken`` (runs, probes) states the slowdown that concurrent
+    worlds may have caused to the baselines in the first pairs, as estimated from one probe, from
+    two, and so on. A further probe is made only if it can decide the verdict.
     """
     runs, horizon = logs.shape
     status, pairs = np.zeros(runs, int), np.full(runs, horizon)
@@ -195,7 +200,7 @@ def _trend_loss(x: np.ndarray, horizon: int) -> np.ndarray:
 
 
 def simulate(true: float, noise: Noise, sd: float, runs: int, seed: int = 1) -> Rates:
-    """Simulate many runs at one true efficiency."""
+    """Simulate many runs with one true efficiency."""
     rng = np.random.default_rng(seed)
     off = math.log(true / BOUND)
 
@@ -215,9 +220,9 @@ def _rates(draw: Callable[[], np.ndarray]) -> Rates:
 
 
 def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) -> Rates:
-    """Simulate runs whose baselines are slower by ``slowdown`` (log) beside concurrent launches.
+    """Simulate runs whose baselines are slower, by ``slowdown`` (log), while other worlds run.
 
-    Probes estimate the slowdown. If it is clearly present, nothing runs concurrently.
+    Probes measure the slowdown. If it is significant, worlds run one by one.
     """
     rng = np.random.default_rng(seed)
     many = np.arange(1, biases.PROBES + 1)
@@ -243,10 +248,10 @@ def packed(slowdown: float, true: float, sd: float, runs: int, seed: int = 1) ->
 
 @functools.cache
 def places(world: int, drawn: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nodes of a world and of its one-node baseline, as masks (runs, turns, nodes).
+    """Return the nodes of a world and of its baseline on one node: (runs, turns, nodes), 0 or 1.
 
-    The shipped code draws them. Without ``drawn``, both always use the first nodes, as with an
-    engine that pins them.
+    The shipped code draws them. Without ``drawn`` both stay on the first nodes, as with an engine
+    that fixes placements.
     """
     site = Site(device=Device.CPU, backend="gloo", nodes=(1,) * NODES)
     case = site.case("ddp/mlp-nano")
@@ -274,10 +279,10 @@ def _seated(
 def placed(
     world: int, drawn: bool, slower: float, stay: float, off: float, runs: int, seed: int = 1
 ) -> Rates:
-    """Simulate runs on nodes of which half are slower, and stay so with probability ``stay``.
+    """Simulate runs on nodes of which half are slower.
 
-    A world is as slow as its slowest node. The bound is the true ratio over all nodes and times,
-    shifted by ``off``.
+    A slow node remains slow until the next turn with probability ``stay``. A world is as slow as
+    its slowest node. The bound is ``off`` below the true ratio over all nodes and times.
     """
     rng = np.random.default_rng(seed)
     subject, baseline = places(world, drawn)
@@ -308,16 +313,17 @@ def placed(
 
 
 def world() -> list[tuple[str, np.ndarray]]:
-    """Return name and throughputs of the repeated launches of every system and benchmark."""
+    """Return the name and the throughputs of the replicated launches of each system and benchmark."""
     cells = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
     names = (f"{c['org']} {c['system']} {c['benchmark']}" for c in cells)
     return [(n, 1 / np.array(c["launches"])) for n, c in zip(names, cells, strict=True)]
 
 
 def of_cell(rates: np.ndarray, true: float, runs: int, seed: int, in_time: bool) -> Rates:
-    """Simulate runs whose subject launches are drawn from a cell; the baseline varies by 0.03 %.
+    """Simulate runs whose launches of the subject are drawn from one cell; the baseline has 0.03 %
+    noise.
 
-    With ``in_time``, launches keep their original order, for five at a time on average.
+    ``in_time`` draws sequences of successive launches, of five on average.
     """
     rng, size = np.random.default_rng(seed), (runs, LOOKS[-1])
 
@@ -335,7 +341,7 @@ def of_cell(rates: np.ndarray, true: float, runs: int, seed: int, in_time: bool)
 
 
 def lines(runs: int) -> Iterator[str]:
-    """Yield the tables as Markdown."""
+    """Yield the tables in Markdown."""
     head = "PASS % | FAIL % | FAIL reported % | undecided % | mean pairs |"
     rule = "|---|---|---|---|---|---|---|"
     yield f"\nNormal noise, bound 0.85:\n\n| deviation % | true value | {head}\n{rule}"
@@ -349,7 +355,7 @@ def lines(runs: int) -> Iterator[str]:
         for name, noise in (DECLARED | BEYOND).items():
             simulated = (getattr(simulate(BOUND, noise, sd, runs), what) for sd in SDS)
             yield f"| {name} |" + "".join(f" {100 * share:.1f} |" for share in simulated)
-    yield "\nWorlds side by side, whose neighbours slow a baseline down:\n"
+    yield "\nConcurrent worlds that slow a baseline:\n"
     yield "| slower by % | deviation % | PASS on the bound % | PASS 2 points above % | mean pairs |"
     yield "|---|---|---|---|---|"
     for slowdown in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
@@ -385,7 +391,7 @@ def _placed(runs: int) -> Iterator[str]:
 
 def _world(runs: int) -> Iterator[str]:
     cells = world()
-    yield f"\nThe noise of the world, {len(cells)} cells of MLPerf Training v5.0:\n"
+    yield f"\nThe noise of published launches, {len(cells)} cells of MLPerf Training v5.0:\n"
     yield "| launches drawn | true value | cells with a wrong PASS above 5 % | with a wrong FAIL"
     yield "| PASS % (mean) | FAIL reported % (mean) | pairs, median cell | 90th percentile |"
     yield "|---|---|---|---|---|---|---|---|"

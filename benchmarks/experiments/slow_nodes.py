@@ -2,11 +2,11 @@
 
     python benchmarks/experiments/slow_nodes.py [--worlds 100]     # simulated launches
     python benchmarks/experiments/slow_nodes.py --clusters 2       # the table of docs/operations.md
-    python benchmarks/experiments/slow_nodes.py --real 20          # 16 emulated nodes, paced work
+    python benchmarks/experiments/slow_nodes.py --real 20          # 16 emulated nodes
 
-The time of a launch on a pair of nodes is that of its slower node, times the noise of a published
-launch. The noise is drawn from all systems and benchmarks (``of all``), or always from one of them
-(``of one``), as on one cluster.
+A launch on a pair of nodes takes as long as its slower node needs, times the noise of a published
+launch. The noise is drawn from all systems and benchmarks for each launch (``of all``), or always
+from the same one (``of one``), as on one cluster.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from harness.features.nodes.rounds import TimedPair
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 
-#: Returns the times of launches, divided by the usual time.
+#: A function that returns the times of a number of launches, relative to the usual time.
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 ROUNDS = rounds.MOST_ROUNDS
 
 
 def cells() -> list[np.ndarray]:
-    """Return the times of the launches of every system and benchmark, over their median."""
+    """Return the times of the launches of each system and benchmark, divided by their median."""
     document = json.loads(Path(__file__).with_name("launch_noise.json").read_text())["cells"]
     times = (np.array(c["launches"]) for c in document)
-    return [x / np.median(x) for x in times if len({*x}) > 2]  # some are rounded to one digit
+    # Times that are rounded to one digit have too few different values.
+    return [x / np.median(x) for x in times if len({*x}) > 2]
 
 
 def pooled() -> Noise:
@@ -52,7 +53,9 @@ def normal(sd: float) -> Noise:
 
 
 def between(count: int, of: int) -> str:
-    """Return ``60 of 60 [94.0, 100] %``: a two-sided 95 % interval of Clopper and Pearson."""
+    """Return text like ``60 of 60 [94.0, 100] %`` with a two-sided 95 % interval (Clopper and
+    Pearson).
+    """
     low = stats.beta.ppf(0.025, count, of - count + 1) if count else 0.0
     high = stats.beta.ppf(0.975, count + 1, of - count) if count < of else 1.0
     return f"{count} of {of} [{100 * low:.1f}, {100 * high:.1f}] %"
@@ -60,7 +63,9 @@ def between(count: int, of: int) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """The outcome of one world: slow and named nodes and links, and the number of rounds."""
+    """The result of one world: slow nodes and links, those that were named, and the rounds until
+    then.
+    """
 
     planted: frozenset[tuple[int, ...]]
     named: frozenset[tuple[int, ...]]
@@ -72,7 +77,9 @@ def play(
     num_nodes: int, slow: Mapping[tuple[int, ...], float], noise: Noise, seed: int,
     most: int = ROUNDS,
 ) -> Told:  # fmt: skip
-    """Simulate rounds until the search ends. ``slow`` maps nodes and links to their slowdown."""
+    """Simulate rounds of one world until nothing is left to find. ``slow`` maps nodes and links to
+    their slowdown.
+    """
     rng, seen, last = np.random.default_rng(seed), list[TimedPair](), 0
     named = frozenset[tuple[int, ...]]()
     for number in range(most):
@@ -88,7 +95,7 @@ def play(
 
 
 def lines(worlds: int) -> Iterator[str]:
-    """Yield the table as Markdown, row by row."""
+    """Yield the table in Markdown, each row as soon as it is complete."""
     yield "| nodes | slow | noise | missed | wrong name | rounds, mean (most) | node-launches |"
     yield "|---|---|---|---|---|---|---|"
     of_cells, every = cells(), pooled()
@@ -101,7 +108,9 @@ def lines(worlds: int) -> Iterator[str]:
 
 
 def of_clusters(worlds: int) -> Iterator[str]:
-    """Yield a Markdown table of worlds with one slow node or none, for each cluster's noise."""
+    """Yield a table in Markdown for worlds with one slow node or none, with the noise of each
+    cluster.
+    """
     yield "| nodes | slow | worlds | missed | missed in 8 rounds | wrong name | rounds | launches |"
     yield "|---|---|---|---|---|---|---|---|"
     noises = [_of(cell) for cell in cells()]
@@ -125,7 +134,7 @@ def of_clusters(worlds: int) -> Iterator[str]:
 
 
 def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], worlds: int) -> str:
-    """Return the row of worlds with one to three slow nodes, but at most one in 16."""
+    """Return the row of worlds with one to three slow nodes, at most one in 16."""
     listed = []
     for seed in range(worlds):
         rng = np.random.default_rng(seed)
@@ -145,7 +154,7 @@ def _row(nodes: int, slower: float, name: str, noise: Callable[[int], Noise], wo
 
 
 def real(worlds: int) -> Iterator[str]:
-    """Search among 16 emulated nodes on this machine, one of which has 0.95 to 0.98 of a core."""
+    """Measure 16 emulated nodes on this machine, one of which has only 0.95 to 0.98 of a core."""
     known, nodes, right = Catalogue(), 16, 0
     site = Site(
         device=Device.CPU, backend="gloo", nodes=(1,) * nodes, engine="emulated", emulated=True

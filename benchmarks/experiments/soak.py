@@ -1,18 +1,18 @@
-"""Kill every command that launches or writes at random moments, and check what it leaves behind.
+"""Kill commands at random moments, and check what they leave behind.
 
     python benchmarks/experiments/soak.py [--kills 200] [--seed 0] [--only save page]
 
-Each trial starts one command in a separate folder with user files, and sends a signal to the
-program, its agent or a rank after a random part of the command's usual time. Then it checks:
+Each trial starts a command in a separate folder with a user's files. After a random part of its
+usual duration, it sends a signal to the program, its agent or a rank. Then it checks:
 
-    record      the folder of every run can be read, and its record verifies
-    resumed     in one trial in four with a run that can be resumed, --resume completes it
+    record      every run can be read, and what it contains verifies
+    resumed     in one of four trials, --resume completes a run that can be resumed
     users       no file of the user was changed, removed or added
-    processes   no process of the command is left ten seconds later
-    memory      no new file in /dev/shm is left that no process maps
+    processes   ten seconds later no process of the command is left
+    memory      no new file is left in /dev/shm that no process uses
     told        there is no traceback, and the exit status is a documented one
 
-It prints a row for each command; exit status 1 if a check fails.
+The output is a row for each command. The exit status is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ COMMANDS = {
     "baseline": f"baseline set {SAMPLE.name} --references kept",
     "ingest": f"ingest {SAMPLE.name} --results kept",
 }
-#: Commands that are killed towards their end, when they save a record or write a page.
+#: These commands receive the signal near their end, because they write their output last.
 LATE = ("save", "page")
 SIGNALS = ("KILL", "TERM", "INT", "HUP")
 TARGETS = ("program", "program", "agent", "rank")
@@ -104,7 +104,7 @@ def test_mine(verdict):
 
 @dataclass
 class Seen:
-    """The results of one command's trials."""
+    """The results of all trials of one command."""
 
     trials: int = 0
     runs: int = 0
@@ -113,7 +113,7 @@ class Seen:
 
 
 def users_files(folder: Path) -> dict[str, str]:
-    """Return the digests of the user's files."""
+    """Return digests of the user's files."""
     ours = ("results", "kept", "handed", "packed.tar.gz")
     return {
         str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
@@ -124,7 +124,7 @@ def users_files(folder: Path) -> dict[str, str]:
 
 
 def started_by(mark: str) -> Iterator[tuple[int, str]]:
-    """Yield (pid, command line) of the living processes of a trial."""
+    """Return (pid, command line) of the processes of a trial that are alive."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() not in (entry / "environ").read_bytes():
@@ -138,7 +138,7 @@ def started_by(mark: str) -> Iterator[tuple[int, str]]:
 
 
 def target_of(kind: str, mark: str, program: int, draw: random.Random) -> int:
-    """Return the pid that gets the signal; that of the program if there is no such process yet."""
+    """Return the pid that receives the signal: the program, if there is no other such process yet."""
     agents = [pid for pid, words in started_by(mark) if "harness.training" in words]
     parents = {pid: int(_stat(pid)[1]) for pid in agents}
     ranks = sorted(pid for pid in agents if parents[pid] in agents)
@@ -184,7 +184,7 @@ def prepare(folder: Path) -> None:
 
 
 def undisturbed(verb: str, folder: Path) -> float:
-    """Return the time of an undisturbed command, in s."""
+    """Return the duration (s) of a command without a signal."""
     prepare(folder)
     command = [sys.executable, "-m", "harness", *shlex.split(COMMANDS[verb])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -194,14 +194,14 @@ def undisturbed(verb: str, folder: Path) -> float:
     )
     lasts_s = time.monotonic() - began
     print(f"     {verb:<14} status {done.returncode}, {lasts_s:.1f} s", file=sys.stderr, flush=True)
-    alike = verb == "bisect"  # its versions do not differ, which it reports as a usage error
+    alike = verb == "bisect"  # the versions do not differ, which the command reports
     if done.returncode == Exit.INTERNAL or (done.returncode == Exit.USAGE and not alike):
         raise SystemExit(done.stdout + done.stderr)
     return lasts_s
 
 
 def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Seen) -> str:
-    """Start a command and send it a signal; return a description of what happened."""
+    """Run one command and send it a signal; return a short description."""
     words = COMMANDS[verb]
     name, kind = draw.choice(SIGNALS), draw.choice(TARGETS)
     if name == "HUP" and kind != "program":
@@ -216,7 +216,7 @@ def trial(verb: str, lasts_s: float, draw: random.Random, folder: Path, seen: Se
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
     ) as process:  # fmt: skip
-        time.sleep(after_s)  # until the random moment of the signal
+        time.sleep(after_s)  # a random moment
         struck = ""
         if process.poll() is None:
             pid = target_of(kind, mark, process.pid, draw)

@@ -1,4 +1,4 @@
-"""Rehearsals of the GPU acceptance test on a simulated device."""
+"""Tests of the acceptance script for GPUs on a simulated device."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_steps_beyond_the_budget_are_listed_and_can_be_resumed(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_a_step_that_breaks_fails_and_is_reported(tmp_path: Path) -> None:
-    """A step without checks fails, as on a machine where something is missing."""
+def test_a_step_that_breaks_fails_and_is_told(tmp_path: Path) -> None:
+    """A step without checks is not a success, for example on a machine without a package."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     result, _, sentences = script["_run"](
         "nothing", tmp_path, 30, {"PYTHONPATH": str(SCRIPT.parents[1])}, True
@@ -66,8 +66,8 @@ def test_a_step_that_breaks_fails_and_is_reported(tmp_path: Path) -> None:
     assert result == "FAIL" and "it failed" in sentences[0]
 
 
-def test_the_least_certain_steps_fit_into_the_first_ten_minutes() -> None:
-    """The first six steps fit into the budget; later ones wait for ``--resume``."""
+def test_what_nobody_knows_yet_fits_into_the_first_ten_minutes() -> None:
+    """The first steps fit into ten minutes; later steps wait for ``--resume``."""
     script = runpy.run_path(str(SCRIPT / "__main__.py"))
     seconds = [usual_s + script["BETWEEN_S"] for usual_s, _, _ in script["STEPS"].values()]
     assert sum(seconds[:6]) <= 580 and list(script["STEPS"])[:3] == ["facts", "first", "suite"]

@@ -1,7 +1,4 @@
-"""Known efficiencies are measured correctly, in two short sweeps.
-
-``planted.py`` has 25 long ones per cell.
-"""
+"""Tests of known efficiencies with two short sweeps; ``planted.py`` has 25 long ones per cell."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from benchmarks.experiments import planted
 
 pytestmark = pytest.mark.alone
 
-#: Efficiency, world and strategy.
+#: Efficiency, world size and strategy of each sweep.
 LADDERS = [(0.85, 2, "pipeline"), (0.70, 4, "ddp")]
 
 
@@ -34,8 +31,8 @@ def test_the_measurement_adds_no_error(ladders: list[planted.Ladder]) -> None:
 
 
 @pytest.mark.full
-def test_intervals_cover_the_truth(ladders: list[planted.Ladder]) -> None:
-    """The noise is seeded, so this does not depend on chance."""
+def test_intervals_hold_the_truth(ladders: list[planted.Ladder]) -> None:
+    """The noise has a fixed seed, so the result does not depend on chance."""
     assert sum(f.covered for f in ladders) >= len(ladders) - 1
 
 
@@ -47,8 +44,8 @@ def test_bounds_two_points_from_the_truth_are_not_decided_wrongly(
 
 
 @pytest.mark.full
-def test_like_arms_are_rarely_distinguished(tmp_path: Path) -> None:
-    """Of 20 A/A comparisons of real launches at most 4 are decided (nominal: 2 of 20)."""
+def test_like_arms_are_hardly_ever_told_apart(tmp_path: Path) -> None:
+    """In 20 A/A comparisons of real launches, at most 4 are decided (nominal: 2 of 20)."""
     from harness.analysis.judging import contrast_data as paired
     from harness.cases import Catalogue, Device, Protocol, Settings, Site
     from harness.cases.recipes import like

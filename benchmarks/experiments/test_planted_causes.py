@@ -1,4 +1,4 @@
-"""Injected causes are named correctly; ``-m full`` also checks their sizes, and pairs of causes."""
+"""Tests that injected causes are named; ``-m full`` also tests their sizes, and pairs of causes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ SOON = ("late", "data")
     "plant",
     [pytest.param(p, marks=[pytest.mark.full] * (p not in SOON)) for p in (*causes.DDP, "uneven")],
 )
-def test_a_cause_is_named_correctly(bench: causes.Stand, plant: str) -> None:
-    """60 ms in a step of 50 ms is more than background load adds to another term."""
+def test_a_cause_is_called_by_its_name(bench: causes.Stand, plant: str) -> None:
+    """The cause takes 60 ms in a step of 50 ms, which is more than background load adds to another
+    term.
+    """
     budget = bench.profile(causes.case_of((plant,), 2, 60.0, bench.known))
     bare = bare_one(bench, plant == "uneven")
     assert causes.misnamed((plant,), budget, bare) == ""
@@ -41,7 +43,7 @@ def test_a_cause_is_named_correctly(bench: causes.Stand, plant: str) -> None:
     "plants", [pytest.param(p, marks=pytest.mark.full) for p in (("stall",), ("late", "link"))]
 )
 def test_a_cause_is_found_among_operators(tmp_path: Path, plants: tuple[str, ...]) -> None:
-    """A stall inside of forward counts as idleness only if operators are followed."""
+    """A stall inside of forward counts as idleness only if operators are recorded."""
     bench = causes.Stand(tmp_path, outline=False)
     try:
         bare, budget = (
@@ -54,13 +56,13 @@ def test_a_cause_is_found_among_operators(tmp_path: Path, plants: tuple[str, ...
 
 @functools.cache
 def bare_one(bench: causes.Stand, pipeline: bool) -> Budget:
-    """Return the budget of the simulated case without a cause."""
+    """Return the budget of the case without a cause."""
     plants = ("pipeline",) if pipeline else ()
     return bench.profile(causes.case_of(plants, 2, 60.0, bench.known))
 
 
-def test_a_wrong_name_of_a_cause_is_detected(bench: causes.Stand) -> None:
-    """The check detects a wrong name: a late rank is no data stall."""
+def test_a_cause_called_by_another_name_is_caught(bench: causes.Stand) -> None:
+    """The check itself works: a late rank is not accepted as a data stall."""
     budget = bench.profile(causes.case_of(("late",), 2, 60.0, bench.known))
     bare = bare_one(bench, pipeline=False)
     assert "largest growth is" in causes.misnamed(("data",), budget, bare)

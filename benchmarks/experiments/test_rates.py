@@ -1,4 +1,4 @@
-"""The judge's error rates are within the documented ones; ``-m full`` runs 20,000 runs a cell."""
+"""Tests of the judge's error rates, with few runs; ``-m full`` simulates 20,000 runs per cell."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RUNS = pytest.mark.parametrize(
 )
 
 
-def test_the_simulation_agrees_with_the_shipped_judge() -> None:
-    """Each run has the same status after the same number of pairs as by the shipped judge."""
+def test_what_is_simulated_is_the_shipped_judge() -> None:
+    """Each simulated run has the same status as the shipped judge after the same number of pairs."""
     rng = np.random.default_rng(7)
     for noise in (rates.normal, rates.drift(4), rates.slow(0.2, 0.05)):
         for off in (-0.03, 0.0, 0.015, 0.03):
@@ -43,8 +43,8 @@ def _shipped(logs: np.ndarray) -> int:
 
 @RUNS
 @pytest.mark.parametrize("noise", rates.DECLARED)
-def test_errors_on_the_bound_are_rare_under_declared_noise(noise: str, runs: int) -> None:
-    """Errors are rarer than 5 %, within sampling error. A/A comparisons are such a case, too."""
+def test_under_declared_noise_it_hardly_ever_errs_on_the_bound(noise: str, runs: int) -> None:
+    """The error rate is below 5 %, up to the uncertainty of the number of runs. A/A is such a case."""
     for sd in rates.SDS:
         simulated = rates.simulate(rates.BOUND, rates.DECLARED[noise], sd, runs)
         assert simulated.passed <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / runs), (noise, sd)
@@ -73,8 +73,8 @@ def test_a_clear_gap_is_decided_in_four_to_six_pairs(sd: float, true: float, pai
 
 @RUNS
 @pytest.mark.parametrize("in_time", [False, True], ids=["by chance", "in time"])
-def test_error_rates_are_met_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> None:
-    """No cell passes wrongly. FAILs occur in cells with a rare and much faster mode only."""
+def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> None:
+    """No cell has wrong PASSes. FAILs occur in cells with rare, much faster launches."""
     on, above = [
         [rates.of_cell(x, true, runs, i, in_time) for i, (_, x) in enumerate(rates.world())]
         for true in (rates.BOUND, rates.BOUND + 0.02)
@@ -86,8 +86,8 @@ def test_error_rates_are_met_under_the_noise_of_real_clusters(in_time: bool, run
     assert np.quantile([r.pairs for r in above], 0.9) < 7.5
 
 
-def test_undeclared_noise_can_cause_a_false_pass() -> None:
-    """As documented, a false PASS is likely for noise beyond the declared slow launches."""
+def test_what_is_not_excluded_is_not_excluded() -> None:
+    """A false PASS is likely with more slow launches than declared, as documented."""
     for noise in rates.BEYOND.values():
         assert rates.simulate(rates.BOUND, noise, 0.003, 2_000).passed > 0.2
 
@@ -103,7 +103,9 @@ def test_undeclared_noise_can_cause_a_false_pass() -> None:
 def test_without_any_of_the_allowances_errors_are_more_frequent(
     what: str, value: float, noise: str, errs: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutants: no allowance for unseen slow launches, for trends, or for a slower half."""
+    """Judges without one of the allowances err: a plain interval, no trend, a first look at half of
+    the nodes.
+    """
     monkeypatch.setattr(judge, what, value)
     assert rates.simulate(rates.BOUND, rates.DECLARED[noise], 0.003, 2_000).passed > errs
 
@@ -116,15 +118,17 @@ def test_without_any_of_the_allowances_errors_are_more_frequent(
 def test_a_slow_half_of_the_nodes_causes_no_errors_if_placements_are_drawn(
     world: int, nodes: str, off: float
 ) -> None:
-    """Placements are drawn by the shipped code. With pinned ones the same judge errs often."""
+    """With the shipped random placements the judge is correct; with fixed placements it errs in
+    half of the runs.
+    """
     slower, stay = rates.PLACED[nodes]
     drawn, pinned = (rates.placed(world, d, slower, stay, off, 1_000) for d in (True, False))
     assert drawn.upper(drawn.passed) <= 0.05 and drawn.upper(drawn.confirmed * (off == 0)) <= 0.05
     assert off or pinned.passed > 0.15
 
 
-def test_repeated_looks_with_a_fixed_interval_cause_errors() -> None:
-    """Mutant: a Student's t interval of fixed level after every pair."""
+def test_looking_often_with_a_fixed_interval_would_err() -> None:
+    """A judge that uses a fixed interval (Student's t) at every look errs."""
     rng, wrong, runs = np.random.default_rng(3), 0, 400
     for _ in range(runs):
         values = rng.normal(0, 0.0133, 40).tolist()

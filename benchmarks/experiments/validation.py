@@ -1,8 +1,8 @@
 """Compute every figure of docs/validation.md from data in this repository.
 
     python benchmarks/experiments/validation.py            # prints the sections and their CPU time
-    python benchmarks/experiments/validation.py --write    # writes them to the page, draws its chart
-    python benchmarks/experiments/validation.py --quick    # fewer runs in each cell
+    python benchmarks/experiments/validation.py --write    # writes them to the page, draws its
+    chart python benchmarks/experiments/validation.py --quick    # fewer runs in each cell
 
 Only a few tests start launches. The launches of clusters are published logs, and the injected
 efficiencies are a record of this repository.
@@ -40,13 +40,13 @@ from harness.interface.report.page import svg
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "validation.md"
 RECORD = ROOT / "tests" / "golden" / "main-job.json.gz"
-#: Where generated figures begin in the page.
+#: The line of the page after which generated text begins.
 HERE = "<!-- from here on: python benchmarks/experiments/validation.py --write -->"
-#: How far the truth lies from the bound, as a share of it, on either side.
+#: Distances of the truth from the bound, as a share of the bound, on either side.
 DISTANCES = (0.002, 0.005, 0.01, 0.02)
-#: Launches after which verdicts are compared.
+#: Numbers of launches after which verdicts are compared.
 COUNTS = (1, 2, 4, 6, 8, 16)
-#: The detections that tests plant, and how they are run: name, file, which, where the plants are.
+#: The tests that inject defects: what they inject, their file, and the marks of the tests to run.
 PLANTED = (
     ("records edited by hand", "tests/record/test_doctored.py", ""),
     (
@@ -63,19 +63,21 @@ PLANTED = (
     ("incorrect training, in the correctness check", "tests/contract/test_mutants.py", "not full"),
     ("training that cheats in its timed window", "tests/contract/test_cheats.py", "not full"),
 )
-#: Tests of such a file that plant nothing: what they train is right, and has to pass.
+#: Tests in such a file that inject nothing. Their training is correct and has to pass.
 RIGHT = re.compile("honest|correct_twin|a_shipped_strategy")
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a verdict is made of launches (runs, n) of a subject, over the bound (log)."""
+    """A method that derives a verdict from launches (runs, n) of a subject, relative to the bound
+    (log).
+    """
 
     name: str
     passes: Callable[[np.ndarray], np.ndarray]
 
 
-#: Points of view of benchmarks that give no interval.
+#: How benchmarks without intervals decide.
 METHODS = (
     Method("one launch", lambda x: x[:, 0] >= 0),
     Method("mean of launches", lambda x: np.log(np.exp(x).mean(1)) >= 0),
@@ -84,14 +86,16 @@ METHODS = (
 
 
 def draws(cell: np.ndarray, off: float, runs: int, seed: int) -> np.ndarray:
-    """Log ratios to the bound of 16 launches each; their true mean is ``off`` away from it."""
+    """Return log ratios to the bound of 16 launches each, whose true mean is ``off`` away from it."""
     rng = np.random.default_rng(seed)
     place = rng.integers(0, len(cell), (runs, rates.LOOKS[-1]))
     return np.asarray(off + np.log(cell[place] / cell.mean()))
 
 
 def ours(cell: np.ndarray, off: float, runs: int, seed: int, n: int) -> tuple[float, float]:
-    """(wrong, undecided) after n launches: a FAIL counts once a fresh set confirms it."""
+    """Return the shares of wrong and undecided runs after n launches; a FAIL counts after
+    confirmation.
+    """
     status, pairs = rates.decide(draws(cell, off, runs, seed))
     again, _ = rates.decide(draws(cell, off, runs, seed + 10_000))
     passed = (status == 1) & (pairs <= n)
@@ -101,7 +105,7 @@ def ours(cell: np.ndarray, off: float, runs: int, seed: int, n: int) -> tuple[fl
 
 
 def simple(cell: np.ndarray, off: float, runs: int, seed: int, n: int, method: Method) -> float:
-    """Share of wrong verdicts of n launches by a method that always has one."""
+    """Return the share of wrong verdicts after n launches by a method that always decides."""
     passes = method.passes(draws(cell, off, runs, seed)[:, :n])
     return float((passes if off < 0 else ~passes).mean())
 
@@ -112,7 +116,7 @@ def both_sides(distance: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Judged:
-    """Wrong verdicts in percent by method, launches and distance, each the mean of all cells."""
+    """Wrong verdicts in percent by method, launches and distance, each as the mean of all cells."""
 
     wrong: dict[tuple[str, int, float], float]
     worst: dict[tuple[str, int, float], float]
@@ -146,7 +150,7 @@ def judged(runs: int) -> Judged:
 
 
 def on_the_judge(runs: int, write: bool) -> Iterator[str]:
-    """(a) Verdicts by several methods on the launches of real clusters."""
+    """Yield section (a): verdicts by several methods on the launches of real clusters."""
     known = judged(runs)
     cells = rates.world()
     launches = sum(len(x) for _, x in cells)
@@ -175,7 +179,7 @@ def on_the_judge(runs: int, write: bool) -> Iterator[str]:
 
 
 def draw(known: Judged) -> None:
-    """The chart that a reader takes away, by the report's own charts."""
+    """Write the chart of wrong verdicts, with the chart functions of reports."""
     distance = 0.005
     nothing = [None] * len(COUNTS)
     curves = [
@@ -197,7 +201,7 @@ def draw(known: Judged) -> None:
 
 
 def on_detection(quick: bool) -> Iterator[str]:
-    """(b) What is planted, and how often it is found."""
+    """Yield section (b): injected defects, and how often they are detected."""
     yield "| injected | detected, with 95 % interval | false alarms | measured by |"
     yield "|---|---|---|---|"
     yield planted_efficiency()
@@ -213,7 +217,7 @@ def on_detection(quick: bool) -> Iterator[str]:
 
 
 def planted_efficiency() -> str:
-    """The shipped record of the main job has a stand-in of 0.85: 1 % noise, two real ranks."""
+    """Return the row of the known efficiency of 0.85 in the stored record, with two real ranks."""
     document = json.loads(gzip.decompress(RECORD.read_bytes()))
     (verdict,) = (v for v in document["verdicts"] if v["rule"] == "planted_85")
     ends = f"{verdict['value']:.4f} [{verdict['low']:.4f}, {verdict['high']:.4f}]"
@@ -221,7 +225,9 @@ def planted_efficiency() -> str:
 
 
 def tested(file: str, marks: str) -> list[tuple[str, bool]]:
-    """Tests of a file that ran, and whether they passed: each plants one thing, or none."""
+    """Return the tests of a file that ran, and whether they passed. Each injects one defect or
+    none.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
@@ -237,7 +243,9 @@ def tested(file: str, marks: str) -> list[tuple[str, bool]]:
 
 
 def slow(worlds: int) -> Iterator[str]:
-    """One to three slow nodes of 64, by pairs whose noise is that of published launches."""
+    """Yield rows of one to three slow nodes of 64, found by pairs with the noise of published
+    launches.
+    """
     every = slow_nodes.pooled()
     for slower in (0.02, 0.05):
         named = planted = wrong = 0
@@ -256,7 +264,7 @@ def slow(worlds: int) -> Iterator[str]:
 
 
 def regressions(count: int) -> Iterator[str]:
-    """A step in 60 nights; and in as many nights without one."""
+    """Yield rows of series of 60 nights with a step, and of as many without one."""
     for kind, step in (("gauss 2 %", 0.03), ("spiky", 0.03), ("quiet 0.5 %", 0.02)):
         series = detectors.nights(kind, step, count, np.random.default_rng(11))
         calm = detectors.nights(kind, 0.0, count, np.random.default_rng(12))
@@ -269,7 +277,7 @@ def regressions(count: int) -> Iterator[str]:
 
 
 def on_findings(quick: bool) -> Iterator[str]:
-    """(c) Published findings, with what this program has of them."""
+    """Yield section (c): published findings, compared with the results of this program."""
     yield "| finding | published | scaleproof | source |"
     yield "|---|---|---|---|"
     yield from bubbles()
@@ -280,7 +288,7 @@ def on_findings(quick: bool) -> Iterator[str]:
 
 
 def bubbles() -> Iterator[str]:
-    """torch's own schedules, played action by action, against the papers' closed forms."""
+    """Yield simulations of torch's schedules, compared with the closed forms of the papers."""
     from harness.training.parallel.schedule import Schedule
 
     for name, ranks, micro, formula in (
@@ -300,7 +308,9 @@ def bubbles() -> Iterator[str]:
 
 
 def stragglers() -> Iterator[str]:
-    """The mean of the slowest of N equal normals, by an integral that is not ours."""
+    """Yield the mean of the slowest of N equal normals, by an integral that is independent of
+    scaleproof.
+    """
     for ranks in (2, 8, 64, 1024):
         value, _ = integrate.quad(_largest, -10, 10, args=(ranks,), limit=400)
         yield (
@@ -310,12 +320,12 @@ def stragglers() -> Iterator[str]:
 
 
 def _largest(x: float, n: int) -> float:
-    """x times the density of the largest of n."""
+    """Return x times the density of the largest of n."""
     return float(n * x * stats.norm.pdf(x) * stats.norm.cdf(x) ** (n - 1))
 
 
 def intervals(plays: int) -> Iterator[str]:
-    """Daly's interval against the best of all intervals, by plays of drawn faults."""
+    """Yield Daly's interval, compared with the best interval in simulations of random faults."""
     costs = Costs(
         step_s=0.2, slow_s=0.0, save_s=2.0, detect_s=1.0, stop_s=1.0, restart_s=8.0, load_s=2.0
     )
@@ -344,7 +354,7 @@ def intervals(plays: int) -> Iterator[str]:
 
 
 def _faults(mtbf_s: float, seed: int) -> Iterator[tuple[float, int]]:
-    """Exponential gaps, drawn here."""
+    """Yield faults with exponential gaps."""
     draw_ = random.Random(seed)
     at = 0.0
     while True:
@@ -353,7 +363,9 @@ def _faults(mtbf_s: float, seed: int) -> Iterator[tuple[float, int]]:
 
 
 def pipeline() -> Iterator[str]:
-    """A measured pipeline of 4 real ranks that wait for set times: no more than its bubble allows."""
+    """Yield a measured pipeline of 4 real ranks with simulated compute, and the limit by its
+    bubble.
+    """
     document = json.loads(gzip.decompress(RECORD.read_bytes()))
     case = "pipeline/paced-small/weak@4cpu"
     verdicts = {v["metric"]: v for v in document["verdicts"] if v["case"] == case}
@@ -366,7 +378,7 @@ def pipeline() -> Iterator[str]:
 
 
 def breaks_even() -> Iterator[str]:
-    """PowerSGD pays where links are slow: the rate at which sent bytes cost what encoding costs."""
+    """Yield the link rate at which PowerSGD breaks even."""
     text = (ROOT / "docs" / "compression.md").read_text()
     row = re.search(r"^ powersgd +.*$", text, re.M)
     assert row is not None
@@ -381,7 +393,7 @@ def breaks_even() -> Iterator[str]:
 
 
 def main() -> None:
-    """Print, and write where asked."""
+    """Print the sections, and write them if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--quick", action="store_true")

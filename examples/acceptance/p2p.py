@@ -1,4 +1,4 @@
-"""Compare a training run with and without NCCL's P2P transport, in the same blocks.
+"""Compare training with and without P2P in the same blocks; without it all data use the network.
 
 pytest examples/acceptance/p2p.py --gpus 8
 scaleproof accept contract check fabric RUN --accepted THEN
@@ -10,7 +10,7 @@ from harness import Plan, Site, scaling, versus
 
 
 def beside(site: Site) -> list[Plan]:
-    """Return a plan of the usual training run and one without P2P, which uses only the network."""
+    """Return a plan that compares a training with the same one without P2P between devices."""
     usual = site.case("ddp/decoder-350m", "weak")
     alone = replace(usual, environment={**(usual.environment or {}), "NCCL_P2P_DISABLE": "1"})
     return [versus(usual, alone, ["throughput_ratio"])]
@@ -18,4 +18,4 @@ def beside(site: Site) -> list[Plan]:
 
 @scaling(beside)
 def test_p2p_off_beside_on(verdict):
-    """The clause ``network_alone`` of ``scaleproof accept contract show fabric`` judges this."""
+    """``scaleproof accept contract show fabric`` shows its clause, ``network_alone``."""

@@ -1,21 +1,21 @@
-"""Read runs as pandas DataFrames. Open this file as a notebook, or run it as a script.
+"""Read runs as pandas DataFrames. Open this file as a notebook, or run it as a program.
 
 python examples/frames/read_runs.py results/samples/ddp-nano results/samples/ddp-nano-again
 """
 
-# %% Which runs to read: folders with a record.json
+# %% The runs to read: folders with a record.json
 import sys
 
 from harness.interface import frames
 
 runs = sys.argv[1:] or ["results/samples/ddp-nano", "results/samples/ddp-nano-again"]
 
-# %% A row for each launch: its purpose, how it ended, its throughput, bytes and memory
+# %% A row for each launch: its purpose, its status, its throughput, bytes and memory
 launches = frames.launches(runs)
 timed = launches[launches.purpose == "timed"]
 print(timed.groupby(["case", "run"]).throughput.describe()[["count", "mean", "std"]].round(1))
 
-# %% Launch-to-launch variation: this, and not the variation of steps, limits a verdict
+# %% Launch-to-launch variation of the same case. This variation limits the precision of verdicts.
 spread = timed.groupby("case").throughput.agg(lambda rates: rates.std() / rates.mean())
 print(spread.map("{:.1%}".format).rename("between launches"))
 
@@ -29,11 +29,11 @@ points = frames.points(runs)
 columns = ["case", "against", "n", "speedup", "efficiency", "efficiency_low", "efficiency_high"]
 print(points[columns].round(3).to_string(index=False))
 
-# %% Time budget of a profiled launch: ns of each rank, step and term, which add up to the step
+# %% A row for each rank, step and term of a profiled launch, in ns; the terms sum to the step
 budgets = frames.budgets(runs)
 parts = budgets.groupby(["case", "term"]).ns.sum().unstack()
 print(parts.div(parts.sum(axis=1), axis=0).map("{:.1%}".format).to_string())
 
-# %% Every verdict as stored in the record
+# %% A row for each verdict of the record
 verdicts = frames.verdicts(runs)
 print(verdicts[["status", "case", "metric", "value", "bound", "reason"]].to_string(index=False))

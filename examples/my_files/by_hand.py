@@ -1,4 +1,4 @@
-"""Data parallelism without DDP: one all-reduce per parameter after backward."""
+"""Data parallelism without a wrapper: one all-reduce per parameter after the backward pass."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from harness import LocalTrainer, ddp
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 
 
-def expect(case, model, batching, facts, knobs):  # the communication that the check must count
+def expect(case, model, batching, facts, knobs):  # the communication that the checks must count
     as_ddp = ddp.expect(case, model, batching, facts, ddp.KNOBS)
     return replace(as_ddp, module="Sequential", placements=())
 

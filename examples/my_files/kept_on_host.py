@@ -1,11 +1,11 @@
-"""An input that makes all batches before the window and keeps them in the host's memory."""
+"""Make all batches before the timed window, and keep them in the host's memory."""
 
 from harness import span
 
-INPUT = dict(instead=("resident",))  # the input to try if this one stalls
+INPUT = dict(instead=("resident",))  # the input to try if the training waits for this one
 
 
-def feed(source, knobs):  # returns a function from a step's number to its batch
+def feed(source, knobs):  # returns a function from the number of a step to its batch
     made = [source.content(source.ids(step)) for step in range(source.steps)]
 
     def take(step):

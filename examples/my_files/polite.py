@@ -1,4 +1,4 @@
-"""An engine for one machine whose ranks run at a lower priority than other processes."""
+"""A user's engine: one machine whose ranks have a lower priority than other processes."""
 
 from harness import Capabilities, Command, Deployment, InheritingJob, agent_command
 
@@ -6,7 +6,7 @@ ENGINE = dict(multi_node=False)
 
 
 class Polite:
-    """Start the agent of one node with ``nice``; its ranks inherit the priority."""
+    """An engine that starts the agent of one node with ``nice``; ranks inherit the priority."""
 
     def probe(self) -> Capabilities:
         return Capabilities(available=True)

@@ -1,4 +1,4 @@
-"""A small multilayer perceptron."""
+"""A user's model: a small network with two linear layers."""
 
 from torch import nn
 from torch.nn import functional
@@ -13,7 +13,7 @@ def build(size):
     return nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 10))
 
 
-def batch(ids, size):  # each sample depends only on its id
+def batch(ids, size):  # each sample must be a pure function of its id
     return uniform(ids, size["d"]), labels(ids, 10)
 
 
@@ -21,5 +21,5 @@ def loss(output, targets):
     return functional.cross_entropy(output, targets)
 
 
-def flops(size):  # of the forward and backward pass of one sample
+def flops(size):  # FLOPs of the forward and backward pass of one sample
     return 4.0 * size["d"] ** 2 + 60.0 * size["d"]

@@ -1,5 +1,4 @@
-"""Run a case of scaleproof as a ReFrame test: the verdict is its sanity check, and the measured
-values are its performance figures.
+"""Run a case of scaleproof as a ReFrame test: the verdicts decide sanity, the values performance.
 
     reframe -c examples/reframe/scaleproof_check.py -r --performance-report \
         -S case=ddp/decoder-nano/weak -S ranks=--cpus=2 -S rules=suites/thresholds.toml
@@ -16,7 +15,7 @@ import reframe.utility.sanity as sn
 
 @rfm.simple_test
 class ScaleproofCheck(rfm.RunOnlyRegressionTest):
-    """A test that passes on PASS, fails on FAIL and ERROR, and is skipped if INCONCLUSIVE."""
+    """A test that passes on PASS, fails on FAIL or ERROR, and is skipped on INCONCLUSIVE."""
 
     descr = "does training scale on these ranks?"
     valid_systems = ["*"]
@@ -43,12 +42,12 @@ class ScaleproofCheck(rfm.RunOnlyRegressionTest):
 
     @sanity_function
     def verdict(self):
-        """Pass if the exit status is 0, or 5: no threshold applies, but values were measured."""
+        """Pass on exit status 0, or on 5: no threshold applies, but the values are of use."""
         return sn.assert_in(self.summary["exit"], (0, 5), msg=self.summary["headline"])
 
     @run_before("performance")
     def figures(self):
-        """Report each verdict's value and both ends of its interval, if there are any."""
+        """Report the value of each verdict, and both ends of its interval if it has one."""
         for v in self.summary["verdicts"]:
             stand_in = " (stand-in)" if v["stand_in"] else ""
             name = f"{v['case']} {v['metric']} v {v['against']}{stand_in}"

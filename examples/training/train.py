@@ -1,6 +1,4 @@
-"""A usual training script: DistributedDataParallel, a DistributedSampler, AdamW. It does not import
-scaleproof.
-"""
+"""A common training script with DistributedDataParallel; it does not use scaleproof."""
 
 import argparse
 import os

@@ -20,8 +20,8 @@ Need = Literal["cases", "scripts", "records"]
 class Option:
     """One option: its short name, and its arguments for argparse. ``--scaling-NAME`` always exists.
 
-    An option with ``needs`` exists only in commands with that property. ``advanced`` options are
-    shown only by ``--help-all``.
+    Options with ``cases`` exist only in commands that measure cases, not in commands for sweeps and
+    fault scenarios. ``advanced`` options are shown only by ``--help-all``.
     """
 
     name: str

@@ -103,7 +103,7 @@ def moment(text: str) -> datetime.datetime:
 
 
 def catalogue(paths: Sequence[str], suites: Sequence[Path] = ()) -> Catalogue:
-    """Return the catalogue of all names, including those in the user's folders."""
+    """Return the catalogue of all names, including the names in the user's folders."""
     return Catalogue([Path(path) for path in paths], suites)
 
 
@@ -186,7 +186,7 @@ _AGAIN: Mapping[str, object] = {
 def resumed(old: Settings, given: Settings) -> tuple[Settings, list[str]]:
     """Return the settings of a resumed run and a note on each that changes.
 
-    They are its old settings, except for those in ``_AGAIN`` that the user gives anew.
+    These are the old settings of the run, except for settings in ``_AGAIN`` that the user changes.
     """
     changes = []
     for name, usual in _AGAIN.items():

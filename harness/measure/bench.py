@@ -46,16 +46,14 @@ from harness.record.fabric import label
 from harness.record.launch import BEHIND as BEHIND_SLOT, PASSING
 from harness.record.store import load_samples, write_text
 
-#: The advice for a script that writes to data that all its launches share.
+#: The advice for a script that writes to a folder of --data, which all its launches use.
 UNSHARED = "omit that --data option, and every launch gets a private copy"
 #: FLOP/s of a slow CPU core. Only deadlines use it.
 SLOW_FLOPS = 5e9
-#: Characters that must not occur in the name of a launch, because the name is also that of a
-#: folder.
+#: Characters that must not occur in the name of a launch, which is also the name of a folder.
 _ODD = re.compile(r"[^A-Za-z0-9_.+-]+")
 _USUAL = Deadlines()
-#: Seconds that a rank may be silent while its blocks are compiled, at the same time as those of all
-#: other ranks.
+#: Seconds that a rank may be silent while it compiles its blocks. All ranks compile concurrently.
 COMPILING_S = 600.0
 #: Deadlines of a user's script: its imports, data loading and compilation may take long, and so may
 #: an evaluation between steps.
@@ -133,7 +131,7 @@ class Bench:
         described: Sequence[Described],
         on_step: Callable[[int], None],
     ) -> list[LaunchRecord]:
-        """Launch several worlds at once, each at its placement, and return their records.
+        """Launch several worlds concurrently, each at its placement, and return their records.
 
         If the cause of a failure is uncertain, the world is launched once more, alone, with torch's
         detailed check of every collective. That launch is used only to name the cause.
@@ -171,7 +169,7 @@ class Bench:
         hosts: Sequence[tuple[int, ...]],
         only: str = "",
     ) -> list[list[Row] | LaunchError]:
-        """Sweep several worlds at once, each on separate nodes.
+        """Sweep several worlds concurrently, each on separate nodes.
 
         ``hosts`` are the nodes of each world; an empty tuple means the first nodes.
         """
@@ -195,8 +193,8 @@ class Bench:
         """Run a training of the recovery feature; return how it ended and the folder that its ranks
         wrote.
 
-        The task is a plain training (also one resumed from a checkpoint), one with an injected
-        fault, or the replay of a fault trace.
+        The task is a plain training, new or resumed from a checkpoint; a training with an injected
+        fault; or the replay of a fault trace.
         """
         spec = self._spec("recovery", case, folder, task, deadlines=deadlines)
         return self._run(spec), Path(spec.out)
@@ -253,9 +251,7 @@ class Bench:
         return out
 
     def count_on(self, folder: Path) -> None:
-        """Continue the numbering after the launches in a run's folder, so that no two share a
-        number.
-        """
+        """Continue the numbers of the launches in a run's folder, so that no number is reused."""
         there = [path.name.rpartition("-")[2] for path in (folder / "launches").glob("*")]
         self._count = max((int(number) for number in there if number.isdigit()), default=0)
 
@@ -264,9 +260,9 @@ class Bench:
         return self._run_together([spec], lambda step: None)[0]
 
     def _run_together(self, specs: Sequence[LaunchSpec], tick: Tick) -> list[Ended]:
-        """Launch worlds at once and wait until all have ended.
+        """Launch worlds concurrently and wait until all have ended.
 
-        If a world broke, how each of its ranks ended is written to ``ends.json`` in its folder.
+        If a world broke, write how each of its ranks ended to ``ends.json`` in the world's folder.
         """
         ended = self.fleets.of(specs[0].case.setup).launch_together(specs, tick)
         for spec, world in zip(specs, ended, strict=True):
@@ -282,7 +278,7 @@ class Bench:
         on_step: Callable[[int], None],
         detailed: bool = False,
     ) -> list[LaunchRecord]:
-        """Launch worlds at once and return their records, followed by those of their profiles."""
+        """Launch worlds concurrently. Return their records, then the records of their profiles."""
         answered = list(zip(orders, described, strict=True))
         first = orders[0].script
         if first is not None and not self._shared:
@@ -321,10 +317,10 @@ class Bench:
         launch: LaunchRecord,
         began_at: datetime.datetime,
     ) -> LaunchRecord | None:
-        """Return the record of the profiled steps after a window, and move their files to a
-        separate folder.
+        """Return the record of the steps that were profiled after the timed window.
 
-        Return None if the order has no such steps or the world did not reach them.
+        Their files are moved to a separate folder. Return None if the order requests no such steps
+        or the world did not reach them.
         """
         if order.behind is None or len(launch.ranks) < order.arm.case.world_size:
             return None
@@ -348,7 +344,7 @@ class Bench:
         )
 
     def _written(self, script: Script | None) -> list[str]:
-        """Return a message that names the shared files changed by a script's launch, as far as
+        """Return a message on shared files that a script's launch changed. Not all changes are
         detected.
         """
         if script is None or not script.data:
@@ -410,7 +406,7 @@ def _at(moment: datetime.datetime) -> str:
 
 
 def _without(launch: LaunchRecord, profile: LaunchRecord) -> LaunchRecord:
-    """Return a timed launch without its profiled steps, whose failure must not fail the timed
+    """Return a timed launch without its profiled steps, because their failure must not fail the
     launch.
     """
     return replace(
@@ -495,9 +491,7 @@ def _gpus(
 
 
 def _with_shared(message: str) -> str:
-    """Return the error message of a script; if it could not write to shared data, append the
-    advice.
-    """
+    """Return the error message of a script, with advice if it could not write to shared data."""
     if os.strerror(errno.EROFS) not in message:
         return message
     return f"{message} ({UNSHARED})"
@@ -516,7 +510,7 @@ def figured(
     folder: Path,
     described: Sequence[Described],
 ) -> list[LaunchRecord]:
-    """Return launches that ran at once, with the metrics computed from their ranks' samples."""
+    """Return concurrent launches with the metrics that follow from their ranks' samples."""
     records = []
     for order, launch, answer in zip(orders, launches, described, strict=True):
         record = launch
@@ -610,9 +604,10 @@ def _with_collective(limits: Deadlines, asked_s: float) -> Deadlines:
 
 
 def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
-    """Return case hash -> mean wall time (s) of its launches, of timed ones if there are any.
+    """Return the mean wall time (s) of the launches of each case, by the hash of the case.
 
-    A calibration launch steps ``HORIZON`` times as long as a timed launch, so the surplus is
+    If a case has timed launches, only these count. If not, its probes or calibration launches do. A
+    calibration launch trains for ``HORIZON`` times as long as a timed launch, so the surplus is
     subtracted.
     """
     out: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The statements that a user's files make in the description of a case, checked by their heads."""
+"""Statements of a user's files about their own checks, which are limited or listed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,10 +11,10 @@ from harness.record import Described, Expected, Reference
 
 
 def witness(case: CaseSpec, catalogue: Catalogue) -> CaseSpec | None:
-    """Return a case that describes the same model without the user's other files.
+    """Return the witness of a case: a case with the same model, but without the user's other files.
 
-    The answer about this witness is compared with the answer about the case. Return None if the
-    case uses no files of a user except that of its model.
+    The description of the witness is compared with the description of the case. Return None if the
+    only file of a user that the case uses is the file of its model.
     """
     if all(entry.shipped or entry.kind == "models" for entry in catalogue.entries_of(case)):
         return None
@@ -28,13 +28,12 @@ def witness(case: CaseSpec, catalogue: Catalogue) -> CaseSpec | None:
 def of_files(
     case: CaseSpec, answer: Described, beside: Described | None, catalogue: Catalogue
 ) -> Described:
-    """Return the description with the statements by which a user's files weaken the loss
-    comparison.
+    """Return the description with a list of the user's statements that weaken the loss comparison.
 
-    The statements are listed as ``excuses``, because a user's file must not exempt itself from a
-    check. Statements of a shipped strategy are accepted as facts. ``beside`` is the description of
-    the case's witness. The description is an error if the head of a file has changed since the case
-    was planned.
+    The list is ``excuses``; reports show it, because a user's file must not exempt itself from a
+    check unnoticed. Statements of a shipped strategy are accepted as facts. ``beside`` is the
+    description of the case's witness. If the head of a file has changed since the case was planned,
+    the description that is returned is an error.
     """
     theirs = [entry for entry in catalogue.entries_of(case) if not entry.shipped]
     for entry in theirs:

@@ -1,4 +1,4 @@
-"""Interleaving: compares one case in two environments, block by block, until it is decided."""
+"""Comparison of one case in two environments, block by block in one run, until it is decided."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,8 +44,9 @@ class Interleaver:
         return longer
 
     def beside(self, a: str, others: Sequence[str]) -> list[list[float]]:
-        """Measure several setups in one block with ``a``; return the values of each, as ``block``
-        does.
+        """Measure several setups in one block with ``a``.
+
+        Return for each setup the two values that ``block`` returns.
         """
         self.blocks += 1
         once = replace(self._protocol, min_blocks=1, max_blocks=1, seed=self.blocks)
@@ -61,7 +62,7 @@ class Interleaver:
         ]
 
     def alike(self, a: str) -> list[float]:
-        """Return log(throughput of the second launch in ``a`` / that of the first) of each block.
+        """Return log(throughput of the second / of the first launch in ``a``) for each block.
 
         This is the A/A comparison that every A/B comparison contains.
         """
@@ -84,8 +85,9 @@ class Interleaver:
     def _longer(
         self, measured: RunRecord, plan: Plan, contrast: Contrast, setups: tuple[str, str]
     ) -> list[float]:
-        """Return log(step time in b / step time in a) of each pair of a plan, or raise why there is
-        none.
+        """Return log(step time in b / step time in a) of each pair of a plan.
+
+        Raise an error with the reason if there are no pairs.
         """
         a, b = setups
         ratios = pairs(measured, plan, contrast).values
@@ -163,11 +165,11 @@ def _plan(case: CaseSpec, a: str, others: Sequence[str], once: Protocol) -> Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The ratio of the throughput of B to that of A in the same blocks.
+    """The throughput of B relative to A in the same blocks.
 
-    ``low`` and ``high`` are the ends of an interval that is valid at all looks. ``alike`` and its
-    ends are the same for A against itself, from launches of one block. It shows how large a ratio
-    is without any difference.
+    ``low`` and ``high`` are the ends of an interval that stays valid however often it is inspected.
+    ``alike`` and its ends are the ratio and the interval of A compared with itself, from launches
+    of the same blocks. They show which ratios occur without any difference.
     """
 
     case: str
@@ -182,8 +184,9 @@ class Difference:
 
 
 def difference(case: str, longer: list[float]) -> Difference:
-    """Return the difference that the pairs so far show. ``longer`` is as from
-    ``Interleaver.block``.
+    """Return the difference that the pairs so far show.
+
+    ``longer`` has the values that ``Interleaver.block`` returns.
     """
     interval = judge.t_sequence([-x for x in longer], ALPHA)
     low, high = interval.low, interval.high
@@ -207,8 +210,9 @@ def difference(case: str, longer: list[float]) -> Difference:
 
 
 def beside_itself(measured: Difference, alike: Sequence[float]) -> Difference:
-    """Return a difference with the A/A comparison added. ``alike`` is as from
-    ``Interleaver.alike``.
+    """Return a difference with the A/A comparison added.
+
+    ``alike`` has the values that ``Interleaver.alike`` returns.
     """
     if not alike:
         return measured

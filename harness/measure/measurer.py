@@ -1,7 +1,7 @@
 """The Measurer: checks, calibrates, times and confirms plans, block by block, in one Run.
 
-It handles arms, turns and contrasts. Of world sizes it uses only the order, because correctness
-checks go from the smallest world size up. A plan is measured once, however often it is requested.
+It handles arms, turns and contrasts. It uses world sizes only to sort the correctness checks, which
+go from the smallest world size up. A plan is measured once, however often it is requested.
 Every launch is entered in the chain as soon as it has ended.
 
     describe -> climb (gates, ascending) -> pilots -> windows frozen -> blocks until decided
@@ -79,13 +79,13 @@ class Measurer:
                 self._begin(group)
                 if len(group) == 1:
                     self._tell(group[0])
-            # A FAIL at the largest world size makes the smaller ones be judged too, so decide
-            # twice.
+            # After a FAIL at the largest world size the smaller ones are judged, too. Therefore
+            # decide twice.
             for _ in range(2):
                 self._decide(new)
             done = [plan for plan in new if plan.hash not in self._broken]
             self._done |= {p.hash: tuple(verdicts.of_plan(self.run.bare(), p)) for p in done}
-        finally:  # also if an error ended the measurement
+        finally:  # also done if an error ended the measurement
             self.run.keep()
 
     def _decide(self, plans: Sequence[Plan]) -> None:
@@ -112,9 +112,7 @@ class Measurer:
                 self._progress.note(sentence)
 
     def _begin(self, plans: Sequence[Plan]) -> None:
-        """Take plans from their correctness checks to the blocks that every plan gets, stage by
-        stage.
-        """
+        """Run the stages of plans, from correctness checks to the blocks that every plan gets."""
         for stage in (self._climb, self._pilot):
             self._attempt(plans, stage)
         piloting.freeze(self.run, [plan for plan in plans if self._arms[plan.hash]])
@@ -253,9 +251,10 @@ class Measurer:
             self._block(plan, arms=arms)
 
     def _profile(self, plan: Plan, attempt: int = 0) -> None:
-        """Make the profiled launches: one for each arm's budget, and a set for each judged share.
+        """Make the profiled launches: one for the budget of each arm, and several for each judged
+        part of a step.
 
-        The second pass repeats a profile whose step time differs from that of the timed launches.
+        A second pass repeats a profile if its step time differs from the timed launches.
         """
         if not self._session.settings.timeline or not self._arms[plan.hash]:
             return
@@ -303,7 +302,7 @@ class Measurer:
         confirm(judged, again)
 
     def _slots(self, plan: Plan) -> list[list[Arm]]:
-        """Return the arms of a plan that are timed, grouped by what runs at once."""
+        """Return the timed arms of a plan in groups that run concurrently."""
         return together.groups(self._session, plan, self._arms.get(plan.hash, plan.arms))
 
     def _further(self, plan: Plan, arms: Sequence[Arm], alone: bool) -> None:
@@ -322,7 +321,7 @@ class Measurer:
     def _block(
         self, plan: Plan, attempt: int = 0, arms: Sequence[Arm] = (), apart: Collection[str] = ()
     ) -> None:
-        """Measure one block: a pass over the arms in an order drawn from the seed, and one back.
+        """Measure one block: one pass over the arms in random order, then one in reverse order.
 
         The arms ``apart`` (by name) run without concurrent worlds.
         """
@@ -374,7 +373,7 @@ class Measurer:
     def _launch(
         self, plan: Plan, arms: Sequence[Arm], purpose: Purpose, **more: Any
     ) -> list[LaunchRecord]:
-        """Launch arms at once. ``more`` is their window, or their turn and attempt."""
+        """Launch arms concurrently. ``more`` is their window, or their turn and attempt."""
         wanted = functools.partial(together.orders, self._session, plan, arms, purpose, **more)
         orders = wanted()
         now = moment(self._session, orders[0], self._arms, self.waiting)

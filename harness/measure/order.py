@@ -62,7 +62,7 @@ class Order:
     def draw(self) -> int:
         """The seed of the noise of this launch."""
         place = f"{self.arm.name}-{self.purpose}-{self.attempt}-{self.turn}"
-        # these launch one arm at several placements
+        # These purposes launch one arm at several placements, and each placement has its own noise.
         if self.purpose in (Purpose.PROBE, Purpose.ROUND):
             place += f"-{self.seat}"
         return random.Random(f"{self.plan.protocol.seed}-{place}").randrange(2**31)

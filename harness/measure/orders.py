@@ -26,7 +26,7 @@ OPTIMISM = 2
 def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]]) -> Block:
     """Return a block of these arms in the order that the plan's seed draws.
 
-    The arms of a slot run at once.
+    Each element of ``slots`` lists the arms that run concurrently.
     """
     block = Block(
         plan=plan.hash,
@@ -39,9 +39,9 @@ def drawn(plan: Plan, attempt: int, number: int, slots: Sequence[Sequence[Arm]])
 
 
 def missing_timed(run: Run, plan: Plan, block: Block) -> Iterator[tuple[int, list[Arm]]]:
-    """Yield (turn, arms that run at once) of every slot of a block that is not yet launched.
+    """Yield (turn, concurrent arms) of every launch of a block that is still missing.
 
-    A block passes its slots in order and then in reverse order.
+    A block launches its groups of concurrent arms in order, and then in reverse order.
     """
     done = {
         (launch.turn, launch.arm)
@@ -95,8 +95,9 @@ def next_block(
 
 
 def _blocks(v: Verdict) -> float:
-    """Return the predicted number of blocks that decide a verdict; one if only concurrency is in
-    doubt.
+    """Return the predicted number of blocks that decide a verdict.
+
+    It is one if only the effect of concurrent worlds is uncertain.
     """
     return 1 if v.more is None else math.ceil(v.more / 2)
 
@@ -110,7 +111,7 @@ def needed(run: Run, plan: Plan, open_: Sequence[Verdict], arms: Sequence[Arm]) 
 
 
 def _widest(still_open: Sequence[Verdict]) -> float:
-    """Return the width of the widest interval of these verdicts, as the log of its ends' ratio."""
+    """Return the width of the widest interval of these verdicts: the logarithm of high / low."""
     widths = [
         math.log(verdict.high / verdict.low)
         for verdict in still_open
@@ -124,8 +125,9 @@ def climb(
 ) -> list[Arm]:
     """Run the correctness checks of a plan; return the arms that are worth timing.
 
-    These are arms that train correctly and that a contrast needs whose arms all train correctly. A
-    plan that compares nothing in the same blocks trains all correct arms, in calibration launches.
+    An arm is worth timing if a contrast uses it and all arms of that contrast train correctly. A
+    plan that compares nothing in the same blocks trains every arm that is correct, in calibration
+    launches.
 
     For each strategy, checks go from the smallest world size up and end at the first failure.
     Larger worlds are then not launched, except those that already ran concurrently with the failed
@@ -186,10 +188,10 @@ def _possible(session: Session, arm: Arm) -> bool:
 def missing_pilots(
     run: Run, plan: Plan, slots: Callable[[], Sequence[Sequence[Arm]]]
 ) -> Iterator[tuple[Purpose, int, Sequence[Arm]]]:
-    """Yield (purpose, turn, arms at once) of every probe and calibration launch that is missing.
+    """Yield (purpose, turn, concurrent arms) of every missing probe and calibration launch.
 
-    A probe runs a baseline alone and next to other worlds. ``slots`` returns which arms run at
-    once; the results of probes may change that.
+    A probe runs a baseline alone, or concurrently with other worlds. ``slots`` returns the arms in
+    groups that run concurrently; the results of probes may change the groups.
     """
     for turn, arms in _probes(run, plan, slots()):
         yield Purpose.PROBE, turn, arms
@@ -200,13 +202,13 @@ def missing_pilots(
 def _pilots(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """Yield (turn, arms at once) of the missing calibration launches.
+    """Yield (turn, concurrent arms) of the missing calibration launches.
 
     Each arm gets one, and a second one if the length of its warm-up is uncertain. The first arm
-    gets one more as an A/A comparison, unless worlds run side by side, because then the probes are
+    gets one more as an A/A comparison, unless worlds run concurrently, because then the probes are
     that comparison. It comes last, so that a run with a short budget, or with an incorrect script,
-    has launched every world before. Plans share the calibration launches of a case that they
-    measure with the same window.
+    has launched every world before. If several plans measure a case with the same window, they use
+    the same calibration launches.
     """
     if plan.hash in run.windows:
         return
@@ -225,10 +227,10 @@ def _pilots(
 def _probes(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """Yield (turn, arms at once) of the missing probes of baselines that run next to other worlds.
+    """Yield (turn, concurrent arms) of the missing probes, if baselines run next to other worlds.
 
-    Each baseline runs alone, and then on as many nodes and devices at once as there are. The second
-    probe also shows whether one of them is slow.
+    Each baseline runs alone first. Then copies of it run on all nodes and devices concurrently,
+    which also shows whether one of them is slow.
     """
     if plan.hash in run.windows:
         return
@@ -244,10 +246,10 @@ def _probes(
 
 
 def _scan(run: Run, plan: Plan) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """Yield the probe of the single-device baseline on all devices at once, to find a slow device.
+    """Yield the probe that runs the single-device baseline on all devices, to find a slow device.
 
-    It is made once in a run. Such a plan needs no other probe, because its baseline runs next to
-    other worlds in the first block and alone in the other blocks.
+    It is made once in a run. A plan whose contrasts form a curve needs no other probe, because its
+    baseline runs next to other worlds in the first block and alone in the other blocks.
     """
     baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
     for arm in (arm for arm in plan.arms if arm.name in baselines and arm.case.world_size == 1):
@@ -298,7 +300,7 @@ def freeze(run: Run, plans: Sequence[Plan]) -> None:
 def missing_profiles(
     session: Session, plan: Plan, attempt: int = 0
 ) -> Iterator[tuple[int, list[Arm]]]:
-    """Yield (turn, arms at once) of every missing profiled launch; attempt 1 confirms a FAIL.
+    """Yield (turn, concurrent arms) of every missing profiled launch; attempt 1 confirms a FAIL.
 
     A launch is the unit of replication here too. If a threshold applies to a share of the step, its
     subject is profiled as often as a contrast has pairs. A case that an earlier plan has profiled
@@ -314,9 +316,9 @@ def missing_profiles(
 def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence[Arm]) -> set[str]:
     """Return the names of the arms that are profiled after the timed window of this launch.
 
-    The launch is the last one of the blocks that every plan gets. Arms of which a threshold judges
-    a share of the step are profiled separately, because their losses are compared with the
-    reference too. A user's script is never profiled in this way.
+    Only the last launch of the blocks that every plan gets is followed by a profile. If a threshold
+    judges a part of an arm's step, the arm is profiled in a separate launch, because its losses are
+    compared with the reference too. A user's script is never profiled in this way.
     """
     run = session.run
     last = 2 * plan.protocol.min_blocks - 1
@@ -335,7 +337,7 @@ def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence
 
 
 def _shares(run: RunRecord, plan: Plan) -> dict[str, str]:
-    """Return the judged shares of a step: the subject arm's name -> the contrast's name."""
+    """Return which contrast judges a part of the step of each arm, as names by arm name."""
     contrasts = contrast_data.judged_of(plan, run.thresholds, run.machine)
     return {c.subject: c.name for c in contrasts if metrics.metric(c.metric).profiled}
 
@@ -396,11 +398,11 @@ class Wanted:
 def missing_references(
     session: Session, plan: Plan, arms: Sequence[Arm], *, replicated: bool = False
 ) -> Iterator[tuple[list[Arm], Wanted]]:
-    """Yield (arms, reference) for every launch of references that is missing; its arms run at once.
+    """Yield (concurrent arms, reference) for every missing launch of references.
 
-    The first reference of a launch stands for all of them, with the largest number of steps. If
-    ``replicated`` is set, the references get replicates, because the losses of a launch deviated
-    more than a different order of summation explains.
+    The yielded reference is the first of the launch, with the largest number of steps of all of
+    them. If ``replicated`` is set, the references get replicates, because the losses of a launch
+    deviated more than a different order of summation explains.
     """
     wanted = _wanted_references(session.run, plan, arms, replicated)
     for streamed, replicates in itertools.product((False, True), (0, references.REPLICATES)):
@@ -417,8 +419,8 @@ def missing_references(
             yield arms, replace(alike[slot[0].name], steps=steps)
 
 
-def _wanted_references(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
-    """Return every reference that is missing; cases that train the same share one."""
+def _referring_wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
+    """Return every reference that is missing. Cases of the same training have one in common."""
     by_key: dict[str, Wanted] = {}
     for arm in arms:
         wanted = run.described[arm.case.hash].reference
@@ -449,15 +451,13 @@ def _wanted_references(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bo
 
 
 def _world(run: Run, wanted: Wanted) -> CaseSpec:
-    """Return the case that a reference trains; it needs fewer devices than the case compared with
-    it.
-    """
+    """Return the case that a reference trains, which needs fewer devices than the compared case."""
     case = wanted.arm.case
     return references.world(case, run.described[case.hash], wanted.streamed)
 
 
 def _replicates(run: Run, key: str) -> int:
-    """Return the number of replicates of a reference: 0 if its cases must match it in every bit."""
+    """Return the number of replicates of a reference; 0 if its cases must match it bit for bit."""
     trained_so = (
         described.reference
         for described in run.described.values()
@@ -468,10 +468,10 @@ def _replicates(run: Run, key: str) -> int:
 
 
 def _host_holds(run: Run, arm: Arm) -> bool:
-    """Return whether the host's memory can hold weights, gradients and optimizer moments of a
+    """Return whether the host's memory can hold the weights, gradients and optimizer state of a
     reference.
 
-    A compressor prevents this, because it would have to process all shards at once.
+    Return False for compressors, because they would have to process all shards at the same time.
     """
     facts = run.described[arm.case.hash].facts
     assert facts is not None
@@ -523,8 +523,7 @@ def _encodes(plan: Plan) -> bool:
 
 
 def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
-    """Return a sentence on the first plan's result at its largest world size, or None without a
-    result.
+    """Return a sentence on the first plan's result at its largest world size; None if it has none.
 
     The result is provisional: more blocks, or a fresh set, may still change the status.
     """

@@ -56,7 +56,7 @@ def end_on_signals() -> None:
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function whose call a signal ends only after the call is complete.
+    """Wrap a function so that a signal during a call takes effect only after the call has ended.
 
     The chain on disk and the state in memory therefore never differ.
     """

@@ -45,9 +45,7 @@ METRICS = ("throughput", "peak_bytes")
 
 
 def write(folder: Path) -> tuple[Path, RunRecord]:
-    """Write the record of the training in a folder; return the record and the folder that
-    it is in.
-    """
+    """Write the record of the training in a folder; return the record and its folder."""
     recorded_run = from_doc(
         Recorded, json.loads((folder / messages.FILE).read_text(encoding="utf-8"))
     )
@@ -130,7 +128,7 @@ def _placed(rank: RankRecord, nodes: Sequence[int]) -> RankRecord:
 
 
 def _cause(missing: dict[int, str], num_measured: int) -> Cause | None:
-    """Return why there are no metrics: the reason of the lowest failed rank and the number of such
+    """Return why there are no metrics: the reason of the lowest failed rank, and the number of
     ranks.
     """
     if not missing:

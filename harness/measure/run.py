@@ -101,7 +101,7 @@ class Run:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent on this run in all sittings, without the time in a queue."""
+        """Seconds spent on this run, including those before interruptions, but not in a queue."""
         return self._before_s + time.monotonic() - self._began - self._queued_s()
 
     def begun_at(self, at: str, before_s: float) -> None:
@@ -183,12 +183,13 @@ class Run:
 
     @uninterrupted
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
-        """Enter launches that ran at once and have ended; return them as recorded.
+        """Enter concurrent launches that have ended; return them as recorded.
 
         If the host stood still, all of them are marked to be timed again with the same placement.
-        If one ended by a passing failure, such as a killed rank, all are marked to be launched once
-        more: a single flake must not end a plan of a nightly run. A lost node says nothing about a
-        case, so it is never counted against it.
+        If one ended by a transient failure, such as a killed rank, all are marked to be repeated,
+        because a single transient failure must not end a plan of a nightly run. The number of
+        repetitions is limited. Launches that lost a node are always marked, because the loss says
+        nothing about the case.
         """
         plans = {launch.plan for launch in launches}
         before = [launch for launch in self.launches if launch.plan in plans]
@@ -200,7 +201,7 @@ class Run:
     def _flaked(
         self, launches: Sequence[LaunchRecord], before: Sequence[LaunchRecord]
     ) -> Sequence[LaunchRecord]:
-        """Return the launches marked for repetition if one of them ended by a passing failure.
+        """Return the launches. If one had a transient failure, mark all of them to be repeated.
 
         A note of the run states the failure.
         """
@@ -264,14 +265,13 @@ class Run:
         return replace(bare, verdicts=verdicts.verdicts(bare))
 
     def bare(self, *, complete: bool = True) -> RunRecord:
-        """Return the record of the run so far without verdicts, complete unless stated
-        otherwise.
-        """
+        """Return the record of the run so far without verdicts. ``complete`` is noted in it."""
         return _so_far(self, self._catalogue, self._chain.head if self._chain else "", complete)
 
     def keep(self) -> None:
-        """Write the state that launches alone do not show to the chain, for a resumed run or a
-        reader.
+        """Write to the chain the state that does not follow from the launches.
+
+        A resumed run and readers of the record need it.
         """
         if self._chain is not None:
             self._link(Kind.STATE, _state(self.bare()))
@@ -308,7 +308,10 @@ class Run:
         return {launch.block for launch in self.timed(plan) if launch.attempt == attempt}
 
     def block_s(self, slots: Sequence[Sequence[Arm]]) -> float:
-        """Return the predicted duration (s) of another block; the arms of a slot run at once."""
+        """Return the predicted duration (s) of another block.
+
+        Each element of ``slots`` lists the arms that run concurrently.
+        """
         wall_s = mean_wall_s(self.launches)
         return 2 * sum(max(wall_s.get(arm.case.hash, 0.0) for arm in slot) for slot in slots)
 
@@ -378,7 +381,10 @@ def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRec
 def _stalled(
     launches: Sequence[LaunchRecord], before: Sequence[LaunchRecord]
 ) -> Sequence[LaunchRecord]:
-    """Return launches marked to be timed again, if the host stood still and all else is usable."""
+    """Return the launches. If the host stood still, mark usable timed launches to be timed again.
+
+    Return them unchanged if any of them is not usable for another reason.
+    """
     timed = all(launch.purpose is Purpose.TIMED for launch in launches)
     stood_still = any(launch.stood_still for launch in launches)
     well = all(launch.usable or launch.stood_still for launch in launches)
@@ -430,7 +436,7 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
 
 
 def _edited(run: RunRecord) -> Iterator[str]:
-    """Yield which user files, versions and variables differ from those of the recorded launches."""
+    """Yield which user files, versions and variables have changed since the recorded launches."""
     now = software()
     for name in ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         before = run.software.get(name, "")

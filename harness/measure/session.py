@@ -98,7 +98,7 @@ class Session:
     def warm(self) -> None:
         """Examine the host, then start the agents, which import torch in the background.
 
-        If ranks run on other machines, those are examined after their agents have joined.
+        If ranks run on other machines, these machines are examined after their agents have joined.
         """
         remote = self.engine.engine.remote
         if not (self._examined or remote):
@@ -120,7 +120,7 @@ class Session:
         return self.settings.nodes[node] if self.settings.device is Device.CUDA else 0
 
     def _admit(self, findings: tuple[Finding, ...]) -> None:
-        """Enter the findings about a host; BAD findings from an earlier sitting of the run are
+        """Enter the findings about a host. BAD findings from before an interruption of the run are
         kept.
         """
         self._examined = True
@@ -152,11 +152,11 @@ class Session:
         self.bench.count_on(folder)
 
     def describe(self, cases: Sequence[CaseSpec], remembered: DescribeCache | None = None) -> None:
-        """Ask the agent to describe the cases that are new, and take known answers from
+        """Ask the agent to describe the cases that are new, and take other answers from
         ``remembered``.
 
-        Cases that compute the same are asked together, because the agent counts their FLOPs only
-        once, which takes seconds.
+        Cases that compute the same are described together, because the agent then counts their
+        FLOPs only once, which takes seconds.
         """
         if remembered is not None:
             self.run.described.update(remembered.of(cases))
@@ -187,12 +187,12 @@ class Session:
     def launch(
         self, orders: Sequence[Order], now: Moment, replicate: Replicate | None = None
     ) -> list[LaunchRecord]:
-        """Make launches at once, enter them in the record and update the progress display.
+        """Make launches concurrently, enter them in the record and update the progress display.
 
-        ``replicate`` trains the replicates of the references of these orders and returns the orders
-        with them. It is called if the losses of a launch deviate more than the reference alone
-        allows. Launches that ended by a flake are launched once more. Flaked timed launches are not
-        repeated here, because their block finds them missing. Raise RetryableError if nodes are
+        If the losses of a launch deviate more than the reference alone allows, ``replicate`` is
+        called. It trains replicates of the references, and returns the orders with the replicates
+        added. Launches that ended by a transient failure are repeated. For timed launches their
+        block does this, because it launches what is missing. Raise RetryableError if nodes are
         lost repeatedly.
         """
         plan = orders[0].plan.hash
@@ -208,7 +208,7 @@ class Session:
     def _launch_once(
         self, orders: Sequence[Order], now: Moment, replicate: Replicate | None
     ) -> list[LaunchRecord]:
-        """Make launches at once, and enter them in the record with their profiles."""
+        """Make launches concurrently, and enter them in the record with their profiles."""
         run = self.run
         described = [run.described[order.arm.case.hash] for order in orders]
 
@@ -292,7 +292,7 @@ def _lost(launch: LaunchRecord, folder: Path) -> RetryableError:
 def _of_some_models(cases: Sequence[CaseSpec]) -> Iterator[list[CaseSpec]]:
     """Yield groups of cases; cases that compute the same are in one group.
 
-    The agent then counts the FLOPs of a model once, and imports what it needs for that once.
+    The agent then counts the FLOPs of each model, and imports the modules for it, only once.
     """
 
     def computes(case: CaseSpec) -> tuple[object, ...]:

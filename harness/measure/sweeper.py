@@ -59,7 +59,7 @@ class Sweeper:
     def _judge(self, site: Site, knobs: Mapping[str, Json]) -> None:
         """Repeat the sweeps of the operations that a threshold judges.
 
-        Each is swept as often as the judge needs, and as often again if a FAIL must be confirmed.
+        The judge needs a fixed number of sweeps. If a FAIL must be confirmed, as many are added.
         """
         run = self._run.bare()
         judged = {
@@ -127,7 +127,7 @@ class Sweeper:
     def _swept(self, case: CaseSpec, only: str) -> list[Row]:
         """Return the rows of one sweep.
 
-        A sweep that ended by a passing failure, such as a lost node, is repeated once.
+        A sweep that ended by a transient failure, such as a lost node, is repeated once.
         """
         bench, folder = self._session.bench, self._run.folder
         try:

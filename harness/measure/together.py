@@ -1,4 +1,4 @@
-"""Concurrent launches: which arms of a plan run at once, and on which nodes and devices."""
+"""Concurrent launches: which arms of a plan run concurrently, and on which nodes and devices."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -23,8 +23,9 @@ from harness.record import Purpose
 def groups(
     session: Session, plan: Plan, arms: Sequence[Arm], apart: Collection[str] = ()
 ) -> list[list[Arm]]:
-    """Return the arms grouped by what runs at once on separate nodes or devices, small worlds
-    first.
+    """Return the arms in groups that run concurrently, the groups with small worlds first.
+
+    The worlds of a group run on separate nodes or devices.
 
     Arms ``apart`` (by name) and arms of another setup run without concurrent worlds.
     """
@@ -39,10 +40,11 @@ def groups(
 
 
 def side_by_side(session: Session, plan: Plan) -> bool:
-    """Return whether worlds of this plan may run at once without slowing each other.
+    """Return whether worlds of this plan may run concurrently, because they would not slow each
+    other.
 
-    They may not if a case names its device or link, if ranks that compute would share cores, or if
-    calibration launches have shown that concurrent worlds change the speed.
+    They may not if a case names its device or link, if ranks that compute would use the same cores,
+    or if calibration launches have shown that concurrent worlds change the speed.
     """
     settings, run = session.settings, session.run
     on_gpus = all(arm.case.device is Device.CUDA for arm in plan.arms)
@@ -58,8 +60,8 @@ def side_by_side(session: Session, plan: Plan) -> bool:
 
 
 def movable(session: Session, plan: Plan) -> bool:
-    """Return whether a world may run on any nodes, because no fault is injected into a particular
-    one.
+    """Return whether worlds may run on any nodes. They may not if a fault is injected into one
+    node.
     """
     if not session.engine.engine.packs:
         return False
@@ -85,7 +87,7 @@ def orders(  # noqa: PLR0913  (fields of an order)
     replicates: int = 0,
     profiled: Collection[str] = (),
 ) -> list[Order]:
-    """Return the orders of launches that run at once.
+    """Return the orders of launches that run concurrently.
 
     ``window`` replaces the window of the plan. For arms that are ``profiled`` (by name), the steps
     after the timed window are profiled in the same launch.
@@ -179,7 +181,7 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:
     """Return the orders with the placement that the seed draws.
 
-    Every order gets its nodes. If several worlds run at once, each also gets its devices.
+    Every order gets its nodes. If several worlds run concurrently, each also gets its devices.
     """
     nodes = session.settings.nodes
     if len(nodes) * len(orders) == 1 or not movable(session, plan):

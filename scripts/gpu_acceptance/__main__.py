@@ -1,23 +1,21 @@
-"""Acceptance test for a machine with one GPU: check there what has only been tested on CPUs.
+"""Check scaleproof itself on a machine with a GPU.
 
     python scripts/gpu_acceptance [--out DIR] [--budget 580] [--resume] [--only first gates] [--dry]
 
-The test takes fifteen minutes and consists of steps with separate time limits; the steps whose
-results are least certain come first. A failed step does not stop the others. Steps that do not fit
-into the budget, or are interrupted by its end, are listed, and ``--resume`` continues with them.
-Three files are written to DIR (default: gpu-acceptance): ``checks.json`` and ``evidence.tar``
-contain what was measured and are updated after every check, and ``log.txt`` contains all output of
-the steps. At the end a table is printed.
-Exit status 1 if anything failed, 10 if anything is left to do.
+The steps take about fifteen minutes on one GPU. Steps with uncertain results come first, and
+each step has its own time limit. A step that fails does not stop the others. Steps that do not fit
+into the budget, or that its end interrupts, are listed; ``--resume`` runs them. The folder DIR
+(default: gpu-acceptance) receives three files: ``checks.json`` has the checks, ``evidence.tar`` the
+measurements, and ``log.txt`` the output of the steps. The first two are written after every check.
+At the end a table is printed. The exit status is 1 if a check failed, and 10 if steps are left.
 
-``--dry`` runs the same steps on a simulated device that refuses what a GPU refuses (tests/strict).
-That tests this script and the order of every call, but nothing of a GPU's speed or kernels. The
-settings of clocks, MIG and MPS are not changed. For a machine without network access, ``--wheels``
-names a folder with wheels that ``pip download`` fetched elsewhere.
+``--dry`` runs the same steps on a simulated device, which refuses the same calls as a GPU
+(tests/strict). This tests the script and the order of its calls, but neither speed nor kernels. The
+script does not change clocks, MIG or MPS. On a machine without packages, ``--wheels`` names a
+folder of wheels that ``pip download`` made on another machine.
 
-One GPU cannot test NCCL between ranks, nor scaling. With more time, run the public scripts
-(``python benchmarks/experiments/public_scripts.py --only GPU:``), and on two GPUs
-``pytest suites/ --gpus 2``.
+One GPU cannot test NCCL between ranks or scaling. Public scripts are tested on a GPU by ``python
+benchmarks/experiments/public_scripts.py --only GPU:``, and two GPUs by ``pytest suites/ --gpus 2``.
 """
 
 from __future__ import annotations
@@ -35,37 +33,42 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-#: Step -> its usual seconds on an H100 or H200, its limit in seconds, and what it tests.
+#: For each step: the seconds that it takes on an H100 or H200, its time limit in seconds, and its
+#: purpose.
 STEPS: Mapping[str, tuple[int, int, str]] = {
-    "facts": (15, 40, "versions, NVML; five forked ranks start and release the driver"),
-    "first": (35, 60, "one timed and one profiled launch produce results"),
-    "suite": (280, 330, "the one-GPU suite runs to its verdict; verify and report read it"),
-    "kept": (60, 90, "reused rank processes are as fast as fresh ones"),
-    "cache": (60, 90, "strategies share compiled graphs, as the time estimate assumes"),
+    "facts": (15, 40, "versions and NVML; five forked ranks start the driver and exit"),
+    "first": (35, 60, "one timed and one profiled launch return measurements"),
+    "suite": (280, 330, "the suite for one GPU reaches a verdict; then verify and report"),
+    "kept": (60, 90, "several trainings in one process are as fast as in fresh processes"),
+    "cache": (60, 90, "strategies share compiled graphs, as the estimate of run time assumes"),
     "frameworks": (
         60,
         120,
-        "Lightning's Trainer and DeepSpeed, if they are installed",
+        "Lightning's Trainer and DeepSpeed, if their wheels are installed",
     ),
-    "warm": (75, 100, "step time after two seconds and after a minute of work"),
-    "nsys": (40, 90, "run --nsys: agents fork under nsys; size of its report"),
-    "gates": (90, 150, "strategies x precisions and five compressors are correct; all margins"),
-    "truth": (80, 110, "step times against a bare loop, in turn; MFU; peak rates of random data"),
-    "nccl": (8, 40, "every collective at world size 1 is counted with its bytes"),
-    "repeatable": (75, 100, "identical bits in two launches; the attention kernel used for them"),
-    "memory": (60, 90, "five measured memory peaks against the closed form"),
-    "profile": (55, 75, "the time budget adds up; an injected sleep and kernel are found"),
+    "warm": (75, 100, "step time after two seconds and after a minute of load"),
+    "nsys": (40, 90, "run --nsys: agents fork under it; size of its report"),
+    "gates": (90, 150, "strategies x precisions and five compressors train correctly; margins"),
+    "truth": (80, 110, "step times compared with a plain loop; MFU; ceilings with random data"),
+    "nccl": (8, 40, "every collective at world size 1 is recorded with its bytes"),
+    "repeatable": (75, 100, "two launches compute identical bits; attention kernel in use"),
+    "memory": (60, 90, "five measured peaks of memory, relative to the closed form"),
+    "profile": (55, 75, "terms sum to the step; an injected sleep and kernel are found"),
     "broken": (
         40,
         90,
-        "a device assertion, an out-of-memory error and a hanging kernel are reported",
+        "device assertion, out of memory and hanging kernel are reported as such",
     ),
-    "strategies": (100, 240, "every other strategy and compressor is correct at world size 1"),
-    "shared": (150, 300, "two ranks on the one GPU over gloo: all strategies and compressors"),
+    "strategies": (
+        100,
+        240,
+        "all other strategies and compressors train correctly at world size 1",
+    ),
+    "shared": (150, 300, "two ranks share the GPU over gloo: all strategies and compressors"),
 }
-#: Factor of all time limits with ``--dry``, because the host computes, and may be busy.
+#: Factor for the time limits with ``--dry``, because the host computes what a GPU would.
 DRY_TIMES = 2
-#: Seconds that starting a step's process and noticing its end take.
+#: Seconds reserved for the start of a process and the detection of its end.
 BETWEEN_S = 3
 
 
@@ -74,10 +77,10 @@ def main() -> int:
     parser = argparse.ArgumentParser("gpu_acceptance", description=__doc__, formatter_class=shape)
     parser.add_argument("--out", type=Path, default=Path("gpu-acceptance"))
     parser.add_argument("--budget", type=float, default=580, metavar="S")
-    parser.add_argument("--resume", action="store_true", help="skip steps with results in DIR")
+    parser.add_argument("--resume", action="store_true", help="skip steps that DIR has results of")
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), metavar="STEP")
     parser.add_argument("--wheels", type=Path)
-    parser.add_argument("--dry", action="store_true", help="use a simulated device, not a GPU")
+    parser.add_argument("--dry", action="store_true", help="simulate the device")
     asked = parser.parse_args()
     out = asked.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -117,7 +120,7 @@ def main() -> int:
 
 
 def _environment(asked: argparse.Namespace, out: Path) -> dict[str, str]:
-    """Return the environment of the steps, with the given wheels or the simulated device."""
+    """Return the environment of the steps, with installed wheels and with the simulated device."""
     here = dict(os.environ)
     if asked.dry:
         sys.path.insert(0, str(ROOT / "tests"))
@@ -144,7 +147,7 @@ def _of(out: Path, name: str) -> dict[str, Any]:
 def _run(
     name: str, out: Path, limit_s: float, environment: Mapping[str, str], dry: bool
 ) -> tuple[str, float, list[str]]:
-    """Run a step in a separate process; return its result, its seconds and its problems."""
+    """Run a step in a separate process; return its result, its duration (s) and its problems."""
     command = [sys.executable, str(HERE / "steps.py"), name, str(out), *(["--dry"] if dry else [])]
     began, late, code = time.monotonic(), False, 1
     log = out / "log.txt"

@@ -1,7 +1,6 @@
-"""Measurements of a device, each in a separate process.
+"""Measurements that each need a separate process on the device.
 
-A process that has used a device cannot be forked any more, and it holds memory of the device until
-it ends.
+A process that has used a device cannot fork ranks, and it holds device memory until it ends.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ print(json.dumps({"clean": clean, "threads": len(threads), "children": children,
 
 
 def forks(count: int) -> dict[str, Any]:
-    """Fork children from a process with an agent's imports; each child uses the device."""
+    """Fork children that start the device from a process with the imports of an agent.
+
+    Return their exit codes and durations, and whether the parent stayed free of threads and driver.
+    """
     command = [sys.executable, "-c", _FORKS, str(count)]
     as_agents = {**os.environ, **RANK_ENV}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=as_agents)
@@ -65,7 +67,7 @@ def forks(count: int) -> dict[str, Any]:
 
 
 def _apart(question: str, **given: Any) -> Any:
-    """Return the result of one of the functions below, called in a separate process."""
+    """Return the result of one of the functions below, which runs in a separate process."""
     command = [sys.executable, str(Path(__file__)), question, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -75,14 +77,15 @@ def _apart(question: str, **given: Any) -> Any:
 
 
 def bare_loop(known: Catalogue, case: CaseSpec, steps: int) -> float:
-    """Return the median step time, in s, of a plain loop that records and checks nothing."""
+    """Return the median step time (s) of a plain training loop without any code of scaleproof."""
     return float(_apart("loop", case=to_doc(case), files=dict(known.files(case)), steps=steps))
 
 
 def loops_of_one(known: Catalogue, case: CaseSpec, steps: int, times: int) -> list[float]:
-    """Return the median step time, in s, of each of several loops in one process.
+    """Return the median step time (s) of each of several training loops in one process.
 
-    The device's context, kernels and compiled code are reused; model, optimizer and memory are new.
+    The loops use the same device context, kernels and compiled code. Model, optimizer and memory
+    are created anew for each.
     """
     files = dict(known.files(case))
     return [
@@ -91,25 +94,25 @@ def loops_of_one(known: Catalogue, case: CaseSpec, steps: int, times: int) -> li
 
 
 def cached_graphs(known: Catalogue, case: CaseSpec) -> dict[str, dict[str, int]]:
-    """Return hits and misses of Inductor's cache for the plain model, then for wrapped ones."""
+    """Return hits and misses of Inductor's cache for a plain model, then for each wrapper."""
     return dict(_apart("cached", case=to_doc(case), files=dict(known.files(case))))
 
 
 def recorded(*, p2p: bool) -> dict[str, Any]:
-    """Return the collectives issued in a world of one rank, and what the harness counted."""
+    """Issue collectives in a world of one rank; return them, and what scaleproof recorded."""
     return dict(_apart("collectives", p2p=p2p))
 
 
 def product_of_ones(rows: int) -> float:
-    """Return FLOP/s of the product of two matrices of ones, the best of five.
+    """Return the FLOP/s of a product of two matrices of ones, the best of five.
 
-    The harness uses random data, which draws more power.
+    Matrices of ones need less power than random data, so clocks stay higher.
     """
     return float(_apart("ones", rows=rows))
 
 
 def attention(repeatable: bool) -> str:
-    """Return the attention kernel that runs in bf16, with or without reproducible bits."""
+    """Return the attention kernel in bf16, with or without the setting for repeatable bits."""
     return str(_apart("attended", repeatable=repeatable))
 
 
@@ -149,7 +152,7 @@ def kept(case: dict[str, Any], files: dict[str, str], steps: int, times: int) ->
 
 
 def cached(case: dict[str, Any], files: dict[str, str]) -> dict[str, dict[str, int]]:
-    """Count hits and misses of each wrapper in a fresh process, with one cache on disk."""
+    """Run each wrapper in a fresh process; all of them use one cache on disk."""
     counted = {}
     with tempfile.TemporaryDirectory() as cache:
         for wrapper in ("plain", "ddp", "fsdp"):

@@ -1,6 +1,6 @@
-"""The steps of the GPU acceptance test.
+"""The steps: ``python steps.py NAME OUT [--dry]`` runs one of them.
 
-``python steps.py NAME OUT [--dry]`` runs one and adds to OUT/checks.json and OUT/evidence.tar.
+It adds its checks to OUT/checks.json and its measurements to OUT/evidence.tar.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KNOWN = Catalogue([HERE / "planted"])
 SITE = Site(device=Device.CUDA, backend="nccl", nodes=(1,))
-#: Two ranks on the one GPU, over gloo because NCCL requires a separate device for each rank.
+#: Two ranks share the GPU over gloo, because NCCL requires a separate device for each rank.
 SHARED = Site(device=Device.CUDA, backend="gloo", nodes=(2,), shared_gpu=True)
 USUAL = Deadlines()
-#: Files above this size are left out of the evidence, in bytes.
+#: Largest size, in bytes, of a file in the evidence.
 LARGE = 4_000_000
 STRATEGIES = ("single", "ddp", "fsdp", "pipeline", "tensor_parallel")
 CODECS = ("topk", "powersgd", "int8", "qsgd", "signsgd")
 
 
 class Step:
-    """The results of a step: checks that passed (True), failed (False) or could not run (None)."""
+    """The results of a step. A check passes (True), fails (False) or could not be made (None)."""
 
     def __init__(self, name: str, out: Path, dry: bool) -> None:
         self.name, self.out, self.dry = name, out, dry
@@ -68,15 +68,15 @@ class Step:
         self._write("")
 
     def on_device(self, what: str, ok: bool, seen: object = "") -> None:
-        """Add a check that only a real device can fail, of timings or kernels."""
+        """Add a check of timings or kernels, which cannot be made on the simulated device."""
         self.check(what, None if self.dry else ok, seen)
 
     def keep(self, name: str, document: object) -> None:
-        """Store a document as evidence."""
+        """Keep a document as evidence."""
         (self.folder / f"{name}.json").write_text(json.dumps(document, indent=1, default=str))
 
     def done(self) -> None:
-        """Mark the step as finished, so that ``--resume`` skips it."""
+        """Mark the step as complete, so that ``--resume`` skips it."""
         self._write("FAIL" if any(c["ok"] is False for c in self.checks) else "PASS")
 
     def _write(self, result: str) -> None:
@@ -105,13 +105,13 @@ class Step:
 
     @property
     def model(self) -> str:
-        """The model to measure; with ``--dry`` a small one that the host can compute."""
+        """The model to measure; on the simulated device, one that the host can compute."""
         return "decoder-nano" if self.dry else "decoder-350m"
 
     def launch(
         self, fleet: Fleet, case: CaseSpec, task: Task, name: str, deadlines: Deadlines = USUAL
     ) -> tuple[Described, list[RankRecord], str]:
-        """Launch a case; return its description, its ranks' records, and the error, if any."""
+        """Launch a world; return its description, its ranks' records and the cause of a failure."""
         files, out = KNOWN.files(case), self.folder / "launches" / name
         described = fleet.describe([(case, files)])[0]
         if described.error or described.unsupported:
@@ -133,7 +133,7 @@ class Step:
 
 
 def facts(step: Step) -> None:
-    """Record the machine, and check that ranks can be forked on it."""
+    """Record the facts of the machine, and check that ranks can be forked on it."""
     smi = subprocess.run("nvidia-smi -q", shell=True, capture_output=True, text=True, check=False)
     (step.folder / "nvidia-smi.txt").write_text(smi.stdout + smi.stderr)
     devices, times = vendor.gpus(), []
@@ -163,7 +163,7 @@ def facts(step: Step) -> None:
 
 
 def first(step: Step) -> None:
-    """Check that a timed and a profiled launch produce a result at all."""
+    """Check that a timed launch and a profiled launch return measurements."""
     with step.worlds() as fleet:
         for name, profiled in ((f"single/{step.model}", 0), (f"ddp/{step.model}", 4)):
             task = Timed(steps=12, cut=4, draw=1, profiled=profiled)
@@ -181,17 +181,20 @@ def first(step: Step) -> None:
 
 
 def nccl(step: Step) -> None:
-    """Check that the harness counts every collective of a world of one rank, with its bytes."""
+    """Check that scaleproof records every collective of a world of one rank with its bytes."""
     log = alone.recorded(p2p=not step.dry)
     step.keep("recorded", log)
     step.check("the backend is NCCL", log["backend"] == "nccl", log["backend"])
     for name, wanted in log["wanted"].items():
         seen = log["issued"].get(name)
-        step.check(f"{name} is counted with its bytes", seen == wanted, f"{seen}, issued {wanted}")
+        step.check(f"{name} is recorded with its bytes", seen == wanted, f"{seen}, issued {wanted}")
 
 
 def gates(step: Step) -> None:
-    """Run correctness checks of strategies and compressors; their margins are kept as evidence."""
+    """Run the correctness checks of common strategies and compressors.
+
+    The margin of every check is kept as evidence as soon as it is known.
+    """
     cases = [
         (f"{strategy}/decoder-nano", precision)
         for precision in (Precision.FP32, Precision.AUTOCAST, Precision.BF16)
@@ -212,7 +215,7 @@ def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> No
                 step.check(f"{name} {precision} is refused with a fix", bool(error.fix), error.what)
                 continue
             if step.dry and _of_framework(name):
-                step.on_device(f"{name} {precision}", False, "the framework asks CUDA itself")
+                step.on_device(f"{name} {precision}", False, "the framework calls CUDA directly")
                 continue
             described, ranks, why = step.launch(fleet, case, Gate(twin=case), f"gate{number}")
             if described.unsupported:
@@ -229,13 +232,13 @@ def _gated(step: Step, site: Site, cases: Sequence[tuple[str, Precision]]) -> No
 
 
 def _of_framework(name: str) -> bool:
-    """Return whether a case's strategy comes from an installed package instead of torch."""
+    """Return whether the strategy of a case needs a package other than torch."""
     strategy = KNOWN.entries["strategies"][re.split("[:/]", name)[0]]
     return bool(strategy.head["SUPPORTS"].get("packages"))
 
 
 def truth(step: Step) -> None:
-    """Compare the harness's step times with those of a bare loop, which take turns."""
+    """Compare the step times of launches and of a plain loop, which take turns."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     steps, bare, ours, record = (12 if step.dry else 60), list[float](), list[float](), None
     with step.worlds() as fleet:
@@ -257,23 +260,24 @@ def truth(step: Step) -> None:
         peak = peaks(vendor.gpus()[0].name).get(case.dtype)
         step.keep("mfu", {"flops": flops, "peak": peak, "mfu": None if not peak else flops / peak})
         step.on_device(
-            "MFU is possible", peak is None or 0 < flops / peak < 1, peak and flops / peak
+            "MFU is between 0 and 1", peak is None or 0 < flops / peak < 1, peak and flops / peak
         )
     if record is not None and record.ceiling is not None:
         ones = alone.product_of_ones(256 if step.dry else 8192)
         ceiling = record.ceiling.matmul_flops
         step.keep("ceilings", {"random": to_doc(record.ceiling), "ones_flops": ones})
         step.on_device(
-            "random data costs clocks, if anything", ceiling < 1.05 * ones, ceiling / ones
+            "products of random matrices are not faster than products of ones",
+            ceiling < 1.05 * ones,
+            ceiling / ones,
         )
 
 
 def repeatable(step: Step) -> None:
-    """Check that two launches on a healthy GPU compute identical bits.
-
-    Otherwise the bit check would report defects of healthy GPUs.
-    """
-    model = "decoder-nano" if step.dry else "decoder-124m"  # all its parameters go through a file
+    """Check that two launches compute identical bits: a healthy GPU must not be reported."""
+    model = (
+        "decoder-nano" if step.dry else "decoder-124m"
+    )  # small, because all its parameters go through a file
     case = step.case(f"ddp/{model}", precision=Precision.AUTOCAST)
     with step.worlds() as fleet:
         hashes = []
@@ -290,11 +294,11 @@ def repeatable(step: Step) -> None:
     for claimed in (True, False):
         step.keep(f"attention-{claimed}", seen := alone.attention(claimed))
         if claimed:
-            step.check("attention by products where that is claimed", seen == "math", seen)
+            step.check("attention uses matrix products if bits must repeat", seen == "math", seen)
 
 
 def memory(step: Step) -> None:
-    """Record the ratio of each memory peak to its closed form. The ratios are not judged."""
+    """Record the ratio of each memory peak to its closed form, without judging it."""
     large = [
         ("decoder-350m", dict(precision=Precision.AUTOCAST)), ("decoder-350m", {}),
         ("decoder-350m", dict(checkpoint=True, precision=Precision.AUTOCAST)),
@@ -309,7 +313,7 @@ def memory(step: Step) -> None:
             task = Timed(steps=4, cut=2, draw=1)
             described, ranks, why = step.launch(fleet, case, task, f"peak{number}")
             if "memory" in why:
-                step.check(f"{case.id} does not fit, as the error states", True, why[:80])
+                step.check(f"{case.id} does not fit, and the error says this", True, why[:80])
                 continue
             step.check(f"{case.id} ends well", bool(ranks) and not why, why)
             if ranks and described.expected is not None:
@@ -319,7 +323,7 @@ def memory(step: Step) -> None:
 
 
 def profile(step: Step) -> None:
-    """Check that the timeline attributes an injected sleep and injected kernels correctly."""
+    """Check that an injected sleep and injected kernels appear in the correct budget terms."""
     plants = {"none": {}, "sleep": {"late.sleep_ms": 300.0}, "kernel": {"late.products": 20}}
     terms: dict[str, dict[str, float]] = {}
     with step.worlds() as fleet:
@@ -337,36 +341,43 @@ def profile(step: Step) -> None:
     if len(terms) == len(plants):
         slept = terms["sleep"][Term.IDLE] - terms["none"][Term.IDLE]
         longer = sum(terms["sleep"].values()) - sum(terms["none"].values())
-        # Under the profiler, a host that has slept takes longer to continue: 32 ms on an H200.
+        # Under the profiler the host is slower after a sleep, by 32 ms on an H200. The limit allows
+        # this.
         seen = f"{slept:.1f} ms of {longer:.1f} ms that the step is longer"
-        step.check("300 ms of sleep are idleness", slept > 285 and slept > 0.95 * longer, seen)
+        step.check("300 ms of sleep count as idleness", slept > 285 and slept > 0.95 * longer, seen)
         more = terms["kernel"][Term.COMPUTE] - terms["none"][Term.COMPUTE]
-        step.check("an injected kernel is compute", more > 0, f"{more:+.2f} ms")
+        step.check("an injected kernel counts as compute", more > 0, f"{more:+.2f} ms")
     else:
-        step.on_device("300 ms of sleep are idleness", False, "no budget")
+        step.on_device("300 ms of sleep count as idleness", False, "no budget")
 
 
 def kept(step: Step) -> None:
-    """Compare a reused rank process with fresh ones (A/A): both should train equally fast."""
+    """Compare several trainings in one process with trainings in fresh processes (A/A)."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     steps, times = (6, 2) if step.dry else (40, 4)
     stays = alone.loops_of_one(KNOWN, case, steps, times)
     fresh = [alone.bare_loop(KNOWN, case, steps) for _ in range(times)]
     step.keep("steps", {"kept_s": stays, "fresh_s": fresh})
     off = median(stays[1:]) / median(fresh) - 1
-    step.on_device("kept ranks are as fast as fresh ones, to 1 %", abs(off) < 0.01, f"{off:+.2%}")
+    step.on_device(
+        "one process is as fast as fresh ones, within 1 %", abs(off) < 0.01, f"{off:+.2%}"
+    )
 
 
 def cache(step: Step) -> None:
-    """Check that strategies share compiled graphs in Inductor's cache, as time estimates assume."""
+    """Check that strategies use the graphs that Inductor compiled for the plain model."""
     if step.dry:
-        return step.check("graphs are shared", None)
+        return step.check("strategies use the same graphs", None)
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     counted = alone.cached_graphs(KNOWN, case)
     step.keep("graphs", counted)
     for wrapper in ("ddp", "fsdp"):
         seen = counted[wrapper]
-        step.check(f"{wrapper} compiles nothing anew", not seen["miss"] and seen["hit"] > 0, seen)
+        step.check(
+            f"{wrapper} uses the graphs of the plain model",
+            not seen["miss"] and seen["hit"] > 0,
+            seen,
+        )
     return None
 
 
@@ -390,16 +401,16 @@ def frameworks(step: Step) -> None:
 
 
 def warm(step: Step) -> None:
-    """Compare the step time after two seconds and after a minute of work, when the GPU is warm."""
+    """Compare the step time after two seconds and after a minute of load."""
     case = step.case(f"single/{step.model}", precision=Precision.AUTOCAST)
     short = alone.bare_loop(KNOWN, case, 6 if step.dry else 60)
     long = alone.bare_loop(KNOWN, case, 9 if step.dry else max(60, round(60 / short)))
     step.keep("steps", {"after_2_s": short, "after_60_s": long})
-    step.on_device("a warm card is as fast, to 5 %", abs(long / short - 1) < 0.05, long / short)
+    step.on_device("a warm GPU is as fast, within 5 %", abs(long / short - 1) < 0.05, long / short)
 
 
 def nsys(step: Step) -> None:
-    """Check that ``run --nsys`` ends and leaves a report."""
+    """Check that ``run --nsys`` completes and leaves a report."""
     if shutil.which("nsys") is None:
         return step.check("nsys records a run", None, "not installed")
     words = ["run", "ddp/decoder-nano/weak", "--gpus", "1", "--nsys", "--results", str(step.folder)]
@@ -412,23 +423,25 @@ def nsys(step: Step) -> None:
 
 
 def suite(step: Step) -> None:
-    """Run the suite on one GPU as a user would: DDP's wrapper, compiled blocks, MFU are judged."""
+    """Run the suite for one GPU as a user would; it judges DDP's wrapper, compilation and MFU."""
     budget = "20s" if step.dry else "270s"
     words = ["-k", "ddp and weak and not paced", "--gpus", "1", "--time-budget", budget]
     words += ["--results", str(step.folder)]
     command = [sys.executable, "-m", "pytest", "suites/", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     (step.folder / "pytest.txt").write_text(done.stdout + done.stderr)
-    step.on_device("it ends with a verdict", done.returncode in (0, 1), f"exit {done.returncode}")
+    step.on_device(
+        "the suite ends with a verdict", done.returncode in (0, 1), f"exit {done.returncode}"
+    )
     for record in step.folder.glob("runs/*/*/record.json"):
         for verb in ("verify", "report"):
             output = step.scaleproof(verb, str(record.parent))
             (step.folder / f"{verb}.txt").write_text(output.stdout + output.stderr)
-            step.check(f"{verb} reads it", output.returncode == 0, output.stderr[-200:])
+            step.check(f"{verb} succeeds", output.returncode == 0, output.stderr[-200:])
 
 
 def broken(step: Step) -> None:
-    """Check that each device fault is reported as what it is, and that the next world trains."""
+    """Check that failures of a device are reported correctly, and that the next world trains."""
     words = {"index": "index out of bounds", "memory": "out of memory"}
     if not step.dry:
         words["hang"] = "silent for"
@@ -446,14 +459,14 @@ def broken(step: Step) -> None:
 
 
 def strategies(step: Step) -> None:
-    """Run the correctness checks that ``gates`` leaves out, on NCCL."""
+    """Run the correctness checks of all strategies and compressors that ``gates`` leaves out."""
     rest = [s for s in _shipped("strategies") if s not in STRATEGIES]
     codecs = [c for c in _shipped("compressors") if c not in CODECS]
     _gated(step, SITE, [*map(_named, rest), *map(_coded, codecs)])
 
 
 def shared(step: Step) -> None:
-    """Run correctness checks of two ranks on one GPU, which exchange gradients over gloo."""
+    """Run correctness checks with two ranks on one GPU, which exchange gradients over gloo."""
     several = [s for s in _shipped("strategies") if s != "single"]
     autocast = [(f"{s}/decoder-nano", Precision.AUTOCAST) for s in STRATEGIES if s != "single"]
     codecs = map(_coded, _shipped("compressors"))
@@ -462,12 +475,12 @@ def shared(step: Step) -> None:
 
 def _shipped(kind: str) -> list[str]:
     names = [name for name, entry in KNOWN.entries[kind].items() if entry.shipped]
-    apart = ("compressed", "none", "masked_topk")  # the last one is incorrect on purpose
+    apart = ("compressed", "none", "masked_topk")  # the last one is a negative control
     return [name for name in names if name not in apart]
 
 
 def _named(strategy: str) -> tuple[str, Precision]:
-    """Return a case of the strategy, in 16 bits if it supports them."""
+    """Return a case of a strategy and its precision: bf16, if the strategy supports it."""
     model = {"expert_parallel": "moe", "table_parallel": "dlrm"}.get(strategy, "decoder")
     return f"{strategy}/{model}-nano", Precision.FP32 if strategy == "fsdp1" else Precision.BF16
 

@@ -1,8 +1,9 @@
-"""An independent clock, without code of the harness, that logs every optimizer step of a process.
+"""An independent clock: write the time of every optimizer step of a process to a file.
 
-Python runs this file at its start if the folder is in PYTHONPATH. When torch is imported, the clock
-registers a hook that logs the wall-clock time after every optimizer step. Forks inherit it. On a
-GPU a step is issued before it is done, so a thread waits for the device and logs both times.
+Python runs this file at its start if its folder is in PYTHONPATH. It has no code in common with
+scaleproof. It waits for the import of torch, and then registers a hook that torch calls after every
+optimizer step. Forked processes inherit the hook. On a GPU a step ends after it was issued, so a
+thread waits for the device, and writes each step when it is complete.
 """
 
 import importlib
@@ -13,13 +14,13 @@ import sys
 import threading
 import time
 
-#: The variable with the folder of the files ``RANK-PID.ticks``. They contain two int64 for each
-#: step, the times when it was issued and done, in ns since 1970.
+#: Environment variable with the folder of the files ``RANK-PID.ticks``. For each step they have two
+#: int64: the times in ns since 1970 at which it was issued and complete.
 FOLDER = "OTHER_CLOCK"
 
 
 class _Torch:
-    """An import hook that finds torch as usual, once, and installs the clock after its import."""
+    """An import hook that finds torch as usual, once, and then registers the clock."""
 
     def find_spec(self, name, path, target=None):  # type: ignore[no-untyped-def]
         if name != "torch":
@@ -38,7 +39,7 @@ class _Torch:
 
 
 class File:
-    """The ticks of one process."""
+    """The file with the times of one process."""
 
     def __init__(self) -> None:
         where = f"{os.environ[FOLDER]}/{os.environ.get('RANK', '')}-{os.getpid()}.ticks"

@@ -1,7 +1,7 @@
-"""Join a run with dask-jobqueue: each worker, a PBS, LSF, SGE or HTCondor job, is one node.
+"""Start nodes of a run with dask-jobqueue, as jobs of PBS, LSF, SGE or HTCondor.
 
-Start the run on the login node at the same time. Its cluster.toml sets ``listen``, ``port`` and
-``token_file`` in [hosts], and ssh = false:
+Each worker of dask joins the run as one node. The table [hosts] of the cluster file needs
+``listen``, ``port``, ``token_file`` and ``ssh = false``. Start the run on the login node as well:
     scaleproof run ddp/decoder-350m/weak --engine hosts --nodes 2x8 --gpus 16 --cluster cluster.toml
 """
 
@@ -13,7 +13,7 @@ from dask_jobqueue import PBSCluster  # or LSFCluster, SGECluster, HTCondorClust
 
 
 def join(head: str, token_file: str, order: int) -> int:
-    """Join the run as one node, and return when the run is over."""
+    """Make this worker a node of the run; return the exit status when the run has ended."""
     words = ["--token-file", token_file, "--order", str(order)]
     return subprocess.run(["scaleproof", "jobs", "join", head, *words], check=False).returncode
 

@@ -17,9 +17,9 @@ from harness.record import RunRecord
 class Answer:
     """The output of a command.
 
-    With ``--json`` the program prints ``document``, otherwise ``lines``; then it reports ``error``,
-    if any. ``warnings`` are also contained in ``lines``. They go to stderr as well if programs read
-    the output, as a document or a table.
+    The program prints ``document`` if ``--json`` is given, and ``lines`` otherwise. Then it reports
+    ``error``, if there is one. ``warnings`` are part of ``lines``. They are also printed to stderr
+    if the output is for programs (a document or a table).
     """
 
     document: Json
@@ -46,9 +46,9 @@ class Asked:
 def vouched(
     answer: Answer, runs: Iterable[tuple[RunRecord, Path]], *, table: bool = False
 ) -> Answer:
-    """Return the answer, as FAILED and with a warning if one of these runs is not verified.
+    """Return the answer. If one of these runs is not verified, add a warning and set FAILED.
 
-    The lines of a ``table``, which programs read, get no warning.
+    The warning is not added to the lines of a ``table``, because programs read these.
     """
     folders = ((run, path if path.is_dir() else path.parent) for run, path in runs)
     doubts = [(folder, unsealed(run, folder)) for run, folder in folders]
@@ -78,7 +78,7 @@ def doubted(answer: Answer, doubts: Sequence[tuple[Path, str]], *, table: bool =
 
 
 def _amended(document: Any, warnings: Sequence[str]) -> Any:
-    """Return the document with the warnings, in a record's notes or in a summary's headline."""
+    """Return the document with the warnings added to a record's notes or a summary's headline."""
     if isinstance(document, RunRecord):
         return replace(document, notes=(*document.notes, *warnings))
     if isinstance(document, Mapping) and "headline" in document and "exit" in document:

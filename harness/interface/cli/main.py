@@ -290,7 +290,7 @@ def _group(words: Sequence[str], known: Mapping[str, Path]) -> Answer:
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the words of this program and those of a user's script, which follow ``--``."""
+    """Return the words of this program and the words of a user's script, which follow ``--``."""
     cut = words.index("--") if "--" in words else len(words)
     return words[:cut], words[cut + 1 :]
 
@@ -301,7 +301,7 @@ def commands() -> dict[str, Path]:
 
 
 def files() -> list[Path]:
-    """Return the files of all commands, those of features included, sorted by name."""
+    """Return the files of all commands, including the commands of features, sorted by name."""
     there = [*COMMANDS.glob("[!_]*.py"), *heads.files("HELP")]
     return sorted(there, key=lambda path: path.name)
 

@@ -56,10 +56,9 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
     os.execv(nsys, command)
 
 
-def add_measuring_options(sub: argparse.ArgumentParser, *has: Need) -> None:
-    """Add the options of commands that measure; with ``cases`` those of cases as well."""
-    options.add_to(sub, *has)
-    cases = "cases" in has
+def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
+    """Add the options of commands that measure; with ``cases`` also add the options of cases."""
+    options.add_to(sub, cases=cases)
     sub.add_argument(
         "--set",
         action="append",
@@ -108,7 +107,7 @@ def values(asked: Asked) -> dict[str, Any]:
     }
 
 
-#: Python's names of values and JSON's, because printed commands contain Python's.
+#: Names of values in Python, which printed commands contain, mapped to their names in JSON.
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 

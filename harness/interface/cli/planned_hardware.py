@@ -1,4 +1,4 @@
-"""Options of commands that plan for hardware that is not here, and the site it gives."""
+"""Options of commands that plan for other hardware, and the site of this hardware."""
 
 import argparse
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def add_hardware_options(sub: argparse.ArgumentParser) -> None:
 def on(text: str | None) -> Hardware | None:
     """Return the hardware that ``--on`` names, or None without the option.
 
-    It is given by the names of known devices, by a file, or by the run that was made on it.
+    ``--on`` takes the names of known devices, a file, or a run that was measured on the hardware.
     """
     if text is None:
         return None

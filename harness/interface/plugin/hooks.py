@@ -77,7 +77,8 @@ def pytest_load_initial_conftests(
 def _option_names(parser: pytest.Parser) -> set[str]:
     """Return the names of all options that pytest, its plugins and conftests have added.
 
-    pytest 8 refuses a name that two groups have only when it builds its parser, in a traceback.
+    If two groups have an option of the same name, pytest 8 notices this only when it builds its
+    parser, and fails with a traceback.
     """
     groups = [parser._anonymous, *parser._groups]
     return {name for group in groups for option in group.options for name in option.names()}

@@ -207,7 +207,7 @@ def _takes(scaling: Scaling) -> str:
         return ""
     try:
         session.describe([arm.case for plan in plans for arm in plan.arms])
-    except ScaleproofError:  # the first item reports it
+    except ScaleproofError:  # the first item will report the error
         return ""
     return f", about {duration(left_s(session, plans, {}))}"
 

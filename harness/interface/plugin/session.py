@@ -99,7 +99,8 @@ def untested(
 ) -> Iterator[tuple[Threshold, str]]:
     """Yield the published claims that are not ``judged`` in this session, and why.
 
-    ``recovers`` says whether recoveries are measured, to which all thresholds on them apply.
+    ``recovers`` says whether recoveries are measured. If they are, every threshold on recoveries is
+    tested.
     """
     for rule in rules:
         if rule.source is not BoundSource.PUBLISHED or rule.name in judged:
@@ -272,7 +273,7 @@ class Scaling:
             for verdict in measurer.verdicts(selected)
             if verdict.contrast == expectation.contrast.name
         ]
-        # A threshold of another folder may judge a contrast without a threshold in its folder.
+        # If no threshold of this folder judges the contrast, one of another folder may.
         return next((verdict for verdict in verdicts if verdict.rule == rule), verdicts[0])
 
     @property

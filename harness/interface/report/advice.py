@@ -23,7 +23,7 @@ def lost(losses: Sequence[Loss], width: int) -> list[str]:
     for case in dict.fromkeys(loss.case for loss in losses):
         of_case = [loss for loss in losses if loss.case == case]
         shown += [rule(case, width), *table(columns, of_case, width)]
-    note = " gives back = efficiency without all of that growth, the most that a remedy can gain"
+    note = " gives back = efficiency gained if all of that growth is removed; no remedy gains more"
     return [*shown, *wrap(note, width, 1)]
 
 

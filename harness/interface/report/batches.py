@@ -13,7 +13,8 @@ from harness.interface.report.tabled import Table, TitledTable
 from harness.interface.report.text import Column
 from harness.record import RunRecord
 
-#: A batch size, the samples that each launch needed, and the noise scale of its gradients.
+#: A batch size, the samples that each launch needed to reach the loss, and the noise scale of the
+#: gradients at this batch size.
 Needed = tuple[int, Sequence[float], NoiseScale | None]
 
 
@@ -51,9 +52,9 @@ def note(samples: Sequence[Needed]) -> str:
         return f"critical batch: above {max(batch for batch, _, _ in samples)}, samples do not grow"
     high = "any" if math.isinf(fitted.high) else f"{fitted.high:.0f}"
     return (
-        f"critical batch: {fitted.batch:.0f} samples [{fitted.low:.0f}, {high}], for this loss;"
-        " there training needs twice the fewest samples; the noise scale predicts it from gradients"
-        " alone, for each batch size from its own training"
+        f"critical batch: {fitted.batch:.0f} samples [{fitted.low:.0f}, {high}], for this loss; it"
+        " needs twice as many samples as very small batches; the noise scale of a row predicts the"
+        " critical batch from the gradients of that row's training alone"
     )
 
 

@@ -101,7 +101,7 @@ def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
     """Return notes that explain the columns and say which compressor to use over this link."""
     measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
     sentences = [
-        f"measured over {measured}; columns of rates: the step time at that link rate",
+        f"measured over {measured}; a column named by a link rate has the step time at that rate",
         "wins below: the link rate below which it is faster than dense (of X: faster than X)",
     ]
     dense = next((cost for cost in costs if cost.name == DENSE), None)
@@ -112,7 +112,7 @@ def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
     others = [other for other in others if other not in worse]
     if worse:
         names = ", ".join(cost.name for cost in worse)
-        sentences.append(f"learned less in as many steps, so they are not recommended: {names}")
+        sentences.append(f"not recommended, because they learned less in as many steps: {names}")
     if not others:
         return sentences
     sentences.append(_here(others, dense, here))
@@ -138,7 +138,7 @@ def _here(others: Sequence[EncodingCost], dense: EncodingCost, here: float) -> s
 
 
 def learned_less(c: EncodingCost, dense: EncodingCost) -> bool:
-    """Return whether a compressor's loss is above that of dense training after as many steps.
+    """Return whether a compressor's loss exceeds the loss of dense training after as many steps.
 
     Return False if one of the losses is unknown.
     """
@@ -179,7 +179,8 @@ def tuned_notes(losses: Sequence[TunedLoss], untrained: Sequence[str] = ()) -> l
     """
     factors = ", ".join(f"{factor:g}" for factor in compressors.FACTORS)
     sentences = [
-        f"each at the best of {factors} times its optimizer's usual rate, as is dense training"
+        f"each compressor, and dense training too, at its best learning rate: {factors} times the"
+        " optimizer's usual rate were tried"
     ]
     if any(loss.at_edge for loss in losses):
         sentences.append("*: the best rate is at the end of that grid; a better one may lie beyond")

@@ -63,7 +63,10 @@ def lines(
 
 
 def _others(comparison: Comparison, width: int, every: bool) -> list[str]:
-    """Return the comparison by other metrics: those that changed, and the number of the others."""
+    """Return the comparison by other metrics.
+
+    It lists the metrics that changed, and counts the others; with ``every`` it lists all.
+    """
     shown = [other for other in comparison.others if every or other.reading in _CHANGED]
     rest = len(comparison.others) - len(shown)
     columns = [

@@ -45,7 +45,8 @@ _ENDED = re.compile(r"the script ended after (\d+) of the \d+ steps wanted")
 #: For a script with few steps: proposed warm-up steps, and the fewest steps that can be timed.
 WARM_UP = 4
 LEAST_STEPS = 4
-#: The proposed warm-up is this many times longer if a period of updates was left.
+#: Factor by which the proposed warm-up is longer if the timed steps broke the repeating pattern of
+#: updates (the period) that was found in the warm-up.
 LONGER = 4
 _LEFT_PERIOD = "left its period"
 #: The question in a verdict whose samples per step fit the other scaling mode.
@@ -179,7 +180,9 @@ def decide(run: RunRecord) -> list[str]:
         for case in undecided:
             again = command(cases[case], run.settings)
             whole = cases[case].script or case in of_tests
-            if whole:  # Its sweep may begin at any size, and its threshold may belong to a test.
+            # The command of the case alone would lose the smallest world size of a script's sweep,
+            # and the threshold that a test defines.
+            if whole:
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (
@@ -305,7 +308,7 @@ def _accepting(run: RunRecord) -> Iterator[str]:
 
 
 def _fewer_steps(run: RunRecord) -> Iterator[str]:
-    """Yield the command for a script that ends before its window does."""
+    """Yield the command for a script that ends before the end of its window."""
     ends = (
         _ENDED.search(launch.cause.message) for launch in run.launches if launch.cause is not None
     )
@@ -344,7 +347,8 @@ def _why(result: Result) -> str:
 def _largest(run: RunRecord) -> str:
     """Return the efficiency at the largest world size on real hardware, as its row shows it.
 
-    Of several results, the worst is quoted. Inconclusive results and those with a caveat are not.
+    If there are several results, return the worst. Inconclusive results, and results with a caveat,
+    are left out.
     """
     rungs = list(_rungs(run))
     if not rungs:

@@ -67,16 +67,19 @@ class Live(Progress):
 
 
 def _key(m: Moment | Waiting | Looking) -> str:
-    """Return a key; without a terminal, only the first of successive moments with it is printed."""
+    """Return the key of a moment.
+
+    Without a terminal, only the first of successive moments with the same key is printed.
+    """
     if isinstance(m, Looking):
         return "looking"
     return f"waiting {m.says}" if isinstance(m, Waiting) else f"{m.plan} {m.purpose}"
 
 
-#: Descriptions of what a launch does that is not timed.
+#: Descriptions of the launches that are not timed, by their purpose.
 _DOES = {
     Purpose.GATE: "checking correctness",
-    Purpose.PROBE: "alone and with others at the same time",
+    Purpose.PROBE: "alone, and concurrently with other worlds",
     Purpose.PILOT: "choosing warm-up and number of steps",
     Purpose.REFERENCE: "computing the expected losses",
     Purpose.PROFILE: "profiling its steps",

@@ -117,7 +117,10 @@ def lines(
     place: PlanPlace,
     width: int,
 ) -> list[str]:
-    """Return the table of plans; ``swept`` counts by threshold the fabric worlds it judges."""
+    """Return the table of plans.
+
+    ``swept`` maps each threshold to the number of fabric worlds that it judges.
+    """
     columns = [
         text.Column[PlanLine]("case", 9, lambda line: line.name, left=True),
         text.Column("ranks", 9, lambda x: x.arm.case.world),

@@ -184,9 +184,9 @@ def twin(run: RunRecord, plans: Sequence[Plan]) -> Table[LadderRow]:
 def _measured(
     columns: Sequence[Column[LadderRow]], rows: Sequence[LadderRow]
 ) -> list[Column[LadderRow]]:
-    """Return the columns without those that need unavailable data.
+    """Return the columns, except for columns that need unavailable data.
 
-    The energy needs a device that reports it, and the MFU a device whose peak is known.
+    The energy needs a device that reports it, and the MFU a device with a known peak.
     """
     metered = any(row.row.energy_j is not None for row in rows)
     rated = any(row.row.mfu is not None for row in rows)

@@ -219,7 +219,8 @@ def _value(run: RunRecord, result: Result) -> str:
 def _names(run: RunRecord, cases: Sequence[str]) -> dict[str, str]:
     """Return a short unique name for each case, by hash.
 
-    The name is the family and the ranks, or the full name if several cases share these.
+    The name is the family and the ranks. It is the full name if several cases have the same family
+    and ranks.
     """
     known = {arm.case.hash: arm.case for plan in run.plans for arm in plan.arms}
     hashes = [digest for digest in dict.fromkeys(cases) if digest in known]

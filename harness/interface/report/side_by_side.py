@@ -171,7 +171,7 @@ def notes(plan: Plan) -> list[str]:
     )
     if plan.to_loss is not None and any(m.of_loss for m in of.values()):
         sentences.append(
-            f"to loss: until it is {plan.to_loss:g} nats above the entropy of the data"
+            f"to loss: until the loss is {plan.to_loss:g} nats above the entropy of the data"
         )
     return sentences
 

@@ -17,7 +17,7 @@ from harness.record import Status
 
 Row = TypeVar("Row")
 _STATUS = frozenset(Status)
-#: The characters with which a cell starts that a spreadsheet would evaluate as a formula.
+#: A spreadsheet would evaluate a cell as a formula if it starts with one of these characters.
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 _SPECIAL = re.compile("[&<>'\"]")
 
@@ -41,8 +41,8 @@ class Table(Generic[Row]):
     def html(self, name: str, ids: Sequence[str] = ()) -> Markup:
         """Return HTML for a page.
 
-        Readers sort it by its header, so each cell carries its value besides its text. ``ids`` are
-        the anchors of the rows.
+        Readers can sort the table by a column, so each cell has its value as an attribute. ``ids``
+        are the anchors of the rows.
         """
         if not self.rows:
             return Markup("")
@@ -57,7 +57,7 @@ class Table(Generic[Row]):
             f"<tr{id_}>{''.join(cells)}</tr>"
             for id_, *cells in zip(names, *by_column, strict=False)
         )
-        return Markup(  # All other text in it is escaped.
+        return Markup(  # All text that comes from the table is escaped.
             f'<div class="wide" tabindex="0" role="region" aria-label="{_escaped(name)}"><table>'
             f"<thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
         )

@@ -79,7 +79,7 @@ def _worlds(run: RunRecord, cases: Collection[CaseSpec]) -> str:
 
 
 def _names(run: RunRecord, cases: Collection[CaseSpec]) -> list[tuple[str, str]]:
-    """Return the strategies, models and compressors that were used, out of those available."""
+    """Return which of the available strategies, models and compressors were used."""
     used = {
         "strategies": {case.strategy for case in cases},
         "models": {case.model for case in cases},
@@ -130,7 +130,7 @@ _EFFICIENCY = (
     " efficiency = throughput per rank against plain (one device, no wrapper) unless marked"
     "; each end of an interval is a 95% confidence limit"
 )
-#: Explanations of columns of the scaling table. Only those of shown columns are printed.
+#: Explanations of columns of the scaling table. They are printed for shown columns only.
 _EXPLAINED = {
     "worst": "worst = worst pair of launches",
     "p95": "p95 = efficiency by 95th percentiles of steps",
@@ -219,7 +219,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
     if slots:
         at_once = len(slots) / len(set(slots))
         probes = sum(x.purpose is Purpose.PROBE for x in run.launches)
-        message += f"; {len(slots)} launches ran side by side, {at_once:.1f} at a time"
+        message += f"; {len(slots)} launches ran concurrently, {at_once:.1f} at a time"
         message += f", after {probes} probes of how launches slow each other" if probes else ""
     lines = wrap(message, width, 12)
     if run.device_s:
@@ -235,7 +235,7 @@ def cost(run: RunRecord, width: int = 100) -> list[str]:
 def overhead(run: RunRecord) -> float:
     """Return the share of a run's time in which nothing was built, trained or checked."""
     busy = {launch.slot or launch.launch: 0.0 for launch in run.launches}
-    for launch in run.launches:  # The launches of a slot ran at the same time.
+    for launch in run.launches:  # Launches with the same ``slot`` ran concurrently.
         slot = launch.slot or launch.launch
         checks = launch.purpose in (Purpose.GATE, Purpose.REFERENCE)
         making_s = max(

@@ -1,4 +1,4 @@
-"""Load the templates of pages: those of a folder, and the style that all pages share."""
+"""Load the templates of a page's folder, and the style that all pages use."""
 
 import functools
 import re

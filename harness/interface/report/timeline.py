@@ -98,7 +98,10 @@ def remarks(run: RunRecord, width: int) -> list[str]:
 
 
 def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Iterator[str]:
-    """Yield the remarks on one profile; if it is of another step than was timed, only that."""
+    """Yield the remarks on one profile.
+
+    If its steps take another time than the timed steps, yield only a remark on this difference.
+    """
     name = f"{r.arm.case.id}: " if named else ""
     if r.apart:
         yield from wrap(f" apart    {name}{unexplained(r)} ms", width, 10)

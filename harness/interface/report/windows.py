@@ -70,7 +70,7 @@ def _waiting(b: Blame) -> str:
     if not b.gross_ns:  # Old records have no gross waiting time.
         return f"{b.waited_ns / 1e6:.2f} ms a step net, for rank {b.rank}{busy}"
     if b.in_turn:
-        return f"{gross}, ranks for each other in turn; {net} for rank {b.rank}"
+        return f"{gross}: ranks wait for each other in turn; {net} for rank {b.rank}"
     return f"{gross}; {b.share:.0%} of it for rank {b.rank}, {net}{busy}"
 
 

@@ -1,8 +1,9 @@
 """JSON Schemas of the documents that commands print with ``--json``.
 
-``python -m harness.interface.schema`` writes them. ``answers.schema.json`` has a property for each
-command, and one for ``error``: here for commands of the core, in a feature's folder for those of
-the feature. The file of a command states its documents in ``ANSWERS``.
+``python -m harness.interface.schema`` writes the files ``answers.schema.json``: one in this folder
+for the commands of the core, and one in the folder of each feature for its commands. Each file has
+a property for every command, and one for ``error``. The module of a command states its documents in
+``ANSWERS``.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""DDP with injected device faults: an asynchronous error, or a kernel that does not end."""
+"""DDP with injected failures of a device: an error that is reported late, or a hang."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from harness import (
 
 SUPPORTS = dict(worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True)
 KNOBS = dict(breaks="not")
-#: Cycles of a GPU's clock that take about 15 s.
+#: Duration of the hanging kernel in clock cycles of a GPU, about 15 s.
 LONG = 30_000_000_000
 
 
@@ -29,7 +29,7 @@ def expect(
 
 
 class Broken:
-    """A trainer that delegates to another one and injects a fault in its fifth step."""
+    """A trainer that behaves like DDP and fails in its fifth step."""
 
     def __init__(self, trainer: Trainer, ctx: RankContext, knobs: Knobs) -> None:
         self._trainer, self._device, self._breaks = trainer, ctx.device, knobs["breaks"]

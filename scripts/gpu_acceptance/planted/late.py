@@ -1,4 +1,4 @@
-"""DDP with an injected sleep on the host or injected kernels, which a timeline has to find."""
+"""DDP with an injected sleep on the host, or additional kernels, which a timeline must show."""
 
 import time
 
@@ -29,7 +29,7 @@ def expect(
 
 
 class Late:
-    """A trainer that delegates to another one, and sleeps or multiplies before each step."""
+    """A trainer that behaves like DDP, but sleeps or multiplies matrices before each step."""
 
     def __init__(self, trainer: Trainer, ctx: RankContext, knobs: Knobs) -> None:
         self._trainer, self._knobs = trainer, knobs

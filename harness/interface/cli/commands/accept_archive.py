@@ -37,8 +37,8 @@ EXAMPLES = {
 
 #: Commands that need not verify a record, and why.
 UNVOUCHED = {
-    "accept pack": "it copies a record unchanged, with the chain by which it can be verified",
-    "accept unpack": "it writes a record as it was packed, and prints the command to verify it",
+    "accept pack": "it copies a record and its chain unchanged, so the copy can be verified",
+    "accept unpack": "it unpacks a record unchanged, and prints the command that verifies it",
 }
 
 

@@ -184,7 +184,7 @@ def _attach(asked: Asked) -> Answer:
     asked_s: float = asked.options.seconds
     while (gone := time.monotonic() - began) < asked_s + PATIENCE_S:
         if gone >= asked_s and all(seen.values()):
-            break  # until then samples go on, because many of them fail on a busy machine
+            break  # sampling continues until each rank has a sample: on a busy machine many fail
         for rank in job:
             if stack := ranks.main_stack(program, rank.pid):
                 seen[rank.rank].append([Frame(*frame) for frame in stack])
@@ -226,4 +226,4 @@ def _seen(
         lines = ", ".join(f"{line} ({n}x)" for line, n in looks.lines.items() if line)
         message = f" rank {rank}   {looks.count} samples: {lines or 'no line of user code'}"
         shown += text.wrap(message, text.columns(), 8)
-    return [*shown, " shares of samples of each rank's main thread; this is no verdict"]
+    return [*shown, " in % of the samples of each rank's main thread; this is no verdict"]

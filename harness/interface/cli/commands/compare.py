@@ -48,7 +48,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "a",
         type=Path,
-        help="a run, or a folder of starts that a training recorded (harness.measure_steps); with"
+        help="a run, or a folder in which harness.measure_steps recorded starts of a training; with"
         " --interleave a Python environment",
     )
     sub.add_argument("b", type=Path)
@@ -119,7 +119,7 @@ def _interleaved(asked: Asked) -> Answer:
 
 
 def _python(path: Path) -> str:
-    """Return the interpreter of an environment, which is given itself or by its folder."""
+    """Return the interpreter ``path``, or the interpreter of the environment's folder ``path``."""
     named: Sequence[Path] = (path, path / "bin" / "python")
     python = next((executable for p in named if (executable := shutil.which(str(p)))), None)
     if python is None:

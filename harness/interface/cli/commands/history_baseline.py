@@ -236,7 +236,7 @@ def _name(r: ExpectedValue) -> str:
 
 
 def _range(r: ExpectedValue) -> str:
-    """Return the allowed deviations as ``-10% +10%``, without an open side."""
+    """Return the allowed deviations, for example ``-10% +10%``; a side without limit is omitted."""
     return " ".join(f"{side:+.0%}" for side in (r.lower, r.upper) if side is not None)
 
 

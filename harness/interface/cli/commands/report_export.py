@@ -20,7 +20,7 @@ EXAMPLES = {
         "report export RUN --to scaleproof.prom",
     ),
 }
-#: Names of the tables; each table has a row for every such object, and the first is the default.
+#: Names of the tables. The name says what a row describes. The first table is the default.
 _TABLES = ("launches", "steps", "points", "verdicts", "budgets")
 
 
@@ -47,7 +47,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "--table",
         choices=_TABLES,
-        help=f"the objects in the rows (default: {_TABLES[0]}; not for .prom)",
+        help=f"what each row describes (default: {_TABLES[0]}; not allowed with .prom)",
     )
 
 

@@ -79,9 +79,10 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """One profiled window with its time budget; ``open`` reads its traces if more is needed.
+    """One profiled window with its time budget.
 
-    ``doubt`` says why a report attributes nothing to it.
+    ``open`` reads the traces of the window, for tables that need more than the budget. ``doubt``
+    says why reports draw no conclusions from the window; it is empty if they do.
     """
 
     title: str
@@ -325,7 +326,9 @@ def _there(folder: Path, launch: LaunchRecord) -> None:
 
 
 def _doubt(changed: float) -> str:
-    """Return why a report attributes nothing to a window with long profiled steps."""
+    """Return why reports draw no conclusions from a profile: its steps take ``changed`` times as
+    long as unprofiled ones.
+    """
     return (
         f"profiled steps take {changed:.2f}x as long as unprofiled ones (limit {PERTURBED}):"
         " a report attributes nothing to these figures"

@@ -1,4 +1,4 @@
-"""The command ``run``: measure and judge a script, a case or a recipe, at once or from a queue."""
+"""The command ``run``: measure and judge a script, a case or a recipe, now or from a queue."""
 
 import argparse
 import shlex
@@ -165,7 +165,7 @@ def act(asked: Asked) -> Answer:
 
 
 def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
-    """Return the plans of the command line: those of a target, or that of the user's script."""
+    """Return the plans that the command requests: a target's plans or the plan of a script."""
     args = asked.options
     settings = measuring.settings(asked)
     ablations = list(dict.fromkeys(args.ablate))
@@ -190,7 +190,10 @@ def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
 
 
 def _protocol(steps: int | None, warm_up: int | None) -> Protocol:
-    """Return the protocol of a script, with the user's numbers of steps or those of its pilot."""
+    """Return the protocol of a script.
+
+    Its numbers of steps are the user's, or else calibration launches choose them.
+    """
     if steps is None and warm_up is None:
         return REAL
     cut = warm_up or REAL.cut

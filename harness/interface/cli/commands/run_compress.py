@@ -51,7 +51,7 @@ APART = "no exchange"
 #: Steps of each compared training, which are enough for losses to differ.
 STEPS = 96
 METRICS = ("step_s", "throughput_ratio", "sent_bytes")
-#: Protocol on shaped links, on which a step takes long.
+#: Protocol on shaped links. It has few steps, because a step over a slow link takes long.
 LINK = Protocol(steps=16, cut=4, max_blocks=3)
 #: Link rates at which a break-even rate is confirmed, as multiples of it.
 AROUND = (0.5, 1.0, 2.0)
@@ -97,7 +97,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 class Confirmed:
     """Predicted and measured step times (s) of dense and compressed training on a shaped link.
 
-    ``rate`` is that of the link in bit/s.
+    ``rate`` is the rate of this link in bit/s.
     """
 
     rate: float
@@ -148,7 +148,7 @@ def act(asked: Asked) -> Answer:
         if args.tuned and (facts is None or facts.loss_floor is None):
             without_loss.append(
                 f" tuned    not trained: the losses of {args.target} cannot be compared, because"
-                " the entropy of its data is unknown; that of a decoder is known"
+                " the entropy of its data is unknown; for decoders it is known"
             )
         elif args.tuned:
             session.run.announce([tuned_plan])
@@ -241,7 +241,9 @@ def _named(catalogue: Catalogue, args: argparse.Namespace) -> list[str]:
 
 
 def _strategies(catalogue: Catalogue) -> tuple[str, str]:
-    """Return the dense strategy whose hook can be replaced, and the one that compresses in it."""
+    """Return the dense strategy with a hook that can be replaced, and the strategy that compresses
+    in this hook.
+    """
     strategies = catalogue.entries["strategies"].items()
     hooked = next(name for name, entry in strategies if entry.head.get("HOOKED"))
     return hooked, next(name for name, entry in strategies if entry.supports.compressor)

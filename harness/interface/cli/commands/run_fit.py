@@ -71,7 +71,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         "--memory",
         type=float,
         metavar="GIB",
-        help="memory of a rank (default: that of its GPU, or its part of the host's memory)",
+        help="memory of a rank (default: its GPU's memory, or its part of the host's memory)",
     )
     sub.add_argument("--most", type=measuring.positive, metavar="N", help="largest value to try")
 
@@ -138,7 +138,10 @@ def _ranks(case: CaseSpec) -> int:
 
 
 def _unit(catalogue: Catalogue, case: CaseSpec) -> int:
-    """Return the number that divides every valid micro-batch, so that shards have whole parts."""
+    """Return the number of which every valid micro-batch is a multiple.
+
+    The strategy splits the samples of a shard into parts of equal size.
+    """
     strategy = catalogue.get("strategies", case.strategy)
     supports = strategy.supports
     mesh = strategy.supports.mesh(case)
@@ -175,7 +178,7 @@ def _try(
     (described,) = session.bench.describe([sized])
     if reason := described.error or described.unsupported:
         raise SpecError(
-            reason, where=sized.id, expected="a case that runs", fix="scaleproof run list"
+            reason, where=sized.id, expected="a case that can run", fix="scaleproof run list"
         )
     arm = Arm(name=f"micro_batch={micro}", case=sized, role=Role.SUBJECT)
     plan = Plan(name="fit", arms=(arm,), contrasts=(), protocol=PROTOCOL)

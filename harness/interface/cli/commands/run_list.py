@@ -42,7 +42,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Return a line for each name; with a kind also its options and sizes."""
+    """Return a line for each name. If a kind is given, add lines on each name's options."""
     kind = asked.options.kind
     catalogue = options.catalogue(
         asked.options.path, [path for path in [Path("suites")] if path.is_dir()]

@@ -155,7 +155,10 @@ class Look:
     sweeps: int = 0
 
     def at(self, plans: Sequence[Plan], slots: forecast.Slots) -> list[PlanOutlook]:
-        """Return every plan with its launches and time, after the plans before it."""
+        """Return every plan with its launches and their time.
+
+        Launches that a plan shares with earlier plans count for the earlier plan.
+        """
         arms = {plan.hash: [arm for arm in plan.arms if self.runs(arm)] for plan in plans}
         expected = forecast.Forecast(
             plans=plans,

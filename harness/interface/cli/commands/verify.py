@@ -87,7 +87,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Return the differences, and without any also the verdicts under other thresholds."""
+    """Return the differences. If there are none, add the verdicts under other thresholds."""
     if asked.command == "accept sign":
         return _sign(asked.options.run, asked.options.key)
     _refuse_no_nonce(asked)

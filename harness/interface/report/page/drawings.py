@@ -6,8 +6,8 @@ from html import escape
 
 from harness.interface.report.page.svg import COLORS, RIGHT, WIDTH, ticks
 
-#: The largest number of points in a line. Of a longer series, each group of steps is drawn as its
-#: largest value.
+#: The largest number of points in a line. The steps of a longer series are grouped, and each group
+#: is drawn as its largest value.
 POINTS = 120
 
 
@@ -24,7 +24,10 @@ class StepSeriesChart:
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """The points (step, value) to draw: the largest value of each group keeps the peaks."""
+        """The points (step, value) to draw.
+
+        Steps are grouped, and each group is drawn as its largest value, so peaks stay visible.
+        """
         numbered = list(zip(self.steps or range(len(self.values)), self.values, strict=True))
         size = -(-len(numbered) // POINTS)
         return [
@@ -149,7 +152,7 @@ def lanes(
 ) -> str:
     """Return a chart with a lane for each rank, on one clock.
 
-    A lane can also show something else than a rank if ``title`` says what it is.
+    ``title`` says what the lanes show, if they do not show ranks.
     """
     left_edge, row = 64, 22
     longest = max((end for lane in ranks for _, _, end in lane.parts), default=1.0) or 1.0

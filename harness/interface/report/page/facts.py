@@ -30,7 +30,10 @@ def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _environment(run: RunRecord) -> list[tuple[str, str]]:
-    """Return the environment variables that libraries read; of all others only the names."""
+    """Return the environment variables that libraries read, and the names of all other variables.
+
+    The record has only digests of the values of the other variables.
+    """
     variables = sorted(run.environment.items())
     others = [name for name, value in variables if is_digest(value)]
     rows = [(name, value) for name, value in variables if not is_digest(value)]
@@ -38,7 +41,7 @@ def _environment(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _shared(run: RunRecord) -> list[tuple[str, str]]:
-    """Return the facts of the first node, except those that are elsewhere on the page."""
+    """Return the facts of the first node that are not shown elsewhere on the page."""
     of_host = next(iter(run.facts.values()), {})
     elsewhere = ("hardware: ", "version: ", "environment: ")
     return [(name, text) for name, text in of_host.items() if not name.startswith(elsewhere)]

@@ -1,4 +1,4 @@
-"""List the checks of a script that passed on every launch, and those that could not be made."""
+"""List the checks of a script that passed on every launch, and checks that could not be made."""
 
 from collections.abc import Iterator, Sequence
 
@@ -33,7 +33,8 @@ def _of_all(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
 def _start(rows: Sequence[ScriptRow]) -> tuple[str, str | None]:
     """Return the check whether all launches begin with the same parameters."""
     every = [launch for row in rows for launch in row.launches]
-    sharded = any(row.seen.sharded for row in rows)  # then each world has other shards
+    # Shards differ between world sizes, so sharded parameters are compared within each world only.
+    sharded = any(row.seen.sharded for row in rows)
     alike = [row.launches for row in rows] if sharded else [every]
     if all(map(same_training.begin_alike, alike)):
         return "one start in all launches", None
@@ -76,8 +77,9 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
 
 
 def _beside(several: Sequence[ScriptRow]) -> str:
-    """Return text on what replicas differ in: rounding, and parts that each rank holds for
-    itself.
+    """Return text on the accepted differences of replicas: rounding, and parts that differ by rank.
+
+    The text is empty if there are none.
     """
     rounded = any(script.by_rounding(row.of_ranks) for row in several)
     of_own = dict.fromkeys(name for row in several for name in script.own_parts(row.of_ranks))
@@ -99,7 +101,7 @@ def _slow_ranks(several: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]
 
 
 def _gradients(several: Sequence[ScriptRow], first: ScriptRow) -> Iterator[tuple[str, str | None]]:
-    """Yield the comparisons of the first step's gradients with those of the smallest world size.
+    """Yield comparisons of the first step's gradients at each world size and at the smallest one.
 
     Gradients that differ are left out, because a verdict reports them.
     """
@@ -137,9 +139,9 @@ def _replicas(
 
 
 def _gradient_uncompared(row: ScriptRow, first: ScriptRow) -> str | None:
-    """Return why the first gradient was not compared with that of the smallest world size.
+    """Return why the first gradient was not compared with the gradient at the smallest world size.
 
-    None if it was compared.
+    Return None if it was compared.
     """
     pair = row.launches[0], first.launches[0]
     if not same_training.begin_alike(pair):

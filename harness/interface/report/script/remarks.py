@@ -71,7 +71,7 @@ def _uneven(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if watched.silent:
         return (
             f"ranks exchange nothing in {watched.silent} steps of the window: they train separately"
-            " in these, so whether they end identical depends on where the window ends"
+            " in these steps, and may differ when the window ends"
         )
     return (
         "steps do not exchange equally many bytes: is a step of the training more than one update,"
@@ -84,8 +84,8 @@ def _acted(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not watched.acted or watched.evaluations:
         return ""
     return (
-        f"{watched.acted} forward passes that train nothing came before the window, none in it: a"
-        " rollout or an evaluation once in many updates needs a longer window (--steps)"
+        f"{watched.acted} forward passes that train nothing came before the window, and none in it:"
+        " if rollouts or evaluations come once in many updates, use a longer window (--steps)"
     )
 
 
@@ -96,7 +96,7 @@ def _workers(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
         return ""
     return (
         f"the loader has {here} workers a rank, and {there} on {_of(bases)}: the ratio depends on"
-        " both, ranks and workers"
+        " the number of workers, too"
     )
 
 
@@ -107,11 +107,12 @@ def _parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     parts = script.parts_of_one(row.seen)
     if parts < 2:
         return ""
-    weak = row.arm.case.mode is Mode.WEAK  # then --samples-per-step is of a rank, else of all ranks
+    # --samples-per-step counts the samples of one rank (weak scaling) or of all ranks (strong).
+    weak = row.arm.case.mode is Mode.WEAK
     handed_out = row.seen.drawn if weak else script.handed_out(row.launches[0].ranks)
     return (
-        f"a sample that the loader hands out is {parts} rows of what the model gets (a pair, or"
-        f" views?), and these are counted: --samples-per-step {handed_out:g} counts the samples"
+        f"the model gets {parts} rows for each sample of the loader (a pair, or views?), and rows"
+        f" are counted: --samples-per-step {handed_out:g} counts samples instead"
     )
 
 
@@ -183,7 +184,7 @@ def _draws_whole(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
 
 
 def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    # each pass may leave out other parameters
+    # Each of several backward passes may reach only some of the parameters.
     several = row.seen.backwards > len(row.seen.optimizers)
     if not row.seen.searched or several:
         return ""
@@ -198,8 +199,8 @@ def _rounded(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not apart or row.seen.sharded:
         return ""
     return (
-        f"replicas differ by {apart:.1g} of what training has changed: each rank rounds what its"
-        " optimizer computes (norms, for example) differently"
+        f"replicas differ by {apart:.1g} times the change of the parameters by training: ranks"
+        " round differently in their optimizers (in norms, for example)"
     )
 
 
@@ -208,7 +209,7 @@ def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if max(passes) > MORE * min(passes):
         return (
             f"rank {passes.index(max(passes))} evaluates within the window ({max(passes)} forward"
-            f" passes), another one makes only {min(passes)}: the others wait for it"
+            f" passes), while another rank evaluates less ({min(passes)}): the others wait for it"
         )
     return f"the window has {max(passes)} forward passes that train nothing" if any(passes) else ""
 
@@ -218,8 +219,8 @@ def _shares_evaluation(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     if not alike or row.launches is bases or not same_training.less_beside(row.launches, bases):
         return ""
     return (
-        f"a rank evaluates less within the window than on {_of(bases)}, because all ranks share"
-        " it: the ratio is that of training and evaluation together"
+        f"a rank evaluates less in the window than on {_of(bases)}, because ranks share the"
+        " evaluation: the ratio includes both training and evaluation"
     )
 
 

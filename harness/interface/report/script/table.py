@@ -116,8 +116,8 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
     Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
     Column("exchanged in a step", 6, _exchanged, left=True),
 )
-#: The beginning of a passed check, by the label under which a user accepts it; a check whose
-#: failure is accepted is not listed.
+#: Maps the label of each check whose failure a user can accept to the first word of the check's
+#: text. If the failure was accepted, the check is not listed as passed.
 _HOLDS = {name: name for name in ACCEPTABLE} | {
     "start": "one start", "gradients": "gradient",
 }  # fmt: skip
@@ -137,7 +137,7 @@ def _note(rows: Sequence[ScriptRow]) -> str:
 def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     """Yield lines with their labels.
 
-    The lines list the checks that passed on every launch, those that could not be made, the
+    The lines list the checks that passed on every launch, the checks that could not be made, the
     accepted failures, and the remarks.
     """
     checked = []

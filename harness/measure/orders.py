@@ -419,7 +419,7 @@ def missing_references(
             yield arms, replace(alike[slot[0].name], steps=steps)
 
 
-def _referring_wanted(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
+def _wanted_references(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
     """Return every reference that is missing. Cases of the same training have one in common."""
     by_key: dict[str, Wanted] = {}
     for arm in arms:

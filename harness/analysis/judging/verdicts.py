@@ -505,23 +505,3 @@ def unconfirmed(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [
         verdict for verdict in verdicts if verdict.reason in (Reason.UNCONFIRMED, Reason.DISAGREE)
     ]
-
-
-def together(all_verdicts: Sequence[Verdict]) -> tuple[int, int]:
-    """Return how many PASSes and FAILs are accepted at a false discovery rate of 5 % (e-BH).
-
-    Each single verdict is wrong with a probability of at most 5 %. Among many verdicts, some would
-    therefore be wrong.
-    """
-    judged = [
-        verdict
-        for verdict in all_verdicts
-        if verdict.rule and verdict.value is not None and verdict.status is not Status.ERROR
-    ]
-    counts = []
-    for status in (Status.PASS, Status.FAIL):
-        evidence = [
-            (verdict.evidence or 0.0) if verdict.status is status else 0.0 for verdict in judged
-        ]
-        counts.append(len(judge.discoveries(evidence, ALPHA / 2)))
-    return counts[0], counts[1]

@@ -17,7 +17,7 @@ from harness.cases import Ablation, Catalogue, Plan, Settings, Site, Threshold
 from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.offered import OPTIONS, Need, again
+from harness.interface.offered import OPTIONS, again
 from harness.interface.report import screen, text
 from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live
@@ -56,9 +56,10 @@ def become(arguments: Sequence[str], results: Path) -> NoReturn:
     os.execv(nsys, command)
 
 
-def add_measuring_options(sub: argparse.ArgumentParser, *, cases: bool) -> None:
-    """Add the options of commands that measure; with ``cases`` also add the options of cases."""
-    options.add_to(sub, cases=cases)
+def add_measuring_options(sub: argparse.ArgumentParser, *has: Need) -> None:
+    """Add the options of a command that measures and ``has`` these properties."""
+    options.add_to(sub, *has)
+    cases = "cases" in has
     sub.add_argument(
         "--set",
         action="append",

@@ -17,7 +17,7 @@ from harness.cases import Ablation, Catalogue, Plan, Settings, Site, Threshold
 from harness.host import copies
 from harness.interface import options
 from harness.interface.cli.answer import Answer, Asked
-from harness.interface.offered import OPTIONS, again
+from harness.interface.offered import OPTIONS, Need, again
 from harness.interface.report import screen, text
 from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live

@@ -22,7 +22,7 @@ from harness.features.foresight.infer import Posterior
 from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.physics import simulate
 from harness.features.foresight.physics.collectives import CollectiveKind, Fabric, nccl
-from harness.features.foresight.predict import predict
+from harness.features.foresight.prediction import predict
 from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import KeptStates, Model, Point, Shape
 from harness.features.foresight.terms import BUCKET_BYTES

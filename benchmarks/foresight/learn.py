@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.features.foresight.learned import HALF_SDS, LEARNED, UNTAUGHT
-from harness.features.foresight.predict import Predicted, predict
+from harness.features.foresight.prediction import Predicted, predict
 from harness.features.foresight.published.table import PublishedTable, families_of
 
 PUBLISHED = Path("results/published")

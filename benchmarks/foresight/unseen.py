@@ -17,7 +17,7 @@ from benchmarks.foresight.learn import PUBLISHED
 from harness.features.foresight.held_out import Counted, Score, counted, judged, score
 from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.physics.laws import Law
-from harness.features.foresight.predict import Predicted, Prediction, predict
+from harness.features.foresight.prediction import Predicted, Prediction, predict
 from harness.features.foresight.published.table import families_of
 
 COLUMNS = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.analysis.judging.attained import allowed
-from harness.analysis.judging.figures import figure
+from harness.analysis.judging.factors import figure
 from harness.cases import Arm, CaseSpec, Contrast, Form, Plan, Role, Statistic, Threshold, metrics
 from harness.cases.metrics import METRICS
 from harness.host.machine import Machine

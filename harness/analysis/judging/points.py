@@ -3,7 +3,7 @@
 from statistics import geometric_mean
 
 from harness.analysis.judging.contrast_data import ideal, pairs, timed, values_of
-from harness.analysis.judging.figures import factor, figure
+from harness.analysis.judging.factors import factor, figure
 from harness.analysis.judging.judge import estimate
 from harness.analysis.roofline import mfu_of
 from harness.base import stats

@@ -12,7 +12,7 @@ from harness.analysis.judging.biases import ADAMW_BYTES, MEMORY_BYTES
 from harness.analysis.judging.blockers import find_blocker, unmeasured
 from harness.analysis.judging.caveats import claimed, find_doubt, unquiet
 from harness.analysis.judging.contrast_data import ContrastData, judged_of, pairs, timed
-from harness.analysis.judging.figures import NEEDED, factor
+from harness.analysis.judging.factors import NEEDED, factor
 from harness.analysis.judging.judge import Judged, estimate, judge_values, lag1, worst
 from harness.analysis.judging.points import mfu, roofline_mfu
 from harness.analysis.judging.promise import more_pairs

@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.features.foresight.learned import learned
 from harness.features.foresight.physics.laws import Law
-from harness.features.foresight.predict import Predicted, Prediction, predict
+from harness.features.foresight.prediction import Predicted, Prediction, predict
 from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.terms import ForeseenTerm
 

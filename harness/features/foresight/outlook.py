@@ -9,7 +9,7 @@ from harness.base.errors import SpecError
 from harness.features.foresight.advise import Advice, advise
 from harness.features.foresight.invert import Knee, LeverResult, hold, knee
 from harness.features.foresight.learned import learned
-from harness.features.foresight.predict import Predicted, base_of, calibrate, predict
+from harness.features.foresight.prediction import Predicted, base_of, calibrate, predict
 from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import Point, Shape
 

@@ -12,7 +12,7 @@ from harness.record import Category, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
-from harness.training.parallel import groups, outer, samples, traffic
+from harness.training.parallel import data_parallel, groups, outer, traffic
 from harness.training.trainer import LocalTrainer, training_bytes
 
 SUPPORTS = dict(
@@ -44,7 +44,7 @@ def expect(
             "actor_learner cannot run without communication, because learners receive their samples"
             " from actors"
         )
-    batch = samples.inputs(facts, batching.largest * batching.accumulate)
+    batch = data_parallel.inputs(facts, batching.largest * batching.accumulate)
     roles = mesh.size(Dim.ROLE)
     backend = case.backend
     learner = traffic.all_reduce(payload, mesh.size(Dim.DP))

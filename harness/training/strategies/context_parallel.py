@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.parallel import attention, groups, samples, traffic, width
+from harness.training.parallel import attention, data_parallel, groups, traffic, width
 from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
@@ -61,7 +61,7 @@ def expect(
     blocks = width.blocks(model, wide)
     elements = sum(shape.numel() for shapes in blocks for shape in shapes)
     along = Traffic()
-    inputs = samples.inputs(facts, batching.largest)
+    inputs = data_parallel.inputs(facts, batching.largest)
     cut = n * wide
     for q, k in _heads(model, inputs) if n > 1 else ():
         if knobs["attention"] == "ulysses" and k.shape[1] % cut:
@@ -72,12 +72,12 @@ def expect(
     part = inputs[:, : length // n]
     along += width.sent(model, part, case, wide, sequence=False, loss=False)
     total = along * batching.accumulate
-    total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
+    total += data_parallel.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
     kept = facts.activation_bytes_per_sample + facts.loss_bytes_per_sample
     held = kept * batching.largest / n
     return traffic.expected(
         [total] * case.world_size,
-        module=samples.module_of(mesh, model),
+        module=data_parallel.module_of(mesh, model),
         placements=("Replicate()",) if n == case.world_size > 1 else (),
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements / mesh.size(Dim.FSDP), size, facts, 0) + int(held),
@@ -164,4 +164,4 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         for module in _attentions(model):
             module.positions, module.length = places[group.rank()], length  # type: ignore[assignment]
             module.attend = ways[str(knobs["attention"])]()  # type: ignore[assignment]
-    return samples.by_mesh(model, ctx).trainer(ctx)
+    return data_parallel.by_mesh(model, ctx).trainer(ctx)

@@ -14,7 +14,7 @@ from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Category, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.observe.spans import span
-from harness.training.parallel import experts, groups, samples, traffic
+from harness.training.parallel import data_parallel, experts, groups, traffic
 from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
@@ -64,17 +64,17 @@ def expect(
     dense = sum(shape.numel() for shapes in blocks.values() for shape in shapes) * size
     local = sum(p.numel() for p in owned.values()) // n * size
     sent = Traffic()
-    for rooms in _rooms(model, layers, samples.inputs(facts, batching.largest)):
+    for rooms in _rooms(model, layers, data_parallel.inputs(facts, batching.largest)):
         sent += traffic.all_to_all(rooms, n) * (4 * batching.accumulate)
     gathers = 2 * batching.accumulate
-    sent += samples.bytes_by_mesh(case, mesh, list(blocks.values()), size, gathers)
+    sent += data_parallel.bytes_by_mesh(case, mesh, list(blocks.values()), size, gathers)
     for dim in REPLICAS:
         sent += traffic.all_reduce(float(local), mesh.size(dim))
     cut = mesh.size(Dim.FSDP)
     held = (dense / cut + local) / size
     return traffic.expected(
         [sent] * world,
-        module=samples.module_of(mesh, model) if cut > 1 else "DistributedDataParallel",
+        module=data_parallel.module_of(mesh, model) if cut > 1 else "DistributedDataParallel",
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(held, size, facts, batching.largest),
         formula="4 (N-1)/N bytes(expert inputs) per layer + 2 (N-1)/N bytes(dense)",
@@ -132,7 +132,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     mine = [model.get_parameter(name) for name in owned]
     cut = ctx.mesh.size(Dim.FSDP) > 1
     more = dict(reshard_after_forward=True, ignored_params=set(mine))
-    wrapped = samples.sharded(model, ctx, more) if cut else _replicated(model, ctx, owned)
+    wrapped = data_parallel.sharded(model, ctx, more) if cut else _replicated(model, ctx, owned)
 
     def average() -> None:
         """Divide the experts' gradients by the number of shards, and add them up over replicas.
@@ -155,7 +155,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     return trainer
 
 
-def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> samples.Wrapped:
+def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> data_parallel.Wrapped:
     """Wrap the model in DDP, which ignores the parameters of experts."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(owned))
     ddp = DistributedDataParallel(
@@ -167,7 +167,7 @@ def _replicated(model: nn.Module, ctx: RankContext, owned: Sequence[str]) -> sam
     def synchronise(last: bool) -> None:
         ddp.require_backward_grad_sync = last
 
-    return samples.Wrapped(
+    return data_parallel.Wrapped(
         module=ddp,
         synchronise=synchronise,
         named=lambda: (

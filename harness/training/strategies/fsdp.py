@@ -11,7 +11,7 @@ from harness.cases import Batching, CaseSpec, Device, Dim, Optimizer, Passes, Pr
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.optimizers import gathers as matrices_gathered, is_hidden
-from harness.training.parallel import samples, traffic
+from harness.training.parallel import data_parallel, traffic
 from harness.training.parallel.groups import OverAllToAll, codec_of, coded_bytes
 from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
 from harness.training.transports import Codec
@@ -127,7 +127,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         more["offload_policy"] = CPUOffloadPolicy()
     if knobs["mixed"]:
         more["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    wrapped = samples.sharded(model, ctx, more)
+    wrapped = data_parallel.sharded(model, ctx, more)
     blocks: list[FSDPModule] = [
         module for module in model.children() if isinstance(module, FSDPModule)
     ]

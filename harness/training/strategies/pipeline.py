@@ -13,7 +13,7 @@ from harness.record import Category, ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
-from harness.training.parallel import depth, groups, samples, traffic, width
+from harness.training.parallel import data_parallel, depth, groups, traffic, width
 from harness.training.parallel.schedule import Schedule
 from harness.training.parallel.traffic import Traffic
 from harness.training.trainer import element_bytes, observe_dtype
@@ -64,7 +64,7 @@ def expect(
         raise ValueError(
             f"schedule {schedule.name} splits backward passes, which compiled blocks do not support"
         )
-    x = samples.inputs(facts, batching.largest // schedule.micro)
+    x = data_parallel.inputs(facts, batching.largest // schedule.micro)
     blocks = depth.blocks_of(model, x)
     flops = {name: block.flops for name, block in blocks.items()}
     stages = depth.cuts(flops, schedule.stages, knobs["split"])
@@ -130,7 +130,7 @@ def _of_samples(part: nn.Module, case: CaseSpec, batching: Batching) -> Traffic:
     """
     mesh = batching.mesh
     blocks = width.blocks(part, mesh.size(Dim.TP))
-    return samples.bytes_by_mesh(case, mesh, blocks, element_bytes(part), gathers=1)
+    return data_parallel.bytes_by_mesh(case, mesh, blocks, element_bytes(part), gathers=1)
 
 
 def _held(
@@ -188,7 +188,7 @@ class PipelineTrainer:
         for index, part in zip(held, self.blocks, strict=True):
             if ctx.mesh.size(Dim.TP) > 1:
                 width.cut(part, ctx, sequence=knobs["sequence"], loss=False)
-            samples.by_mesh(part, ctx, reshard=False)
+            data_parallel.by_mesh(part, ctx, reshard=False)
             stage = PipelineStage(part, index, plan.stages, ctx.device, group=group)
             for what in ("forward", "backward", "backward_weight"):
                 name = f"{what}_one_chunk"
@@ -228,11 +228,11 @@ class PipelineTrainer:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():
             if parameter.grad is not None:
-                yield name, samples.whole(parameter.grad.detach())
+                yield name, data_parallel.whole(parameter.grad.detach())
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.named():
-            yield name, samples.whole(parameter.detach())
+            yield name, data_parallel.whole(parameter.detach())
 
     def ran(self) -> ExecutedModel:
         """Return the classes of stage and schedule, and the blocks of this rank's stages."""

@@ -7,7 +7,7 @@ from torch import nn
 from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.parallel import samples
+from harness.training.parallel import data_parallel
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer, element_bytes
 
@@ -33,4 +33,4 @@ def expect(
 
 
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
-    return samples.replicated(model, ctx).trainer(ctx)
+    return data_parallel.replicated(model, ctx).trainer(ctx)

@@ -13,7 +13,7 @@ from harness.cases import Batching, CaseSpec, Dim
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
-from harness.training.parallel import samples, traffic, width
+from harness.training.parallel import data_parallel, traffic, width
 from harness.training.trainer import LocalTrainer, element_bytes, training_bytes
 
 SUPPORTS = dict(
@@ -41,16 +41,21 @@ def expect(
     width.check(model, case, ranks, sequence=sequence, loss=loss)
     blocks = width.blocks(model, ranks)
     along = width.sent(
-        model, samples.inputs(facts, batching.largest), case, ranks, sequence=sequence, loss=loss
+        model,
+        data_parallel.inputs(facts, batching.largest),
+        case,
+        ranks,
+        sequence=sequence,
+        loss=loss,
     )
     total = along * batching.accumulate
-    total += samples.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
+    total += data_parallel.bytes_by_mesh(case, mesh, blocks, size, 2 * batching.accumulate)
     elements = sum(shape.numel() for shapes in blocks for shape in shapes)
     kept = facts.activation_bytes_per_sample / (ranks if sequence else 1)
     held = (kept + facts.loss_bytes_per_sample) * batching.largest
     return traffic.expected(
         [total] * case.world_size,
-        module=samples.module_of(mesh, model),
+        module=data_parallel.module_of(mesh, model),
         placements=width.placed(model, sequence=sequence) if mesh.shards == 1 < ranks else (),
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(elements / mesh.size(Dim.FSDP), size, facts, 0) + int(held),
@@ -80,8 +85,8 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         width.cut(model, ctx, sequence=bool(knobs["sequence"]), loss=apart)
     if apart:
         plain = ctx.loss
-        ctx = replace(ctx, loss=lambda output, targets: samples.whole(plain(output, targets)))
-    trainer = samples.by_mesh(model, ctx).trainer(ctx, TensorTrainer)
+        ctx = replace(ctx, loss=lambda output, targets: data_parallel.whole(plain(output, targets)))
+    trainer = data_parallel.by_mesh(model, ctx).trainer(ctx, TensorTrainer)
     assert isinstance(trainer, TensorTrainer)
     trainer.apart = apart
     return trainer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.judging.figures import figure
+from harness.analysis.judging.factors import figure
 from harness.analysis.judging.points import mfu
 from harness.analysis.judging.verdicts import verdicts
 from harness.cases import Device

@@ -25,7 +25,7 @@ from harness.features.foresight.own.runs import MeasuredRung
 from harness.features.foresight.own.stated import OPERATIONS, padding, sent_by, stated
 from harness.features.foresight.own.swept import _by_kind
 from harness.features.foresight.physics.collectives import CollectiveKind, Fabric, nccl
-from harness.features.foresight.predict import predict
+from harness.features.foresight.prediction import predict
 from harness.features.foresight.priors import PRIORS
 from harness.features.foresight.published.table import PublishedTable, Refused
 from harness.features.foresight.report.outlooks import facts as facts_of, recorded

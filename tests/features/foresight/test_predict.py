@@ -22,7 +22,7 @@ from harness.features.foresight.infer import calibrate, foresee
 from harness.features.foresight.invert import Knob, hold, knee
 from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.outlook import outlooks
-from harness.features.foresight.predict import Predicted, predict
+from harness.features.foresight.prediction import Predicted, predict
 from harness.features.foresight.published.table import PublishedTable, families_of
 from tests.features.foresight.test_table import LADDER, PUBLISHED, table
 

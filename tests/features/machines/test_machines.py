@@ -15,7 +15,7 @@ from harness.analysis.compare import Reading
 from harness.base.documents import from_doc, to_doc
 from harness.base.errors import SpecError
 from harness.cases.plan import Plan
-from harness.features.machines import table as hardware
+from harness.features.machines import machines_table as hardware
 from harness.features.machines.machines import HardwareComparison, compare_hardware
 from harness.interface.cli.main import main
 from harness.record import Ceiling, RunRecord

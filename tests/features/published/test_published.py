@@ -9,7 +9,7 @@ import pytest
 
 from harness.cases import metrics
 from harness.cases.case import Device, Passes, Precision
-from harness.features.published import section
+from harness.features.published import published_section
 from harness.features.published.published import PublishedFigure, figures, standings
 from harness.host.fabric import NAMES, LinkClass, MachineFabric
 from harness.record import RunRecord
@@ -70,9 +70,9 @@ def test_only_figures_of_the_same_fabric_and_device_are_compared(sample_run: Run
     a100 = on_gpus(sample_run, "NVIDIA A100-SXM4-80GB", LinkClass.NVSWITCH)
     names = {place.figure.name for place in standings(a100)}
     assert names == {"a100-weak-2"}
-    lines = " ".join(" ".join(section.lines(a100, 80)).split())
+    lines = " ".join(" ".join(published_section.lines(a100, 80)).split())
     assert "3 published ladders of data-parallel training" in lines
-    assert "NVIDIA, DeepLearningExamples" in section.html(a100)
+    assert "NVIDIA, DeepLearningExamples" in published_section.html(a100)
     over_pcie = on_gpus(sample_run, "NVIDIA H100 PCIe", LinkClass.PCIE_PEER)
     assert {place.figure.name for place in standings(over_pcie)} == {"pcie-weak-2"}
     other = on_gpus(sample_run, "NVIDIA H100 80GB HBM3", LinkClass.NVSWITCH)

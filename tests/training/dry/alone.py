@@ -23,7 +23,7 @@ from harness.record import Expected, exchanges
 from harness.training.context import Loaded, RankContext, load, make_batch, own_batch
 from harness.training.data import Sampler
 from harness.training.describe import case_batching, expect, model_facts
-from harness.training.parallel import depth, samples
+from harness.training.parallel import data_parallel, depth
 from harness.training.parallel.schedule import Schedule
 
 #: Operators of c10d and of functional collectives -> their names in closed forms.
@@ -145,7 +145,7 @@ def _staged(loaded: Loaded, case: CaseSpec) -> None:
     facts, model = model_facts(loaded, case)
     knobs = loaded.knobs(case)
     plan = Schedule.of(knobs, loaded.supports.mesh(case).size(Dim.PP))
-    x = samples.inputs(facts, case_batching(loaded, case).largest // plan.micro)
+    x = data_parallel.inputs(facts, case_batching(loaded, case).largest // plan.micro)
     given = []
     for names in depth.cuts(depth.flops_of(model, x), plan.stages, knobs["split"]):
         given.append(torch.zeros(x.shape, dtype=x.dtype, requires_grad=x.is_floating_point()))

@@ -239,7 +239,7 @@ def _loaded(path: Path) -> tuple[RunRecord, Path]:
 
 def _lines(contract: Contract, result: Handover, width: int) -> list[str]:
     """Return the status of a contract and a paragraph for each clause."""
-    from harness.features.acceptance.page import covered, screen
+    from harness.features.acceptance.acceptance_page import covered, screen
 
     title = contract.terms.title or contract.name
     lines = ["", f" {result.status}", *text.wrap(f" {title} ({contract.name})", width, 1)]

@@ -90,7 +90,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 def act(asked: Asked) -> Answer:
     """Write the page, the archive and the list of nodes to exclude to one folder."""
-    from harness.features.acceptance.page import Archived, render
+    from harness.features.acceptance.acceptance_page import Archived, render
 
     to = asked.options.to
     agreed = None if asked.options.contract is None else find(asked.options.contract)
@@ -140,7 +140,7 @@ def _loaded(path: Path) -> tuple[RunRecord, Path]:
 
 
 def _lines(result: Handover, to: Path, digest: str) -> list[str]:
-    from harness.features.acceptance.page import MEANS, covered, screen, sentence
+    from harness.features.acceptance.acceptance_page import MEANS, covered, screen, sentence
 
     width = text.columns()
     lines = [f" {result.status}", *text.wrap(f" {sentence(result)}", width, 1)]

@@ -21,7 +21,7 @@ from harness.features.foresight.outlook import (
 from harness.features.foresight.own import runs
 from harness.features.foresight.own.ladders import foresee
 from harness.features.foresight.own.runs import MeasuredRung
-from harness.features.foresight.predict import NotPredicted, Predicted
+from harness.features.foresight.prediction import NotPredicted, Predicted
 from harness.features.foresight.published.table import (
     PublishedTable,
     Refused,
@@ -230,7 +230,7 @@ def _page(
     """Write the requested page and return a line with its path."""
     if args.page is None:
         return []
-    from harness.features.foresight.report.page import render
+    from harness.features.foresight.report.foresight_page import render
 
     of = str(args.table) if args.table else ", ".join(path.name for path in args.runs)
     files.put(args.page, render(further, refused, of).encode(), "--page")

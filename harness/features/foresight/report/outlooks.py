@@ -6,7 +6,7 @@ from harness.features.foresight.invert import Knob
 from harness.features.foresight.learned import Regime
 from harness.features.foresight.outlook import Outlook
 from harness.features.foresight.own.ladders import planned
-from harness.features.foresight.predict import Predicted
+from harness.features.foresight.prediction import Predicted
 from harness.features.foresight.published.table import Refused
 from harness.features.foresight.terms import ForeseenTerm
 from harness.interface.report import text

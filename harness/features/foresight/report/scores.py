@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from harness.features.foresight.held_out import Evaluation, Score
 from harness.features.foresight.learned import Regime
-from harness.features.foresight.predict import Predicted, Prediction
+from harness.features.foresight.prediction import Predicted, Prediction
 from harness.features.foresight.published.table import Refused
 from harness.interface.report import text
 from harness.interface.report.text import Column

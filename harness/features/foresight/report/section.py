@@ -27,7 +27,7 @@ def html(run: RunRecord) -> Markup:
     """Render the section for a page, with charts."""
     if not _asks(run):
         return Markup("")
-    from harness.features.foresight.report.page import blocks
+    from harness.features.foresight.report.foresight_page import blocks
 
     template = templates(Path(__file__).parent).get_template("section.jinja")
     return Markup(template.render(blocks=blocks(run)))

@@ -113,7 +113,7 @@ def _ingested(asked: Asked) -> Answer:
 def _history(asked: Asked) -> Answer:
     """Return the level shifts of the selected figures, which are judged together."""
     from harness.features.history import asv_page, night, trends, vouching
-    from harness.features.history.report import page, rows
+    from harness.features.history.report import history_page, rows
 
     args = asked.options
     if args.case == NODES:
@@ -144,7 +144,7 @@ def _history(asked: Asked) -> Answer:
         asv=asv_page.found_by_asv(args.results),
     )
     if args.html is not None:
-        page.write(args.html, args.results, nights, judged)
+        history_page.write(args.html, args.results, nights, judged)
         shown += ["", f" page     {text.shown(args.html)}"]
     vouched = vouching.vouched(nights, args.results)
     shown += _unvouched(vouched, len(nights))

@@ -22,7 +22,7 @@ from harness.features.history.ingest import ingest
 from harness.features.history.night import Night
 from harness.features.history.nightly import state
 from harness.features.history.nightly.state import Config, NightState, Occasion, Stage, seconds
-from harness.features.history.report import page, rows
+from harness.features.history.report import history_page, rows
 from harness.features.history.trends import Trend, TrendStatus
 from harness.host import admission, machine
 from harness.host.admission import Level
@@ -340,13 +340,13 @@ class NightlyRun:
     def _publish(self, tonight: NightState) -> NightState:
         """Write the history page, and asv's page if the configuration requests it."""
         nights, trends = self._judged()
-        page.write(self._page, self.results, nights, trends)
+        history_page.write(self._page, self.results, nights, trends)
         if self.config.publish:
             with nights_of.locked(self.results):
                 commits = asv_results.write(self.results, nights)
             try:
                 html = publish(self.results, trends, commits)
-                page.write(html / "history.html", self.results, nights, trends)
+                history_page.write(html / "history.html", self.results, nights, trends)
             except RecordError as error:
                 self.say(str(error))
         return state.at(self.results, tonight, Stage.TELL)

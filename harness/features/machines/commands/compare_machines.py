@@ -12,7 +12,7 @@ from harness.base import files
 from harness.base.documents import to_doc
 from harness.base.errors import Exit, SpecError
 from harness.cases.metrics import COMPARABLE
-from harness.features.machines import table as hardware
+from harness.features.machines import machines_table as hardware
 from harness.features.machines.machines import HardwareComparison, compare_hardware, names
 from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import text
@@ -78,7 +78,7 @@ def act(asked: Asked) -> Answer:
         else hardware.lines(comparison, text.columns())
     )
     if args.page is not None:
-        from harness.features.machines.page import render
+        from harness.features.machines.machines_page import render
 
         files.put(args.page, render(comparison).encode(), "--page")
         lines = lines if args.csv or args.markdown else [*lines, f" page     {args.page}"]

@@ -20,7 +20,7 @@ from harness.cases.targets import case_of
 from harness.features.recovery import goodput
 from harness.features.recovery.goodput import Costs
 from harness.features.recovery.player import Player
-from harness.features.recovery.report import goodput as report
+from harness.features.recovery.report import goodput_table as report
 from harness.interface import options
 from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked

@@ -132,7 +132,7 @@ def act(asked: Asked) -> Answer:
 
 def _proposal(path: Path) -> Answer:
     """Write the proposal's text and plot next to the record, and return the text."""
-    from harness.interface.report.page.scaling import speedup
+    from harness.interface.report.page.scaling_charts import speedup
 
     run = load(path)
     folder = path if path.is_dir() else path.parent

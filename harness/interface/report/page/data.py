@@ -12,7 +12,7 @@ from harness.base.documents import Json, to_doc
 from harness.interface.report import fabric, sections
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.page.cases import Case
-from harness.interface.report.page.scaling import ChartGroup
+from harness.interface.report.page.scaling_charts import ChartGroup
 from harness.interface.report.page.spent import Spent
 from harness.record import RunRecord
 

@@ -14,7 +14,7 @@ from harness.analysis.results import discoveries, tally
 from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, side_by_side, tables
 from harness.interface.report.headline import brief, decide, headline, why_open
-from harness.interface.report.page import data, facts, perfetto, scaling
+from harness.interface.report.page import data, facts, perfetto, scaling_charts
 from harness.interface.report.page.cases import anchors, cases
 from harness.interface.report.page.judged import judged
 from harness.interface.report.page.spent import WIDE, spent
@@ -33,7 +33,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
     """
     linked = anchors(run)
     of_cases = cases(run, folder)
-    groups = scaling.groups(run)
+    groups = scaling_charts.groups(run)
     lost = spent(run, linked)
     return (
         templates(HERE)

@@ -9,7 +9,7 @@ from torch import nn
 from harness.cases import Batching, CaseSpec, Device, Precision
 from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
-from harness.training.parallel import samples
+from harness.training.parallel import data_parallel
 from harness.training.strategies import ddp, fsdp
 from harness.training.strategies.frameworks import all_sharded, as_torchrun_does
 from harness.training.trainer import LocalTrainer
@@ -55,7 +55,7 @@ class Prepared(LocalTrainer):
     def ran(self) -> ExecutedModel:
         """Return the distributed type that accelerate reports, and the parameters' placements."""
         sharded = [
-            placement for placement in samples.placements(self.module) if placement != "plain"
+            placement for placement in data_parallel.placements(self.module) if placement != "plain"
         ]
         return replace(super().ran(), placements=(" ".join([self.kind, *sharded]),))
 
@@ -109,7 +109,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         ctx,
         optimizer=optimizer,
         synchronise=synchronise,
-        whole=samples.whole,
+        whole=data_parallel.whole,
         named=lambda: zip(names, module.parameters(), strict=True),
     )
     trainer.kind = accelerator.distributed_type.value

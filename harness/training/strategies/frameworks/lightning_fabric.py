@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from harness.cases import Batching, CaseSpec
 from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Knobs, RankContext, within
-from harness.training.parallel import samples
+from harness.training.parallel import data_parallel
 from harness.training.strategies import ddp, fsdp
 from harness.training.strategies.frameworks import all_sharded
 from harness.training.trainer import LocalTrainer
@@ -105,7 +105,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
         ctx,
         optimizer=optimizer,
         synchronise=synchronise,
-        whole=samples.whole,
+        whole=data_parallel.whole,
         named=lambda: (
             (name.removeprefix("module."), parameter)
             for name, parameter in inner.named_parameters()

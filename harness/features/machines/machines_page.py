@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from harness.base.documents import to_doc
-from harness.features.machines import table as hardware
+from harness.features.machines import machines_table as hardware
 from harness.features.machines.machines import HardwareComparison, MachineEntry
 from harness.interface.report import timeline
 from harness.interface.report.page import svg

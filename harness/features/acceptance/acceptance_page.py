@@ -21,7 +21,7 @@ from harness.features.acceptance.contract import Terms, due
 from harness.features.acceptance.handover import CoveredNode, Handover
 from harness.features.acceptance.others import OthersResult
 from harness.interface.report import fabric, figures, sections, tables, text
-from harness.interface.report.page import scaling
+from harness.interface.report.page import scaling_charts
 from harness.interface.report.page.spent import spent
 from harness.interface.report.tabled import Table
 from harness.interface.report.tables import coverage
@@ -468,7 +468,7 @@ class _Run:
     """The part of the document about one run."""
 
     run: RunRecord
-    groups: Sequence[scaling.ChartGroup]
+    groups: Sequence[scaling_charts.ChartGroup]
     spent: Sequence[object]
     fabric: Markup
     sections: Sequence[sections.ShownSection]
@@ -502,7 +502,7 @@ def _run(run: RunRecord) -> _Run:
     rows = [*coverage(run, WIDE), *tables.cost(run, WIDE)]
     return _Run(
         run=run,
-        groups=scaling.groups(run),
+        groups=scaling_charts.groups(run),
         spent=spent(run, {}),
         fabric=fabric.tabled(run).html(f"fabric of {run.run}") if run.fabric else Markup(""),
         sections=sections.shown(run),

@@ -43,10 +43,11 @@ class Batching:
         return slice(start, start + self.micros[shard] * self.accumulate)
 
     def weight(self, samples: int, of: int) -> float:
-        """Return the factor of the mean loss of ``samples`` samples in a batch of ``of`` samples.
+        """Return the weight of a micro-batch's mean loss.
 
-        DDP and FSDP average over ranks. Without this factor the samples of smaller micro-batches
-        would count more. The factor is 1.0 for a whole shard if all shards have the same size.
+        The micro-batch has ``samples`` of the ``of`` samples of the global batch. DDP and FSDP
+        average over ranks, so without this weight the samples of smaller micro-batches would count
+        more. The weight is 1.0 if all shards have the same size and a shard is one micro-batch.
         """
         return samples * self.shards / of
 

@@ -92,7 +92,7 @@ class Supports:
         """Raise ValueError if a field is missing that the oracle needs."""
         if self.oracle == "simulated" and not self.beside:
             raise ValueError(
-                "oracle 'simulated' needs beside, the strategy that it is compared with"
+                "oracle 'simulated' needs 'beside': the strategy to compare with"
             )
         if self.oracle == "compressed" and not self.compressor:
             raise ValueError("oracle 'compressed' needs compressor=True")

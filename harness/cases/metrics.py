@@ -146,7 +146,7 @@ METRICS: Mapping[str, Metric] = {
         scaling=True,
         per_rank=True,
         of_schedule=True,
-        means="efficiency relative to the limit of the schedule: a pipeline bubble is no loss",
+        means="efficiency relative to the schedule's limit; a pipeline bubble does not lower it",
     ),
     "attainment": replace(
         _RATE_RATIO,

@@ -402,7 +402,10 @@ def unused(path: Path) -> Path:
 
 
 def behind(words: Sequence[str]) -> int:
-    """Return the index in these words of the command that they run; 0 if they run none."""
+    """Return the index at which the command begins that a wrapper runs, or 0 without a wrapper.
+
+    The words may start with a wrapper such as ``numactl --localalloc``.
+    """
     return next((i for i in range(1, len(words)) if begins_command(words[i:])), 0)
 
 
@@ -418,9 +421,10 @@ def _refuse_variables(words: Sequence[str]) -> None:
     if given and rest[: len(given)] == given:
         script = shlex.join(rest[len(given) :])
         raise SpecError(
-            f"{shlex.join(given)} cannot precede the script: ranks take variables from this shell",
+            f"{shlex.join(given)} cannot precede the script, because ranks inherit the variables "
+            "of this shell",
             where=shlex.join(words),
-            expected="variables before scaleproof",
+            expected="variables are set before the word scaleproof",
             fix=f"{shlex.join(given)} {RUN} {script}",
         )
 

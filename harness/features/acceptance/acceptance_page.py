@@ -127,7 +127,7 @@ def render(
             agreed="" if agreed is None else hashlib.sha256(agreed).hexdigest(),
             folders=folders,
             again=shlex.join(again),
-            stand_ins=contract(handover.stand_ins).html("rules of stand-ins"),
+            stand_ins=contract(handover.stand_ins).html("thresholds on simulated hardware"),
             waived=[
                 requirement
                 for requirement in handover.requirements
@@ -427,7 +427,7 @@ def _word(r: Requirement) -> str:
 
 
 def _measured(r: Requirement) -> str:
-    """Return the figure of the worst evidence, or the reason why there is none."""
+    """Return the figure of the worst evidence, or the reason why there is no figure."""
     if not r.evidence:
         return f"{r.skipped}; {_how(r)}".strip("; ")
     result = r.evidence[0].result
@@ -446,7 +446,7 @@ def _needs(r: Requirement) -> str:
 
 
 def _where(r: Requirement) -> str:
-    """Return the case of the worst evidence and its unit."""
+    """Return the case and the unit of the worst evidence."""
     if not r.evidence:
         return ""
     unit = r.evidence[0].unit

@@ -61,7 +61,7 @@ class AcceptedSpan(NamedTuple):
 class Requirement:
     """One clause of a contract, or a threshold of a run, with its outcome.
 
-    ``status`` is the worst status of its evidence and units, or None if nothing was judged by it.
+    ``status`` is the worst status of its evidence and units, or None if no value was judged.
     ``evidence`` is sorted by status, then by the distance from the bound, smallest first.
     ``units`` lists all units to which the clause applies. ``unmeasured`` lists the units without a
     measurement, and other measurements that are missing. ``late`` is set if nothing proves that the

@@ -140,7 +140,7 @@ class Contract:
         return self.sha256[:MARK]
 
     def known_to(self, nonce: str) -> bool:
-        """Return whether a run with this nonce began when the contract existed."""
+        """Return whether a run with this nonce began after the contract was written."""
         return self.mark in nonce
 
 

@@ -229,8 +229,8 @@ def _by_their_own(
 def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirement:
     """Return the requirement with only a part of its evidence.
 
-    With ``apart`` these are the verdicts on simulated hardware and controls, or else the verdicts
-    that count.
+    If ``apart`` is true, the verdicts on simulated hardware and controls are kept. Otherwise the
+    verdicts that count are kept.
     """
     shown = [evidence for evidence in of.evidence if evidence.apart is apart]
     if len(shown) == len(of.evidence):
@@ -243,7 +243,7 @@ def _counting(of: Requirement, today: datetime.date, *, apart: bool) -> Requirem
 
 
 def _beyond(runs: Sequence[RunRecord]) -> dict[Threshold, str]:
-    """Return the thresholds by which no run could be judged, and what they need."""
+    """Return the thresholds by which no run could be judged, and the hardware that they need."""
     met = [{rule: (how, why) for rule, how, why in reached(run)} for run in runs]
     return {
         rule: why

@@ -1,7 +1,7 @@
 """Choose the size to measure next.
 
-One proposal narrows the interval of a target most for its cost. Another one would show a knee of
-the scaling curve that no term of the model describes.
+The first proposal narrows the interval of a target most for its cost. The second proposal would
+show a knee of the scaling curve that no term of the model describes.
 """
 
 from dataclasses import dataclass, replace
@@ -27,9 +27,9 @@ class Advice:
     ``before_sd`` and ``after_sd`` are the standard deviations of the target's ln(step time) without
     and with that measurement. For comparison, ``doubling_sd`` is the standard deviation after a
     measurement of twice the largest size. ``cost_s`` is the GPU-seconds of one step. ``knee`` is a
-    second size, which shows whether the scaling curve has a knee that no term describes. It has one
-    if a step of that size takes more than ``knee_s`` seconds. ``knee`` and ``knee_s`` are None if
-    the largest calibrated size has at least as many ranks as this second size.
+    second size, which shows whether the scaling curve has a knee that no term describes. There is
+    such a knee if a step of that size takes more than ``knee_s`` seconds. ``knee`` and ``knee_s``
+    are None if the largest calibrated size has at least as many ranks as this second size.
     """
 
     shape: Shape

@@ -73,7 +73,7 @@ def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
     if shape.stages == 1 and _shrinks(shape, shapes):
         return "the batch of a rank is at most half of the smallest calibrated one"
     if shape.stages > 1 and shape.micros * FAR_MICROS <= min(s.micros for s in shapes):
-        return "it has at most a quarter of the smallest calibrated number of micro-batches"
+        return "a replica has at most a quarter of the smallest calibrated number of micro-batches"
     return ""
 
 

@@ -32,7 +32,7 @@ class ClaimedFigure:
     text: str
     low: float
     high: float
-    #: The values of the launches, if the number is their mean.
+    #: The values of single launches, if the printed number is the mean of several launches.
     launches: tuple[float, ...] = ()
 
     @property

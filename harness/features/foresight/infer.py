@@ -47,7 +47,10 @@ class Posterior:
         return min(shape.ranks for shape in self.shapes)
 
     def facts(self, shapes: Sequence[Shape], fabric: Fabric | None = None) -> ShapeFacts:
-        """Return the facts of shapes of known models, on this fabric or another one."""
+        """Return the facts from which terms are computed, for shapes of calibrated models.
+
+        ``fabric`` replaces the fabric of the calibrated points.
+        """
         groups = [self.models.index(shape.model) for shape in shapes]
         return terms.facts(shapes, groups, fabric or self.fabric, self.base_ranks, self.hop)
 

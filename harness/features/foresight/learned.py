@@ -76,7 +76,7 @@ def _stretch(regime: Regime, kept: Mapping[str, Mapping[str, list[float]]]) -> f
     """Return the factor by which intervals had to be wider to cover 80 % of a regime's errors.
 
     The errors of one family are not independent of each other, so the weight of a family grows only
-    with the square root of their number.
+    with the square root of the number of its errors.
     """
     misses = [np.array(of[regime.name]) for of in kept.values() if regime.name in of]
     if not misses:

@@ -160,7 +160,7 @@ def without_plan(
             continue
         why = f"no test of {target} measures it on this hardware"
         if rule.device not in (None, device):
-            why = f"it applies to {str(rule.device).upper()} ranks only"
+            why = f"the threshold applies to {str(rule.device).upper()} ranks only"
         yield RuleLeftOut(rule=rule.name, case=rule.case, why=why)
 
 

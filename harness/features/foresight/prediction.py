@@ -208,7 +208,9 @@ def _hop(calibrated: Sequence[Point]) -> float:
 
 
 def base_of(shape: Shape, calibrated: Sequence[Point]) -> Point:
-    """Return the smallest calibrated size of the same model, or of any model if it has none."""
+    """Return the smallest calibrated size of the same model.
+
+    If this model has no calibrated size, return the smallest one of any model."""
     of_model = [point for point in calibrated if point.shape.model == shape.model]
     return min(of_model or calibrated, key=lambda point: point.shape.ranks)
 
@@ -261,7 +263,7 @@ def _baselines(shape: Shape, calibrated: Sequence[Point], base_rate: float) -> d
 
 
 def _passed(shape: Shape) -> float:
-    """Return the FLOPs of a rank in a step, plus those that fit into the pipeline's bubble."""
+    """Return the FLOPs of a rank in a step, plus the FLOPs that would fit into its bubble."""
     bubble = 1 + (shape.stages - 1) / shape.chunks / shape.micros
     return shape.flops / shape.ranks * bubble
 

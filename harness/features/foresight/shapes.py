@@ -16,7 +16,7 @@ class KeptStates(StrEnum):
     WHOLE = "whole"  # gradients are all-reduced
     OPTIMIZER_CUT = "optimizer cut"  # gradients are reduce-scattered, parameters all-gathered
     ALL_CUT = "all cut"  # parameters are gathered for each forward and backward
-    NODE_CUT = "cut in nodes"  # as ALL_CUT inside a node; gradients all-reduced between nodes
+    NODE_CUT = "cut in nodes"  # ALL_CUT inside a node; gradients are all-reduced between nodes
 
 
 @dataclass(frozen=True, kw_only=True)

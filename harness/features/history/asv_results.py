@@ -61,7 +61,7 @@ def beside(html: Path, results: Path) -> list[str]:
 
 
 def command(results: Path) -> str:
-    """Return the command that installs all of these packages."""
+    """Return the command that installs the npm packages of all files that asv's page loads."""
     packages = dict.fromkeys(package for package, _ in PACKAGES.values())
     return f"npm install --prefix {results} {' '.join(packages)}"
 
@@ -129,7 +129,7 @@ def shown(quantity: str, value: Value) -> float:
 
 
 def write(results: Path, nights: Sequence[Night]) -> dict[str, str]:
-    """Update ledger and result files to these nightly runs; return run -> commit.
+    """Update ledger and result files to these nightly runs, and return the commit of each run.
 
     Result files that are up to date are not changed. Inserting a run before others changes the
     commits of the later ones. Values that ``asv run`` stored for a run move to its new commit.
@@ -160,7 +160,7 @@ def _benchmarks(folder: Path) -> dict[str, Json]:
 
 
 def _cases(nights: Sequence[Night]) -> dict[str, list[str]]:
-    """Return quantity -> all cases that ever had it, in the order of the nightly runs."""
+    """Return for each quantity all cases that ever had it, in the order of the nightly runs."""
     by_quantity: dict[str, dict[str, None]] = {quantity: {} for quantity in QUANTITIES}
     for night in nights:
         for case, kept in night.cases.items():
@@ -244,7 +244,7 @@ def _write(
 
 
 def _by_quantity(night: Night, stand_in: bool) -> dict[str, dict[str, Value]]:
-    """Return quantity -> case -> its value in a nightly run."""
+    """Return the values of a nightly run, by quantity and then by case."""
     cases = {c: kept.values for c, kept in night.cases.items() if kept.stand_in is stand_in}
     by_quantity = {q: {c: v[q] for c, v in cases.items() if q in v} for q in QUANTITIES}
     return {quantity: of_case for quantity, of_case in by_quantity.items() if of_case}

@@ -215,7 +215,7 @@ class Bisector:
         first, sure = self.bisection.answer
         if sure < 0.5:
             return line
-        return f"{line}; first bad is {self._versions.names[first]} (probability {sure:.0%})"
+        return f"{line}; first bad version: {self._versions.names[first]} (probability {sure:.0%})"
 
 
 def between(good: str, bad: str, repository: Path) -> tuple[str, ...]:

@@ -47,7 +47,9 @@ def _git(ledger: Path, *arguments: str, text: str = "") -> str:
 
 
 def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
-    """Make the ledger contain exactly these nightly runs in their order; return run -> commit.
+    """Make the ledger contain exactly these nightly runs in their order.
+
+    Return the commit of each run.
 
     A broken ledger is renamed and rebuilt.
     """
@@ -68,7 +70,7 @@ def write(path: Path, nights: Sequence[Night]) -> dict[str, str]:
 
 
 def _tags(nights: Sequence[Night], commits: Mapping[str, str]) -> dict[str, str]:
-    """Return tag -> commit of the first nightly run of each version, for example ``torch-2.14.0``.
+    """Return a tag for each version, such as ``torch-2.14.0``, with the commit of its first run.
 
     The page of asv marks these tags.
     """
@@ -93,7 +95,7 @@ def _tag(path: Path, wanted: Mapping[str, str]) -> None:
 
 
 def commits(path: Path) -> dict[str, str]:
-    """Return run -> commit of a ledger; empty if there is no ledger."""
+    """Return the commit of each run on a ledger; empty if there is no ledger."""
     return {run: commit for commit, run in _known(path)} if path.exists() else {}
 
 
@@ -170,8 +172,7 @@ def title(subject: Mapping[str, str]) -> str:
 
 
 def run_at(path: Path, commit: str) -> str | None:
-    """Return the run of a commit, even if the commit is no longer on the branch; None if there is
-    none.
+    """Return the run of a commit, which need not be on the branch any more; None if it has no run.
     """
     if not (path / "HEAD").is_file():
         return None

@@ -193,7 +193,7 @@ def _refuse(run: RunRecord, folder: Path) -> None:
 
 
 def _own(arm: Arm) -> bool:
-    """Return whether an arm measures the software of the run itself, or its pinned control."""
+    """Return whether an arm measures the run's main environment or its pinned environment."""
     return arm.case.setup in ("", PINNED)
 
 
@@ -220,7 +220,7 @@ def _kept(run: RunRecord, plan: Plan, arm: Arm, point: ScalingPoint | None) -> K
         values["exposed_communication"] = Value(value=_short(exposed))
     for contrast in plan.contrasts:
         if contrast.subject == arm.name and contrast.against == PINNED:
-            if ratios := pairs(run, plan, contrast).values:  # throughput ratios, hence the inverse
+            if ratios := pairs(run, plan, contrast).values:  # inverse: ratios of throughput
                 values["step_time_to_control"] = _ratio([1 / ratio for ratio in ratios])
     hosts = sorted({rank.host for launch in of_arm for rank in launch.ranks})
     return KeptFigure(

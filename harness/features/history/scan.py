@@ -131,7 +131,8 @@ def nats(
         values: one value for each night, in order.
         at: the first night of the new level.
         others: the first nights of other levels, which are fitted with and without the step.
-        nodes: the node of each night. Differences between nodes are fitted with and without it.
+        nodes: the node of each night. Differences between nodes are fitted with and without the
+            step.
     """
     start = max(0, at - AROUND)
     end = min(len(values), at + AROUND)
@@ -454,7 +455,7 @@ def _correlation(x: np.ndarray, cuts: Sequence[int]) -> float:
 
 
 def _around(cuts: Sequence[int], n: int) -> list[tuple[int, int]]:
-    """Return for each split where the level before it begins and the level after it ends."""
+    """Return for each split the begin of the level before it and the end of the level after it."""
     ends = [0, *cuts, n]
     return [(ends[i], ends[i + 2]) for i in range(len(cuts))]
 
@@ -517,7 +518,7 @@ def best(x: np.ndarray) -> tuple[int, float]:
 
     The split is compared with random orders of the nights. The score is the number of standard
     deviations by which the sum of the normal scores before the split differs from its mean over all
-    orders. It is infinite if all values before the split are equal, and all values after it.
+    orders. It is infinite if the values on each side of the split are equal to each other.
     """
     n = len(x)
     values = np.unique(x)

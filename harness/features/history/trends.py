@@ -24,7 +24,7 @@ FALSE_SHARE = 0.05
 #: Smallest change in a single nightly run that requests another run. It is a relative change, or a
 #: difference for quantities in points.
 LEAP = 0.10
-#: A change is reported if it lies within this many newest nights. Older levels count as usual.
+#: A change is reported if it is among this many newest nights. Older levels count as usual.
 RECENT = 60
 #: The reason that is shown instead of a cause if a straight line explains the values nearly as well
 #: as a step.

@@ -38,7 +38,7 @@ HOUR_S = 3600.0
 MILLION = 1e6
 #: Metric of the energy of a sample, read from the counters of the devices.
 ENERGY = "energy_per_sample"
-#: Names of the sides.
+#: Letters that name the sides, in their order.
 LETTERS = string.ascii_uppercase
 
 

@@ -1,4 +1,4 @@
-"""Check bit for bit the results of ranks, in a launch in which they compute the same batches."""
+"""Compare the results of ranks bit for bit, in a launch in which all compute the same batches."""
 
 from harness.cases import CaseSpec, Window
 from harness.cases.recipes import gated

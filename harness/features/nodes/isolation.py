@@ -95,7 +95,8 @@ Launch = Callable[[Sequence[int]], bool]
 class TriedSet:
     """A set of nodes on which training was launched.
 
-    ``broke`` of its ``launches`` broke. ``breaks`` is the decision for the set.
+    ``launches`` is the number of launches on the set, and ``broke`` the number of those that broke.
+    ``breaks`` is the decision whether the set breaks.
     """
 
     nodes: tuple[int, ...]
@@ -112,7 +113,8 @@ class Narrowing:
     launch: Launch
     #: The sets in the order in which they were tried.
     tried: list[TriedSet] = field(default_factory=list)
-    #: Share of launches that break, assumed for every set of nodes that breaks.
+    #: Share of launches that break on a set of nodes that breaks. It is assumed to be the same for
+    #: all of these sets.
     share: float = 1.0
 
     def needed(self) -> tuple[int, ...]:

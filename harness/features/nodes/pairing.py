@@ -49,7 +49,9 @@ def least(case: str) -> float:
 
 
 def wanted(case: str) -> float:
-    """Return the relative slowness that must be found: nodes are measured until it is excluded."""
+    """Return the relative slowness that must be found.
+
+    A node is measured until it is reported as slow, or until so large a slowness is excluded."""
     return rounds.WANTED * least(case)
 
 
@@ -150,10 +152,10 @@ def replayed(recorded: Suspects, most: int) -> Iterator[str]:
     again = suspects_of(measured, hosts, case, most)
     if (again.nodes, again.links) != (recorded.nodes, recorded.links):
         named = ", ".join(words(slow) for slow in again.slow) or "nothing is slow"
-        yield f"the recorded slow nodes or links do not follow from their pairs: they show {named}"
+        yield f"the recorded slow nodes or links do not follow from the pairs, which show {named}"
     if (again.undecided, again.wanted) != (recorded.undecided, recorded.wanted):
         undecided = ", ".join(again.undecided) or "none"
-        yield f"the recorded undecided nodes do not follow from their pairs: they show {undecided}"
+        yield f"the recorded undecided nodes do not follow from the pairs, which show {undecided}"
     for number in sorted({pair.round for pair in measured}):
         before = seen_in([pair for pair in measured if pair.round < number], hosts)
         drawn = rounds.pairs(before, len(hosts), SEED, least(case))

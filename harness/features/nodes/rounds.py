@@ -59,7 +59,9 @@ SEEN = 0.99
 #: Largest number of rounds. A node needs about so many launches if its slowness is no larger than
 #: the scatter of launches.
 MOST_ROUNDS = 32
-#: ``wanted`` as a multiple of ``least``. A node that is slower by ``wanted`` must be named.
+#: Ratio of two limits of the relative slowness of a node, ``wanted`` to ``least``. A node that is
+#: slower by ``wanted`` must be found, and a node that is slower by less than ``least`` is never
+#: reported as slow.
 WANTED = 2.0
 
 

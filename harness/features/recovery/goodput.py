@@ -31,7 +31,7 @@ TERMS = (
 SLOW = 2
 #: A simulation ends after this many successive faults without a checkpoint between them.
 FRUITLESS = 1000
-#: The term that ends at each mark.
+#: The term of the wall clock that ends at each mark. A mark is an instant that a rank records.
 _OF = {Mark.READY: "restart", Mark.LOADED: "load", Mark.SAVED: "checkpoint"}
 
 

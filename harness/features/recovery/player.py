@@ -25,7 +25,8 @@ LONG_S = 15.0
 #: STRUCK of the duration of all steps in the first short training.
 STRIKES = 3
 STRUCK = 0.3
-#: A pair (seconds since the start, rank) of a fault that is due after the end of the training.
+#: A fault, as a pair (seconds since the start, rank), that is due after the end of the training and
+#: therefore never happens.
 NO_FAULT = (1e9, 0)
 #: A training ends with an error after this many successive starts without a checkpoint.
 STUCK = 20
@@ -123,7 +124,7 @@ class Player:
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}",
                 where=case.id,
-                expected="no fault except the injected ones",
+                expected="only the injected faults end the training",
                 fix=f"less {folder}/rank{cause.rank}.log",
             )
         struck_ns, noticed_ns = (
@@ -151,6 +152,6 @@ def _refuse_stuck(sittings: list[TrainingAttempt], case: CaseSpec, every: int) -
         raise LaunchError(
             f"{STUCK} faults in a row struck without a checkpoint between them",
             where=case.id,
-            expected=f"time for {every} steps between faults",
+            expected=f"at least {every} steps between two faults",
             fix="--mtbf 60s",
         )

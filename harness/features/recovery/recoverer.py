@@ -238,7 +238,7 @@ class Recoverer:
     def _uninterrupted(self, case: CaseSpec, later: bool) -> RankRestart:
         """Return what rank 0 recorded of the same training without a fault.
 
-        ``later`` means that it saves asynchronously.
+        If ``later`` is set, the training saves its checkpoints asynchronously.
         """
         key = (case.hash, later)
         if key not in self._whole:
@@ -276,7 +276,7 @@ class Recoverer:
                 raise LaunchError(
                     f"all {RESTARTS} restarts failed: {'; '.join(tried)}",
                     where=case.id,
-                    expected="a training that resumes",
+                    expected="one of the restarts resumes the training",
                     fix=f"less {folder}/rank{cause.rank}.log",
                 )
 
@@ -294,7 +294,7 @@ class Recoverer:
             raise LaunchError(
                 "the injected fault did not happen",
                 where=case.id,
-                expected=f"rank {task.rank} to break before step {task.fault_step}",
+                expected=f"rank {task.rank} breaks before step {task.fault_step}",
                 fix=f"ls {out}",
             )
         return cause.rank, float(struck.read_text(encoding="utf-8"))
@@ -307,7 +307,7 @@ class Recoverer:
             raise LaunchError(
                 f"rank {cause.rank}: {cause.message}",
                 where=case.id,
-                expected="a training that completes all of its steps",
+                expected="the training completes all of its steps",
                 fix=f"less {out}/rank{cause.rank}.log",
             )
 
@@ -410,7 +410,7 @@ class ScriptRecoverer(Recoverer):
                 raise LaunchError(
                     f"the training ends after {len(whole[0]) - 1} updates",
                     where=case.script,
-                    expected=f"more than {self._after} updates, because the fault comes after them",
+                    expected=f"the training makes more than {self._after} updates before the fault",
                     fix=f"--break-after {max(1, len(whole[0]) // 2)}",
                 )
         return self._never_broken[case.hash]

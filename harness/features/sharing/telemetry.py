@@ -57,8 +57,8 @@ GAUGES: Mapping[str, tuple[str, str]] = {
     "scaleproof.throughput": ("1/s", "Samples per second of the latest timed launch of a case."),
     "scaleproof.step.mean": ("s", "Mean step time in the latest timed launch of a case."),
     "scaleproof.verdict.value": ("1", "The judged value of a verdict, in the unit of its metric."),
-    "scaleproof.verdict.low": ("1", "The lower end of its 95 % interval."),
-    "scaleproof.verdict.high": ("1", "The upper end of its 95 % interval."),
+    "scaleproof.verdict.low": ("1", "The lower end of the 95 % interval of a verdict."),
+    "scaleproof.verdict.high": ("1", "The upper end of the 95 % interval of a verdict."),
     "scaleproof.verdicts": ("1", "The number of verdicts with each status."),
 }
 

@@ -30,7 +30,8 @@ from harness.record.store import write_text
 
 #: The file with the entries of a site, in the folder of its pages. Other programs may read it.
 FILE = "entries.json"
-#: Smallest number of runs for each worker process. Reading fewer takes less time than starting it.
+#: Smallest number of runs for each worker process. Reading fewer takes less time than starting a
+#: process.
 FEW = 8
 
 A = TypeVar("A")
@@ -239,7 +240,7 @@ def entry_of(run: RunRecord, place: str, key: str, doubt: str) -> SiteEntry:
 
 
 def _cases(run: RunRecord) -> list[CaseFigure]:
-    """Return each case once, with its worst result. Among equally bad ones, an efficiency wins."""
+    """Return each case once, with its worst result. Among equal ones, an efficiency wins."""
     shown: dict[str, CaseFigure] = {}
     for plan in run.plans:
         for arm in plan.arms:

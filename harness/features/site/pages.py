@@ -144,7 +144,7 @@ def counts(entries: Sequence[SiteEntry]) -> list[tuple[Status, int]]:
 
 
 def titles(entries: Sequence[SiteEntry]) -> dict[str, str]:
-    """Return the titles of machines by key, those of the newest runs first."""
+    """Return the title of each machine by its key. Each title is taken from the newest run."""
     return {entry.machine: entry.title for entry in reversed(entries)}
 
 

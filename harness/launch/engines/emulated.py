@@ -160,7 +160,10 @@ class EmulatedJob(Job):
 
     @staticmethod
     def _inside(pid: int, ours: Path) -> bool:
-        """Return whether a holder has left the namespace ``ours`` and now only sleeps."""
+        """Return whether the process that keeps a network namespace open is ready.
+
+        It is ready if it has left the namespace ``ours`` and executes ``sleep``.
+        """
         try:
             namespace = Path(f"/proc/{pid}/ns/net").readlink()
             return (

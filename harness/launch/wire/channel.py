@@ -37,7 +37,7 @@ MAC = 32
 #: The most bytes in the body of one frame. A larger frame is an error or an attack, because files
 #: are sent in pieces.
 LARGEST = 1 << 28
-#: Seconds that a peer has to prove itself.
+#: Seconds within which a peer must authenticate.
 PROOF_S = 5.0
 #: Seconds for which one send may make no progress.
 STALL_S = 20.0

@@ -43,9 +43,9 @@ def new_family() -> dict[str, str]:
 def end(family: dict[str, str] | None = None, sessions: Collection[int] = ()) -> None:
     """Kill and reap every child process, and the orphans that each of them leaves.
 
-    With ``family``, only its members are ended. A process is a member if its environment has the
-    mark of the family. A zombie has no environment any more, so processes of ``sessions`` are
-    members, too.
+    With ``family``, only the members of that family are ended. A process is a member if its
+    environment has the mark of the family, or if its session id is one of ``sessions``. Session ids
+    are needed for zombies, whose environment can no longer be read.
     """
     mark = f"{FAMILY}={family[FAMILY]}".encode() if family else b""
     deadline = time.monotonic() + END_S

@@ -36,7 +36,7 @@ HELP = {
 EXAMPLES = {
     "accept contract": (
         "accept contract show retained --toml",
-        "accept contract check retained RUN --accepted THEN",
+        "accept contract check retained RUN --accepted EARLIER_RUN",
     ),
 }
 
@@ -133,7 +133,7 @@ def _show(given: argparse.Namespace) -> Answer:
     if len(given.words) != 1:
         raise SpecError(
             f"contract show takes one contract, but {len(given.words)} were given",
-            expected=f"a file, or one of {', '.join(shipped())}",
+            expected=f"the path of a contract, or one of {', '.join(shipped())}",
             fix="scaleproof accept contract show gate",
         )
     path = find(given.words[0])
@@ -200,7 +200,7 @@ def _check(words: Sequence[str], accepted: Sequence[Path]) -> Answer:
     if not files or not folders:
         raise SpecError(
             f"contract check was given {len(files)} contracts and {len(folders)} runs",
-            expected="at least one of each",
+            expected="at least one contract and at least one run",
             fix="scaleproof accept contract check gate results/runs/MACHINE/RUN",
         )
     runs = list(map(_loaded, map(Path, folders)))

@@ -30,7 +30,7 @@ HELP = {
 EXAMPLES = {
     "accept report": (
         "accept report RUN --to acceptance",
-        "accept report TODAY --contract retained --accepted THEN --to acceptance",
+        "accept report TODAY --contract retained --accepted EARLIER_RUN --to acceptance",
     ),
 }
 #: Names of the files in the folder of a report.

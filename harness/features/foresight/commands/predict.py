@@ -85,7 +85,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="FILE",
         help="scaling results in JSON, CSV, Markdown or TOML",
     )
-    sub.add_argument("--only", metavar="ID", help="one table of the file, with all of its sizes")
+    sub.add_argument("--only", metavar="ID", help="use only the table or sweep with this id, and show all of its sizes")
     sub.add_argument(
         "--sizes", action="store_true", help="print a row for every size of every table"
     )
@@ -269,7 +269,7 @@ def _targets(
 
 
 def _cut(ranks: int, per_node: int) -> tuple[int, ...]:
-    """Return the ranks of each node: full nodes, and the rest on one more node."""
+    """Return the number of ranks on each node. Only the last node may be partly filled."""
     whole, rest = divmod(ranks, per_node)
     return (per_node,) * whole + ((rest,) if rest else ())
 
@@ -294,14 +294,14 @@ def _sizes(words: str) -> tuple[int, ...]:
 def _world(words: str | None) -> tuple[int, tuple[int, ...]]:
     """Return the ranks, and the ranks of each node, of a text like ``512`` or ``64x8``.
 
-    The latter are () if the text does not state them. Raise SpecError for any other text.
+    The ranks of each node are () if the text is a single number. Raise SpecError for other texts.
     """
     try:
         many, shape = parse_nodes(words or "")
     except SpecError:
         raise SpecError(
             f"--to {words or 'is missing'}",
-            expected="a number of GPUs, or the numbers of nodes and of GPUs per node",
+            expected="a number of GPUs (512), or nodes x GPUs per node (64x8)",
             fix="--to 64x8",
         ) from None
     return (sum(shape), tuple(shape)) if shape else (many, ())

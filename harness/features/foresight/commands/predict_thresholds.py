@@ -55,7 +55,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="MARKS",
         default="",
         dest="marks",
-        help="suites with these marks, as for pytest -m (default: all)",
+        help="select tests by their marks, as for pytest -m (default: all tests)",
     )
 
 
@@ -133,7 +133,7 @@ def _lines(possibilities: list[Possibility], on: Hardware, width: int) -> list[s
     ]
     of = Counter(possibility.chance for possibility in possibilities)
     links = f"{si(on.link_bytes, 'B/s')} in a node"
-    links += f", {si(on.network_bytes, 'B/s')} between nodes, a GPU" if len(on.nodes) > 1 else ""
+    links += f", {si(on.network_bytes, 'B/s')} between nodes per GPU" if len(on.nodes) > 1 else ""
     listed = ", ".join(f"{of[chance]} {chance}" for chance in _WORST_FIRST if of[chance])
     return [
         text.rule(f"{on.name}: {links}", width),

@@ -205,11 +205,11 @@ def _follows(finding: ClaimFinding) -> str:
     """Return the speedup and efficiency that the times of a row give, within their rounding."""
     assert finding.speedup is not None
     low, high = finding.speedup
-    words = f"its times give {low:.3f} to {high:.3f} times"
+    words = f"its times give a speedup of {low:.3f} to {high:.3f}"
     if finding.efficiency is not None:
         low, high = finding.efficiency
         words += f", an efficiency of {low:.3f} to {high:.3f}"
     if finding.between_launches is not None:
         low, high = finding.between_launches
-        words += f"; with launch-to-launch variation, {low:.2f} to {high:.2f} times (95 %)"
+        words += f"; with launch-to-launch variation, {low:.2f} to {high:.2f} (95 %)"
     return words

@@ -188,7 +188,7 @@ def table(
 
 
 def _speaks_not(ladder: Sequence[MeasuredRung], calibrating: Sequence[MeasuredRung]) -> str:
-    """Return why these cases cannot predict others, or an empty string."""
+    """Return why these cases cannot predict other world sizes, or an empty string."""
     if why := _unlike([r.run for r in ladder]):
         return f"its runs are on different machines or software: {why}"
     if wrong := next((why for r in calibrating if (why := _wrong(r))), ""):

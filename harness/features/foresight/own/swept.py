@@ -62,7 +62,7 @@ def links(run: RunRecord) -> Links:
 def _by_kind(
     swept: Sequence[Row], fabric: Fabric
 ) -> tuple[dict[CollectiveKind, float], dict[CollectiveKind, float]]:
-    """Return by which factors the shortest and the largest messages exceeded NCCL's model.
+    """Return measured time / time in NCCL's model, for the shortest and the largest messages.
 
     The factors are measured in the largest world of the sweep. Each kind of collective has its own
     factor, because a library may be less efficient with one kind than with another.

@@ -12,7 +12,7 @@ from math import ceil, log2
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRate:
-    """A link: seconds before the first byte, then bytes per second."""
+    """A link, with the seconds before its first byte and its rate in bytes per second."""
 
     latency_s: float
     bytes_per_s: float

@@ -162,8 +162,8 @@ def _sent(does: str, stage: int, stages: int) -> tuple[int, str] | None:
 def buckets_s(ready_s: Sequence[Array], exchange_s: Sequence[Array], backward_s: Array) -> Array:
     """Return when a backward and its exchanges end; each bucket is sent once it is full, in order.
 
-    Entries may be arrays of one common shape. Each element is a step, so many steps are simulated
-    at once.
+    Entries may be arrays of one common shape. Each element is a step, so one call
+    simulates many steps.
     """
     free = np.zeros_like(backward_s)
     for ready, cost in zip(ready_s, exchange_s, strict=True):

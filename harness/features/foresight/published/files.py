@@ -26,7 +26,7 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
 
     A document that is not an object or has no rows is left to the reader of tables, so that one bad
     table does not affect the others. Raise SpecError if the file cannot be read or is not a file of
-    tables; ``fix`` is a command that works.
+    tables. ``fix`` is the command that this error suggests.
     """
     try:
         content = path.read_text(encoding="utf-8")

@@ -282,7 +282,7 @@ def _kept(words: str, zero: float | None, model_parallel: bool) -> KeptStates:
 
 
 def _configuration(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the configuration of a row as written, but without case and separators.
+    """Return the configuration of a row as written, but in lower case and without separators.
 
     The sizes of data parallelism in the strategy's name (FSDP32, DP8) are left out, because they
     follow from the ranks.

@@ -118,7 +118,10 @@ def _span(ends: tuple[float, float] | None) -> str:
 
 
 def _chart(rows: Sequence[Row], findings: Sequence[ClaimFinding]) -> Markup:
-    """Return a chart of efficiency over ranks for each kind that has times, and the ideal line."""
+    """Return one chart of efficiency over ranks.
+
+    It has a curve for each kind of times with two or more rows, and the ideal line.
+    """
     curves = []
     for name in dict.fromkeys(f.kind for f in findings):
         points = [

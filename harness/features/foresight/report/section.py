@@ -15,7 +15,7 @@ SECTION = dict(title="Predicted, not measured", anchor="foreseen", after="scalin
 
 
 def remarks(run: RunRecord) -> list[str]:
-    """Return a sentence for each size; it is never a verdict."""
+    """Return a sentence for each predicted size. A prediction is never a verdict."""
     if not _asks(run):
         return []
     from harness.features.foresight.report.outlooks import recorded

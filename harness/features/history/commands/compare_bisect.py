@@ -107,7 +107,7 @@ def _versions(args: argparse.Namespace) -> tuple[str, ...]:
     if names[0] in args.skip or names[-1] in args.skip:
         raise SpecError(
             "--skip names the good or the bad version",
-            expected="a version in between",
+            expected="versions between the good and the bad one",
             fix="--good V",
         )
     return tuple(name for name in names if name not in args.skip)

@@ -215,6 +215,6 @@ def alone(results: Path) -> Iterator[None]:
                 "another nightly run is in progress here: nothing was measured",
                 where=str(results),
                 expected="one nightly run at a time",
-                fix="scaleproof history nightly, when that has ended",
+                fix="scaleproof history nightly, after the other nightly run has ended",
             ) from None
         yield

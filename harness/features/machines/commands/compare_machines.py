@@ -109,7 +109,7 @@ def _prices(given: Sequence[str], known: Sequence[str]) -> list[float | None]:
         if match is None or match[1] not in known or float(match[2]) == 0:
             raise SpecError(
                 f"--price {word}",
-                expected=f"one of {', '.join(known)}, =, and the price of an hour",
+                expected=f"LETTER=PRICE: one of {', '.join(known)}, and the price of an hour",
                 fix="--price A=98.32",
             )
         prices[known.index(match[1])] = float(match[2])

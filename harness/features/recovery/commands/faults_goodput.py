@@ -98,7 +98,7 @@ def act(asked: Asked) -> Answer:
         raise SpecError(
             f"{case.strategy} keeps state that checkpoints do not contain",
             where=case.id,
-            expected="a strategy that recovers",
+            expected="a strategy whose checkpoints contain its whole state",
             fix="scaleproof run list strategies",
         )
     with measuring.session(asked, catalogue, site) as session:
@@ -156,4 +156,4 @@ def _costs(costs: goodput.Costs, every: int, best: int, mtbf_s: float, width: in
         f" checkpoint every {every} steps, {goodput.expected(costs, best, mtbf_s):.1%} with the"
         f" best interval of {best} steps"
     )
-    return [*text.wrap(f" one of each: {words}", width, 1), *text.wrap(long_run, width, 1)]
+    return [*text.wrap(f" cost of one event: {words}", width, 1), *text.wrap(long_run, width, 1)]

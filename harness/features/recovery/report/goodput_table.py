@@ -26,7 +26,7 @@ _TOLD = dict(
     stop="from the detection until all ranks had ended",
     restart="until the new ranks had started",
     load="until the checkpoint was loaded",
-    recomputed="steps after the last checkpoint that a fault undid",
+    recomputed="steps that a fault undid, because they were not in a checkpoint",
 )
 #: Colors of the terms, from the color-blind safe palette of Okabe and Ito.
 COLORS = {
@@ -90,7 +90,7 @@ def tabled(played: FaultedTraining, foretold: Mapping[str, float] | None) -> Tab
     ]
     if foretold is not None:
         columns.append(Column("foretold", 8, lambda t: f"{foretold[t] / expected_s:.1%}"))
-    columns.append(Column("what it is", 9, lambda t: _TOLD[t], left=True))
+    columns.append(Column("meaning of the term", 9, lambda t: _TOLD[t], left=True))
     return Table(columns=columns, rows=list(goodput.TERMS))
 
 

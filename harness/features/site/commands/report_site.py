@@ -62,7 +62,7 @@ def act(asked: Asked) -> Answer:
         if not every:
             raise SpecError(
                 f"no run below {args.results} can be read: {unreadable[0]}",
-                expected="an unchanged run",
+                expected="a run whose files are complete and unchanged",
                 fix=f"scaleproof verify {folders[0]}",
             )
         to.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
         raise SpecError(
             f"a batch of {target.global_batch} does not divide over {target.world_size} ranks",
             where=target.id,
-            expected=f"a multiple of {unit}",
+            expected=f"a global batch that is a multiple of {unit}",
             fix=f"global_batch={unit * max(1, target.global_batch // unit)}",
         )
     return replace(case, mode=Mode.WEAK, global_batch=None, micro_batch=micro_batch)
@@ -119,7 +119,7 @@ COPIES = 3
 def copied(rank: int, step: int, copy: int, num_ranks: int) -> int:
     """Return the index of the ``copy``-th micro-batch that a rank computes in a step.
 
-    It differs from step to step.
+    The index differs from step to step.
     """
     return (rank - step - copy * _stride(num_ranks)) % num_ranks
 

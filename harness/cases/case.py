@@ -58,7 +58,7 @@ class Mesh:
             match = re.fullmatch(r"\s*([a-z]+):([1-9]\d*)\s*", part)
             if match is None or match[1] not in set(Dim) or match[1] in sizes:
                 raise ValueError(
-                    f"mesh: {part.strip()!r} is not one of {', '.join(Dim)} with a size, each once"
+                    f"mesh: {part.strip()!r} is not DIM:SIZE, each of {', '.join(Dim)} once"
                 )
             sizes[Dim(match[1])] = int(match[2])
         return cls({dim: size for dim, size in sizes.items() if size > 1})
@@ -85,7 +85,7 @@ class Mesh:
 
     @property
     def uncut(self) -> bool:
-        """Whether no parameter is split: each rank holds all elements of those that it trains."""
+        """Whether no parameter is split, so that a rank holds its parameters completely."""
         return self.sizes.keys().isdisjoint({Dim.FSDP, Dim.EP, Dim.TP})
 
     @property
@@ -396,7 +396,7 @@ class CaseSpec:
     def __post_init__(self) -> None:
         """Convert strings to the enumeration of their field.
 
-        ``checks`` reports the strings that are not members of it.
+        The module ``checks`` reports strings that are not members of the enumeration.
         """
         for name, kind in _WORDS.items():
             word = getattr(self, name)

@@ -100,7 +100,7 @@ class Entry:
     def knobs(self) -> Mapping[str, Json]:
         """The defaults of the knobs.
 
-        ``version`` is one of them, so results of a new version are not compared with older ones.
+        The knob ``version`` is one of them, so results of different versions are not compared.
         """
         return {"version": 1, **self.head.get("KNOBS", {})}
 
@@ -290,7 +290,7 @@ def _refuse_doubles(folders: Sequence[Path]) -> None:
             other = folder_of.setdefault(path.stem, folder)
             if other != folder and path.stem not in _COMMON:
                 raise SpecError(
-                    f"{other.name} and {folder.name} both have a {path.name}",
+                    f"{other.name} and {folder.name} both have a file {path.name}",
                     where=str(path),
                     expected="unique names in all --path folders: files are imported by name",
                     fix=f"mv {path} {path.with_stem('my_' + path.stem)}",

@@ -83,7 +83,7 @@ def _batches(case: CaseSpec, supports: Supports) -> Mistakes:
     if not 0 < case.last_batch <= 1:
         yield (
             f"last_batch = {case.last_batch}",
-            "a share above 0, at most 1",
+            "a fraction above 0 and at most 1",
             "--set last_batch=1.0",
         )
     if case.last_batch < 1 and not supports.uneven:
@@ -129,7 +129,7 @@ def _places(case: CaseSpec, sizes: Sizes) -> Mistakes:
         yield f"model {case.model!r} has no sequence length", "no seq_len", ""
     if sum(case.nodes) != case.world_size or min(case.nodes) < 1:
         what = f"nodes {case.nodes} do not add up to {case.world_size} ranks"
-        yield what, "nodes that add up to the world size", ""
+        yield what, "numbers of ranks on each node that add up to the world size", ""
 
 
 def _variables(case: CaseSpec) -> Mistakes:
@@ -141,7 +141,7 @@ def _variables(case: CaseSpec) -> Mistakes:
         reader = name.partition("_")[0].lower()
         if reader != case.backend:
             what = f"{name} has no effect on {case.backend}"
-            yield what, f"variables of {case.backend}", f"--set backend={reader}"
+            yield what, f"only variables that {case.backend} reads", f"--set backend={reader}"
 
 
 def _mode(case: CaseSpec) -> Mistakes:
@@ -150,9 +150,9 @@ def _mode(case: CaseSpec) -> Mistakes:
     if strong and case.global_batch is None:
         yield "strong mode needs a global batch", "global_batch", "--set global_batch=16"
     if strong and case.micro_batch is not None:
-        yield "strong mode derives the micro-batch", "global_batch alone", ""
+        yield "strong mode derives the micro-batch", "only global_batch is set", ""
     if not strong and case.global_batch is not None:
-        yield "weak mode derives the global batch", "micro_batch alone", ""
+        yield "weak mode derives the global batch", "only micro_batch is set", ""
 
 
 def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
@@ -172,7 +172,11 @@ def _mesh(case: CaseSpec, supports: Supports) -> Mistakes:
         yield what, ", ".join(supports.dims), f"--set mesh={flat}"
     if mesh.ranks != case.world_size:
         what = f"mesh {case.mesh} has {mesh.ranks} ranks, but the world has {case.world_size}"
-        yield what, "one position per rank", f"--set mesh={mesh.at(case.world_size) or flat}"
+        yield (
+            what,
+            "a mesh with one position per rank",
+            f"--set mesh={mesh.at(case.world_size) or flat}",
+        )
     if case.shares:
         yield "shares divide the batch of data-parallel ranks only", "no mesh", ""
 
@@ -221,7 +225,7 @@ def _computed(case: CaseSpec) -> Mistakes:
     if case.checkpoint and case.offload:
         yield (
             "checkpoint and offload exclude each other: both handle activations",
-            "only one of them",
+            "only one of checkpoint and offload is set",
             "",
         )
     torchs = (Optimizer.SGD, Optimizer.ADAMW)

@@ -91,13 +91,13 @@ class Supports:
     def __post_init__(self) -> None:
         """Raise ValueError if a field is missing that the oracle needs."""
         if self.oracle == "simulated" and not self.beside:
-            raise ValueError(
-                "oracle 'simulated' needs 'beside': the strategy to compare with"
-            )
+            raise ValueError("oracle 'simulated' needs 'beside': the strategy to compare with")
         if self.oracle == "compressed" and not self.compressor:
             raise ValueError("oracle 'compressed' needs compressor=True")
         if self.oracle == "micro_batched" and not self.parts:
-            raise ValueError("oracle 'micro_batched' needs parts, the knob with their number")
+            raise ValueError(
+                "oracle 'micro_batched' needs 'parts': the knob that sets their number"
+            )
 
     def misses(self, head: Iterable[str], precision: Precision) -> str:
         """Return why the strategy cannot train a model with this head in this precision.
@@ -231,7 +231,7 @@ def read_head(path: Path) -> tuple[str, dict[str, Json]]:
 def _head_of(source: str) -> tuple[str, dict[str, Json]]:
     """Return the head in a source text, from a cache because catalogues read the same files."""
     tree = ast.parse(source)
-    last = dict(_literals(tree))  # of two assignments the last one counts
+    last = dict(_literals(tree))  # the last of several assignments counts
     head = {name: value for name, value in last.items() if value is not _NOT_LITERAL}
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else ""), head

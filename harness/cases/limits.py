@@ -11,7 +11,7 @@ ROUNDED_FP32 = 2e-5
 def loss_limit(case: CaseSpec, mesh: Mesh) -> float:
     """Return the largest accepted relative difference between a loss and its reference.
 
-    It is 0 if both add all sums in the same order.
+    The limit is 0 if both are computed with all sums in the same order.
     """
     return 0.0 if case.device is Device.CPU and mesh.exact else rounding(case)
 

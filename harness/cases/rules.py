@@ -59,7 +59,7 @@ class BoundSource(StrEnum):
 
 
 class Reach(StrEnum):
-    """Whether a threshold applied to a result of a run. Reports list those that did not."""
+    """Whether a threshold applied to a result of a run. Reports list those that did not apply."""
 
     MATCHED = "matched"
     OUT_OF_REACH = "out of reach"
@@ -295,18 +295,18 @@ def _of_no_fabric(values: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
     """Yield (key, mistake, expected) for ``fabric`` and ``gbit_s`` if they match no machine."""
     rate = values.get("gbit_s")
     if rate is not None and not 0 < rate < math.inf:
-        yield "gbit_s", f"gbit_s = {rate} is not a rate", "Gbit/s for each GPU, 200 for example"
+        yield "gbit_s", f"gbit_s = {rate} is not a rate", "a rate in Gbit/s per GPU, such as 200"
     named = values.get("fabric")
     sizes = values.get("nodes")
     names = [named] if isinstance(named, str) else named
     nodes = [sizes] if isinstance(sizes, int) else sizes
     if names == []:
-        yield "fabric", "fabric = [] matches no machine", "leave it out, or name at least one"
+        yield "fabric", "fabric = [] matches no machine", "at least one name, or no key fabric"
     elif nodes and max(nodes) == 1 and rate is not None:
         yield (
             "gbit_s",
             "gbit_s needs a network between nodes, but nodes = 1",
-            "leave one of them out",
+            "only one of gbit_s and nodes = 1",
         )
     elif names and nodes and min(nodes) > 0:
         inside = LINKS if min(nodes) == 1 else ()

@@ -130,7 +130,7 @@ def _missing(words: Sequence[str]) -> SpecError:
 
 def _unseen(words: Sequence[str]) -> SpecError:
     """Return the error for a program, such as make, of which it is unknown what it starts."""
-    expected = "the command that it runs, or {ranks} among its words if it starts the ranks"
+    expected = "the command that this program runs, or the word {ranks} if it starts the ranks"
     fix = f"{RUN} {shlex.join([*words, '{ranks}'])}"
     if Path(words[0]).name == "make":
         expected = "the command that make prints, or its number of ranks: make train NPROC={ranks}"
@@ -157,7 +157,7 @@ def _untold(words: Sequence[str], folder: Path, script: Path) -> SpecError:
         fix = f"{RUN} {shlex.join(inner or [*words, '{ranks}'])}"
         if not inner:
             expected = (
-                f"{{ranks}} among its words, which {script.name} passes on (for example as $1)"
+                f"the word {{ranks}} after {script.name}, which passes it on (for example as $1)"
             )
         if not inner and (number := typed.fixed_number(script)):
             expected = f"$1 instead of {number[0]!r} in {script.name}, and {{ranks}} after it"
@@ -165,7 +165,7 @@ def _untold(words: Sequence[str], folder: Path, script: Path) -> SpecError:
             copy = f"sed 's/{number[0]}/{number[1]}/' {shlex.quote(str(script))} > {file}"
             fix = f"{copy} && {RUN} {shlex.join(['bash', file, '{ranks}'])}"
     return SpecError(
-        "the launcher is not told how many ranks to start",
+        "the command does not state how many ranks the launcher starts",
         where=shlex.join(words),
         expected=expected,
         fix=fix,

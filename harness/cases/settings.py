@@ -15,7 +15,8 @@ class Settings:
     set, every plan gets its first blocks. Undecided plans then get more blocks, while a decision
     is likely and the run has taken less than ``more_until_s`` seconds. ``packed`` states
     that small worlds run concurrently if they have separate nodes or devices. ``nonce`` is a text
-    that the person who asked for the run has chosen. It proves that the run was made afterwards.
+    that the person who asked for the run has chosen. It proves that the run began after this
+    choice.
 
     ``shared_gpu`` states that ranks may share a device. ``outline`` states that profiles omit
     operators. ``paths`` lists the folders of the user's files. ``lenient`` states that INCONCLUSIVE

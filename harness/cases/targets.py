@@ -453,6 +453,6 @@ def _learns(plan: Plan, catalogue: Catalogue) -> None:
             raise SpecError(
                 f"the step time of {arm.case.strategy} does not show how well it learns",
                 where=arm.case.id,
-                expected=f"time_to_loss or samples_to_loss, compared with {measured_by}",
+                expected=f"a plan that compares time_to_loss or samples_to_loss with {measured_by}",
                 fix=f"scaleproof run {arm.case.family}",
             )

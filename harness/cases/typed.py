@@ -387,7 +387,7 @@ def of_python(program: Path, words: Sequence[str]) -> bool:
         raise SpecError(
             f"{words[0]} belongs to another Python, {interpreter}",
             where=shlex.join(words),
-            expected="scaleproof in that environment",
+            expected="scaleproof is installed in that environment",
             fix=f"{RUN} python {words[0]}"
             if "/" in words[0]
             else f"{interpreter} -m pip install scaleproof",
@@ -437,7 +437,7 @@ def _refuse_engine(words: Sequence[str], program: str) -> None:
     raise SpecError(
         f"{program} starts ranks itself, which is the task of --engine {engine}",
         where=shlex.join(words),
-        expected="the script alone",
+        expected="the command of the script without this program",
         fix=f"scaleproof run --script --engine {engine} --nodes 2 --cpus 4 -- {script}",
     )
 
@@ -470,7 +470,7 @@ def _refuse_notebook(words: Sequence[str]) -> None:
     raise SpecError(
         f"{name} is a notebook: ranks run Python files",
         where=shlex.join(words),
-        expected="a Python file; or with harness.measure_steps(): in the notebook",
+        expected="a Python file, or 'with harness.measure_steps():' in the notebook",
         fix=f"jupyter nbconvert --to script {name} --output-dir . --output {stem}"
         f" && {RUN} {stem}.py",
     )
@@ -494,12 +494,12 @@ def _refuse_wrapper(words: Sequence[str], name: str) -> None:
         raise SpecError(
             f"{words[0]} is not installed here",
             where=where,
-            expected="a command of this machine",
+            expected="a command that is installed on this machine",
             fix=f"{RUN} {command}",
         )
     raise SpecError(
         f"{name} starts only one process, but scaleproof starts the ranks",
         where=where,
-        expected=f"{name} before scaleproof",
+        expected=f"{name} precedes scaleproof",
         fix=f"{shlex.join(words[:begin])} {RUN} {command}",
     )

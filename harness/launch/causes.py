@@ -349,7 +349,7 @@ def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _out_of_step(failed: Sequence[RankEnd]) -> Suspect | None:
-    """Return the rank that torch names, or the rank whose collectives differ from the others'.
+    """Return the rank that torch names, or the first rank whose collective is not the usual one.
 
     A rank that is only ahead of ranks which were still working is not a suspect.
     """
@@ -414,7 +414,7 @@ def _aborts(e: RankEnd) -> bool:
 
 
 def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
-    """Return the first rank that aborted itself while its collectives matched the others'."""
+    """Return the first rank that aborted itself although its collectives did not differ."""
     if not (aborted := [end for end in failed if _aborts(end)]):
         return None
     text = "signal 6 (SIGABRT): the rank aborted itself, see its log"

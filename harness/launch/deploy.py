@@ -109,7 +109,7 @@ def open_worlds(entry: Entry, where: Where) -> Fleet:
             expected="an engine that can be used on this machine",
             fix="scaleproof check",
         )
-    if isinstance(engine, Fleet):  # such an engine starts whole worlds itself
+    if isinstance(engine, Fleet):  # this engine starts whole worlds itself
         engine.configure(where.settings)
         return engine
     alone = not entry.engine.joins or hasattr(engine, "again")
@@ -121,7 +121,7 @@ def setup(where: Where, name: str, python: str) -> Where:
     """Return ``where`` with the interpreter of another environment, for cases with this setup.
 
     A start script puts only this package on the path of that interpreter. The other packages of
-    the current environment must not hide those of the other one.
+    the current environment must not hide packages of that interpreter's environment.
     """
     folder = (where.folder / "setups" / name).absolute()
     folder.mkdir(parents=True, exist_ok=True)

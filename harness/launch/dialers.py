@@ -261,5 +261,5 @@ class Processes(Job):
 
 
 def _alone(node: int) -> str:
-    """Return the name of the command that starts only the agent of this node, and of its log."""
+    """Return the name of the command for this node's agent alone. Its log has the same name."""
     return f"agent{node}"

@@ -156,7 +156,7 @@ class Fleet:
                 raise LaunchError(
                     f"the job is still in the queue after {self.queued_s:.0f} s: {says}",
                     where="engine",
-                    expected=f"nodes within queue_s = {self._queue_s:g} s",
+                    expected=f"the job leaves the queue within queue_s = {self._queue_s:g} s",
                     fix="squeue --start",
                 )
             lost = [link for link in heard if link.lost]

@@ -173,7 +173,7 @@ def test_two_folders_with_a_file_of_the_same_name_are_refused(tmp_path: Path) ->
         (tmp_path / name).mkdir()
         (tmp_path / name / "common.py").write_text("")
         (tmp_path / name / "__init__.py").write_text("")
-    with pytest.raises(SpecError, match=r"a and b both have a common\.py"):
+    with pytest.raises(SpecError, match=r"a and b both have a file common\.py"):
         Catalogue([tmp_path / "a", tmp_path / "b"])
     (tmp_path / "b" / "common.py").unlink()
     Catalogue([tmp_path / "a", tmp_path / "b", tmp_path / "a"])

@@ -64,7 +64,7 @@ def test_all_mistakes_of_a_head_are_reported_together() -> None:
     [
         ({"oracle": "simulated"}, "needs 'beside'"),
         ({"oracle": "compressed"}, "needs compressor=True"),
-        ({"oracle": "micro_batched"}, "needs parts"),
+        ({"oracle": "micro_batched"}, "needs 'parts'"),
         ({"oracle": "guessed"}, "oracle"),
     ],
 )

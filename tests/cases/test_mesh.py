@@ -72,7 +72,7 @@ def test_a_mesh_has_one_canonical_spelling() -> None:
         ("fsdp", "dp:2,fsdp:4", "has 8 ranks, but the world has 4", "mesh=fsdp:4"),
         ("fsdp", "dp:2;fsdp:2", "'dp:2;fsdp:2' is not one of", "mesh=fsdp:4"),
         ("fsdp", "dp:0", "'dp:0' is not one of", "mesh=fsdp:4"),
-        ("ddp", "dp:2,dp:2", "each once", "mesh=dp:4"),
+        ("ddp", "dp:2,dp:2", "is not DIM:SIZE", "mesh=dp:4"),
     ],
 )
 def test_invalid_meshes_are_refused_with_a_fix(

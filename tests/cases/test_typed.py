@@ -222,7 +222,7 @@ def test_the_fix_for_a_shell_script_copies_it_with_an_argument(
     """
     (tmp_path / "launch.sh").write_text(f"SCRIPT=train.py\n{text}\n")
     (tmp_path / "ranks.sh").write_text("mine\n")
-    with pytest.raises(SpecError, match="not told how many ranks") as refused:
+    with pytest.raises(SpecError, match="does not state how many ranks") as refused:
         parse(["bash", "launch.sh"], tmp_path)
     copy, _, run = refused.value.fix.partition(" && ")
     subprocess.run(copy, shell=True, check=True, cwd=tmp_path)
@@ -311,7 +311,7 @@ def test_the_error_for_a_shell_script_names_the_command_that_it_starts(
     text: str, fix: str, tmp_path: Path
 ) -> None:
     (tmp_path / "launch.sh").write_text(text)
-    with pytest.raises(SpecError, match="not told how many ranks") as refused:
+    with pytest.raises(SpecError, match="does not state how many ranks") as refused:
         parse(["bash", "launch.sh"], tmp_path)
     assert refused.value.fix == f"scaleproof run --script --cpus 2 -- {fix}"
     if not fix.startswith("accelerate"):  # Accelerate need not be installed where the tests run.

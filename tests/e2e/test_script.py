@@ -362,7 +362,7 @@ def test_counts_agree_with_those_of_the_script(measured: Measured) -> None:
         ([], "no script to run"),
         (["-m"], "-m without a module"),
         (["train.sh"], "is neither a Python file nor a program"),
-        (["sh", "loop.py"], "the launcher is not told how many ranks to start"),
+        (["sh", "loop.py"], "the command does not state how many ranks the launcher starts"),
     ],
 )
 def test_commands_that_cannot_run_are_refused_with_a_reason(

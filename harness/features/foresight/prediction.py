@@ -210,7 +210,8 @@ def _hop(calibrated: Sequence[Point]) -> float:
 def base_of(shape: Shape, calibrated: Sequence[Point]) -> Point:
     """Return the smallest calibrated size of the same model.
 
-    If this model has no calibrated size, return the smallest one of any model."""
+    If this model has no calibrated size, return the smallest one of any model.
+    """
     of_model = [point for point in calibrated if point.shape.model == shape.model]
     return min(of_model or calibrated, key=lambda point: point.shape.ranks)
 

@@ -172,7 +172,9 @@ def title(subject: Mapping[str, str]) -> str:
 
 
 def run_at(path: Path, commit: str) -> str | None:
-    """Return the run of a commit, which need not be on the branch any more; None if it has no run.
+    """Return the run of a commit, which need not be on the branch any more.
+
+    Return None if the commit has no run.
     """
     if not (path / "HEAD").is_file():
         return None

@@ -51,7 +51,8 @@ def least(case: str) -> float:
 def wanted(case: str) -> float:
     """Return the relative slowness that must be found.
 
-    A node is measured until it is reported as slow, or until so large a slowness is excluded."""
+    A node is measured until it is reported as slow, or until so large a slowness is excluded.
+    """
     return rounds.WANTED * least(case)
 
 

@@ -132,7 +132,7 @@ class EmulatedJob(Job):
             raise
 
     def _filled(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """Replace the placeholders in a command by the pids of the holders."""
+        """Replace placeholders in a command by the pids of the processes that hold namespaces."""
         words = []
         for word in argv:
             for name, holder in self._holders.items():

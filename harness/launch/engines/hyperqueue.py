@@ -163,7 +163,7 @@ class Tasks(Job):
                 raise LaunchError(
                     f"job {job.id} does not end",
                     where="hyperqueue engine",
-                    expected="tasks that have a worker",
+                    expected="every task has a worker",
                     fix=f"hq job cancel {job.id}",
                 )
 

@@ -23,7 +23,7 @@ class Phase(IntEnum):
 
 
 class Beats:
-    """A memory-mapped file with a slot of (phase, step, monotonic seconds) for each rank."""
+    """A memory-mapped file with an entry (phase, step, monotonic seconds) for each rank."""
 
     def __init__(self, path: Path, world_size: int, *, create: bool = False) -> None:
         if create:
@@ -38,8 +38,8 @@ class Beats:
     def write(self, rank: int, phase: Phase, step: int = 0) -> None:
         """Write the heartbeat of a rank. The rank itself calls this; it takes about a microsecond.
 
-        The slot is written as one copy of 16 aligned bytes. Packing in place would write byte by
-        byte, and a rank that loses its core meanwhile would leave a mixture of two times.
+        The entry is written as one copy of 16 aligned bytes. Packing in place would write byte by
+        byte. A rank that loses its core meanwhile would then leave bytes of two heartbeats.
         """
         start = rank * _SLOT.size
         self._map[start : start + _SLOT.size] = _SLOT.pack(phase, step, time.monotonic())

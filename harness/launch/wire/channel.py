@@ -4,7 +4,8 @@ A message is a JSON document, optionally followed by bytes (a file). A socket th
 is private to the two processes, so its key is empty. Over the network, both ends first prove to
 each other that they hold the same token. Then every frame carries a MAC over its direction, its
 number and its content. The traffic is not encrypted, but nobody else can change, repeat or forge a
-frame. Until a peer has proven itself, at most 64 of its bytes are read, and none is interpreted.
+frame. Until a peer has proven that it holds the token, at most 64 of its bytes are read, and none
+is interpreted.
 
     listener -> dialer   GREETING, nonce
     dialer -> listener   nonce, HMAC(token, "dialer" + both nonces)
@@ -41,11 +42,11 @@ LARGEST = 1 << 28
 PROOF_S = 5.0
 #: Seconds for which one send may make no progress.
 STALL_S = 20.0
-#: The most peers that may be proving themselves at one time. If there are more, the oldest peer
+#: The most peers that may be authenticating concurrently. If there are more, the oldest peer
 #: from the most frequent address is dropped; it may try again.
 PENDING = 1024
 #: The most connections that are accepted before proofs are read again, so that a flood of
-#: connections does not delay peers that are proving themselves.
+#: connections does not delay peers that are authenticating.
 GREETED = 64
 #: The answer to a peer with another token. A peer that is dropped because there are too many gets
 #: no answer.
@@ -302,7 +303,7 @@ def server(host: str, port: int, backlog: int) -> socket.socket:
 
 
 class Pending:
-    """A peer that has not proven itself yet.
+    """A peer that has not authenticated yet.
 
     ``since`` is the time of its connection, ``address`` its IP address, ``nonce`` the nonce that
     was sent to it, and ``got`` the bytes that it has sent so far.
@@ -333,11 +334,11 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """The port of the listening socket."""
         return int(self._sock.getsockname()[1])
 
     def accept(self, timeout_s: float) -> list[Channel]:
-        """Return channels to the agents that prove themselves within ``timeout_s`` seconds.
+        """Return channels to the agents that authenticate within ``timeout_s`` seconds.
 
         A slow peer never delays the others.
         """
@@ -410,7 +411,7 @@ class Listener:
         return channel
 
     def _refuse(self, sock: socket.socket) -> None:
-        """Drop a peer that has not proven itself, and count it."""
+        """Drop a peer that has not authenticated, and count it."""
         del self._pending[sock]
         sock.close()
         self.num_refused += 1

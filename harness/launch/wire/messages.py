@@ -320,7 +320,9 @@ class LaunchSpec:
     files: Mapping[str, str]
     hosts: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
-    detailed: bool = False  # torch checks every collective; this is slow, and only finds a cause
+    detailed: bool = (
+        False  # torch checks every collective: slow, so only to find the cause of a failure
+    )
     deadlines: Deadlines = Deadlines()
 
 

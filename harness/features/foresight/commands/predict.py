@@ -85,7 +85,11 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         metavar="FILE",
         help="scaling results in JSON, CSV, Markdown or TOML",
     )
-    sub.add_argument("--only", metavar="ID", help="use only the table or sweep with this id, and show all of its sizes")
+    sub.add_argument(
+        "--only",
+        metavar="ID",
+        help="use only the table or sweep with this id, and show all of its sizes",
+    )
     sub.add_argument(
         "--sizes", action="store_true", help="print a row for every size of every table"
     )

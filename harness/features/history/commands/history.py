@@ -78,7 +78,10 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
             help="a case or a part of its name; or 'nodes' for nodes that several runs reported",
         )
         sub.add_argument(
-            "--figure", default="", metavar="NAME", help="show only this: step_time, peak_memory, ..."
+            "--figure",
+            default="",
+            metavar="NAME",
+            help="show only this: step_time, peak_memory, ...",
         )
         sub.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
         sub.add_argument(

@@ -25,7 +25,8 @@ KEPT = 1 << 16
 PREPARED = 1 << 18
 #: The integer dtype for an element of this many bytes.
 _WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Number of elements that torch computes without starting threads, which an agent must not have.
+#: Largest number of elements that torch processes without starting threads. An agent must not start
+#: any, because it forks.
 _ALONE = 1 << 14
 
 

@@ -57,9 +57,9 @@ def of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
-    """Keep only this rank's experts, and make the module exchange inputs and outputs with others.
+    """Keep only this rank's experts, and make the module exchange tokens with the other ranks.
 
-    The module is changed in place. Dimension 0 of its parameters is the expert.
+    Tokens are the inputs and outputs of experts. The module is changed in place. Dimension 0 of its parameters is the expert.
     """
     n = group.size()
     rank = group.rank()

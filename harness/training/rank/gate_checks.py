@@ -262,7 +262,7 @@ def communication_checks(
 ) -> Iterator[Check]:
     """Check that training on some ranks changes the parameters of the other ranks.
 
-    One bit of their numbers divides the ranks into two halves. One half trains on different samples
+    One bit of the rank number divides the ranks into two halves. One half trains on different samples
     than usual. The parameters of the other half must then change, too. It is enough if one of the
     two directions works, because strategies such as federated averaging draw a few ranks whose
     updates reach the rest. Up to eight shards are divided by every bit in turn. More shards are
@@ -298,7 +298,7 @@ def communication_checks(
             names = ", ".join(map(str, apart[:SHOWN]))
             worst = (
                 f"fraction of a change on ranks {names}{more} that reaches the other ranks"
-                " (or of a change there that reaches these ranks)"
+                " (or of a change on the other ranks that reaches these ranks)"
             )
     yield Check(
         name="ranks_hear_each_other",
@@ -532,7 +532,7 @@ def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
         yield _check(
             "priority_stream",
             bool(options.options.is_high_priority_stream),
-            "checked on NCCL's stream",
+            "the priority of NCCL's stream was checked",
             case,
         )
     if case.power_cap_w:

@@ -564,8 +564,8 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
 def _as_long(ctx: RankContext, compressor: Compressor) -> Check:
     """Check that outputs have, on average, the gradient's length in the gradient's direction.
 
-    If all elements are one percent too large, the noise of each element hides it. The noise of this
-    length, which is a sum over all elements, does not.
+    If all elements are one percent too large, the noise of a single element hides this error. The
+    length is a sum over all elements. Its noise is small, so it shows the error.
     """
     trial = CodecTrial(ctx, compressor)
     gradient = trial.drawn(0).double()

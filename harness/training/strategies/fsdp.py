@@ -115,8 +115,8 @@ def _refuse(case: CaseSpec, n: int, replicas: int, knobs: Knobs) -> None:
     kept = not knobs["reshard"] or again or replicas > 1
     if case.phase is Passes.FORWARD and kept:
         raise ValueError(
-            "phase=forward needs reshard=True, reshard_to=0 and no replicas, because parameters"
-            " that stay gathered would not be gathered again"
+            "phase=forward needs reshard=True, reshard_to=0 and no replicas: otherwise parameters"
+            " stay gathered after the first forward pass, and later passes have no all-gather"
         )
 
 

@@ -163,9 +163,10 @@ class _Planted:
         handle.remove()
 
     def _due(self, place: Place, step: int, copy: int) -> bool:
-        """Return whether the flip is due at this place, step and copy.
+        """Return whether the flip is due in this kind of tensor (``place``), step and copy.
 
-        It affects only one of the copies of a micro-batch, so that the other copies show it.
+        ``copy`` is the number of one of the ranks' computations of a micro-batch. The flip affects
+        only one copy, so that the other copies show it.
         """
         flip = self._flip
         if flip is None or flip.place is not place:

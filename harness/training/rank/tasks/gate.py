@@ -177,8 +177,9 @@ def run_gate(
 ) -> tuple[list[Check], Mapping[str, CollectiveCount], Trainer]:
     """Run all checks of the twin.
 
-    Return the checks, the collectives of one period of SGD steps, and the trainer that was built
-    last. ``context`` makes the context of a case, and ``beat`` writes a heartbeat.
+    Return the checks, the collectives of one period with SGD, and the trainer that was built last.
+    A period is the number of steps from one exchange of the ranks to the next. ``context`` makes
+    the context of a case, and ``beat`` writes a heartbeat.
     """
     if case.phase is Passes.FORWARD:
         return forward_only(loaded, replace(case, optimizer=Optimizer.SGD), context)

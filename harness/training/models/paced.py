@@ -1,4 +1,4 @@
-"""Simulated compute: layers wait instead of computing. Gradients are real.
+"""Simulated compute: layers wait instead of computing. Gradients are real and of any set size.
 
 In mode ``wait`` all layers together wait ``step_ms`` per step. A layer waits a third of its time in
 forward, a third for the gradient of its input and a third for the gradient of its weight. Overlap

@@ -163,10 +163,10 @@ class _Planted:
         handle.remove()
 
     def _due(self, place: Place, step: int, copy: int) -> bool:
-        """Return whether the flip is due in this kind of tensor (``place``), step and copy.
+        """Return whether the flip is due at ``place`` in the computation, in this step and copy.
 
-        ``copy`` is the number of one of the ranks' computations of a micro-batch. The flip affects
-        only one copy, so that the other copies show it.
+        ``copy`` is the index of a micro-batch among those that this rank computes in a step. Only
+        the first one is affected, and two other ranks compute it without the flip.
         """
         flip = self._flip
         if flip is None or flip.place is not place:

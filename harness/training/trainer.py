@@ -21,9 +21,9 @@ class LocalTrainer:
     The step calls ``synchronise(last)`` before each micro-batch; ``last`` is True for the last one,
     whose backward pass exchanges the gradients. If a strategy exchanges gradients after the
     backward pass instead, its function ``average`` is called after the last micro-batch. ``whole``
-    returns the full tensor of a sharded one. ``resumable`` states that module and optimizer are the trainer's whole state.
-    ``weighted`` states that every sample has the same weight, even if ranks have different numbers
-    of samples.
+    returns the full tensor of a sharded one. ``resumable`` states that module and optimizer are the
+    trainer's whole state. ``weighted`` states that every sample has the same weight, even if ranks
+    have different numbers of samples.
     """
 
     resumable = True

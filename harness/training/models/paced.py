@@ -120,7 +120,7 @@ def flops(size: Mapping[str, Json]) -> float:
 
 
 def step_s(size: Mapping[str, Json]) -> float:
-    """Return the least time of a step in seconds, which is the same on every device."""
+    """Return the least time of a step in seconds. It is the same on every device."""
     return float(size["step_ms"] / 1e3)
 
 

@@ -191,7 +191,7 @@ class MeterReading:
     helpers. ``busy_s`` is the time for which the rank's cores worked for any process.
     ``throttled_s`` is the time for which a CPU quota stopped the rank. ``waited_s`` is the time for
     which its threads were ready but had no core. All times are in s. ``written_bytes`` counts the
-    bytes that the rank wrote to files and sockets, and ``wire`` those on its sockets.
+    bytes that the rank wrote to files and sockets, and ``wire`` the bytes on its sockets.
     """
 
     kernel_s: float

@@ -59,7 +59,7 @@ def of(model: nn.Module) -> dict[str, nn.Module]:
 def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
     """Keep only this rank's experts, and make the module exchange tokens with the other ranks.
 
-    Tokens are the inputs and outputs of experts. The module is changed in place. Dimension 0 of its parameters is the expert.
+    The module is changed in place. Dimension 0 of its parameters is the expert.
     """
     n = group.size()
     rank = group.rank()

@@ -76,8 +76,9 @@ def expected(  # noqa: PLR0913  (each argument is a term of the closed form)
 ) -> Expected:
     """Return the expectation of a case whose ranks exchange in every ``period``-th step.
 
-    ``sent`` is the traffic of one exchange, and ``formula`` its formula in words. ``states`` is the number of copies of all parameters that the rule keeps. Raise ValueError if
-    the period is below 1.
+    ``sent`` is the traffic of one exchange, and ``formula`` its closed form. ``states`` is the
+    number of copies of all parameters that the rule keeps. Raise ValueError if the period is below
+    1.
     """
     if period < 1:
         raise ValueError(f"the period is {period} steps; expected at least 1")

@@ -286,7 +286,7 @@ def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:
 
 
 def _plain(actions: Sequence[Any]) -> Iterator[Action]:
-    """Yield torch's actions that compute. A pair of overlapped actions is yielded as two actions."""
+    """Yield torch's actions that compute. A pair of overlapped actions becomes two actions."""
     kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     for action in actions:
         for part in (action.sub_actions or (action,)) if action is not None else ():

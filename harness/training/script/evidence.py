@@ -40,7 +40,7 @@ from harness.training.script.watch import Watch
 
 #: A step is unusual if its number of rows differs from the median by more than this fraction.
 FEW = 0.02
-#: Largest number of file names, or of names of unstepped parts, in a record.
+#: Largest number of file names in a record, and of names of parts that no optimizer steps.
 FILES = 8
 #: Number of characters of a part's digest that a record stores.
 SHORT = 6

@@ -169,8 +169,8 @@ def _read_again(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if known < AGAIN or watched.workers < 2:
         return ""
     return (
-        f"{known:.0%} of a step's samples repeat other samples of this step or the previous one: do all"
-        " workers of the loader read the same samples (get_worker_info)?"
+        f"{known:.0%} of a step's samples repeat other samples of this step or the previous one:"
+        " do all workers of the loader read the same samples (get_worker_info)?"
     )
 
 

@@ -415,7 +415,8 @@ def _rounded_otherwise(
 ) -> Iterator[Oracle]:
     """Yield replicates that were trained on these batches.
 
-    Their gradients have other rounding errors. With ``layers``, so do the outputs of their layers.
+    Their gradients have other rounding errors. With ``layers``, the outputs of their layers have
+    other rounding errors, too.
     """
     for replicate in _replicates(loaded, case, ctx, layers=layers):
         for batches in trained:

@@ -83,7 +83,7 @@ def _runs(kind: str, arch: str, major: int, minor: int) -> bool:
     """
     digits = "".join(c for c in arch if c.isdigit())
     built = int(digits[:-1]), int(digits[-1])
-    if arch != digits and arch[-1] == "a":  # code with architecture-specific features
+    if arch != digits and arch[-1] == "a":  # such code runs on this version only
         return built == (major, minor)
     newer = built <= (major, minor)
     return newer and (kind == "compute" or built[0] == major)

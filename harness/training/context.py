@@ -75,7 +75,7 @@ def within(nodes: Sequence[int], rank: int) -> tuple[int, int]:
 class RankContext:
     """The position of one rank in the world, and the functions that it trains with.
 
-    ``shard`` is the index of the part of every batch that this rank trains on. ``sample`` takes a
+    ``shard`` is the index of this rank's part in every batch. ``sample`` takes a
     number of samples and returns their inputs on the meta device.
     """
 

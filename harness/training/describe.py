@@ -247,7 +247,7 @@ def check_bound(loaded: Loaded, case: CaseSpec) -> None:
 def reference(
     loaded: Loaded, case: CaseSpec, facts: ModelFacts, model: nn.Module
 ) -> Reference | None:
-    """Return the reference run with whose losses the losses of the case are compared.
+    """Return the reference run whose losses are compared with the losses of the case.
 
     Return None for a case without communication, because its training is incorrect on purpose.
     """

@@ -19,11 +19,11 @@ class LocalTrainer:
     """A Trainer that trains ``module`` on this rank's shard.
 
     The step calls ``synchronise(last)`` before each micro-batch; ``last`` is True for the last one,
-    whose backward pass exchanges the gradients. Strategies that exchange gradients after backward
-    pass ``average``, which is called after the last micro-batch. ``whole`` returns the full tensor
-    of a sharded one. ``resumable`` states that module and optimizer are the trainer's whole state.
-    ``weighted`` states that every sample has the same weight, even if ranks have different numbers
-    of samples.
+    whose backward pass exchanges the gradients. If a strategy exchanges gradients after the
+    backward pass instead, its function ``average`` is called after the last micro-batch. ``whole``
+    returns the full tensor of a sharded one. ``resumable`` states that module and optimizer are the
+    trainer's whole state. ``weighted`` states that every sample has the same weight, even if ranks
+    have different numbers of samples.
     """
 
     resumable = True
@@ -118,7 +118,8 @@ class LocalTrainer:
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the unsharded gradients of the last step with their parameter names."""
         for name, parameter in self.named():
-            # Frozen and unused parameters have no gradient; the check reports others without one.
+            # Frozen and unused parameters have no gradient. A check reports any other parameter
+            # that has none.
             if parameter.grad is not None:
                 yield name, self.whole(parameter.grad.detach())
 

@@ -181,7 +181,7 @@ class ErrorFeedback:
         self.owed[parameter] = wanted - sent
 
     def owe(self, parameter: Tensor, difference: Tensor) -> None:
-        """Store this difference as the residual."""
+        """Store ``difference`` as the residual of the parameter."""
         self.owed[parameter] = difference
 
 
@@ -365,7 +365,7 @@ class Coded:
             parts = [self.feedback.add(p, g.float()) for p, g in pairs]
             flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         short = padded(flat.numel(), unit) - flat.numel()
-        return functional.pad(flat, (0, short)) if short else flat  # even a pad of 0 copies
+        return functional.pad(flat, (0, short)) if short else flat  # a pad of 0 would copy ``flat``
 
     def keep(self, bucket: dist.GradBucket, wanted: Tensor, sent: Tensor) -> None:
         """Store the difference between ``wanted`` and ``sent`` as residuals by parameter."""

@@ -226,7 +226,7 @@ class _Watch(TorchDispatchMode):
     """A dispatch mode that records every operator that computes something.
 
     It keeps references to all outputs, because a new storage could otherwise get the id of a freed
-    one.
+    storage.
     """
 
     def __init__(self) -> None:
@@ -290,8 +290,8 @@ def work(loaded: Loaded, case: CaseSpec, samples: int) -> Work:
 def again_flops(loaded: Loaded, case: CaseSpec) -> float:
     """Count the FLOPs per sample of the forward operators that checkpointing runs again.
 
-    Torch stops to recompute a block when all tensors that backward needs exist, and only the
-    operators that ran until then count. As with ``kept``, call this only in a process that does not
+    Torch stops recomputing a block when all tensors that backward needs exist. Only the operators
+    that ran until then count. As with ``kept``, call this only in a process that does not
     train.
     """
     if not case.checkpoint:

@@ -15,7 +15,8 @@ from harness.interface.report.text import Column, number, table, wrap
 from harness.record import RunRecord, Status
 from harness.record.outcome import SEVERITY
 
-#: A line of the scaling table: a name and a world size, or None if the name has more lines.
+#: A line of the scaling table: a line of a sweep's name, and one of its world sizes. It is None if
+#: the name has more lines than the sweep has world sizes.
 Named: TypeAlias = tuple[str, LadderRow | None]
 #: The lines of a scaling sweep's name, and its world sizes.
 Ladder: TypeAlias = tuple[list[str], list[LadderRow]]

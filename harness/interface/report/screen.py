@@ -289,7 +289,7 @@ def _spent(run: RunRecord, width: int) -> list[str]:
     worst = known[:FEW]
     names = [f"{r.arm.case.family}@{r.arm.case.world.removesuffix('cpu')}" for r in worst]
     room = min(max(map(len, names)), max(LEAST_NAME, width // 2 - 9))
-    shown = [" where the time went (ms a step), for what lost most"]
+    shown = [" where the time went (ms a step) at the world sizes that lost most"]
     for name, r in zip(names, worst, strict=True):
         words = _lost(r) if _shown_by_profile(r) else timeline.unexplained(r)
         shown += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)

@@ -45,8 +45,8 @@ class BesideLine:
 def plans(run: RunRecord) -> list[Plan]:
     """Return the plans that compare cases and are no scaling sweep.
 
-    They have more than two cases, or two cases without a threshold. The results of the latter
-    would be printed nowhere else.
+    These plans have more than two cases, or two cases without a threshold. Results of two cases
+    without a threshold would be printed nowhere else.
     """
     return [
         plan

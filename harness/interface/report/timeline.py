@@ -169,7 +169,7 @@ def _both(run: RunRecord, r: Rung, width: int, name: str) -> Iterator[str]:
 
 
 def _table(trusted: Sequence[Rung], width: int) -> list[str]:
-    """Return the table with as many terms as fit; one column has the sum of all others.
+    """Return the table with as many terms as fit; one column has the sum of all other terms.
 
     If names leave too little width for all terms, the names get separate lines.
     """

@@ -151,7 +151,7 @@ def difference_lines(
 
 
 def _short(name: str, most: int) -> str:
-    """Return a name of at most ``most`` characters; a name that is cut ends in two dots."""
+    """Return a name of at most ``most`` characters; a shortened name ends in two dots."""
     name = name.removeprefix("void ")
     return name if len(name) <= most else name[: most - 2] + ".."
 

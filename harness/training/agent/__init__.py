@@ -29,8 +29,9 @@ INJECTED = {
 def started_threads() -> list[str]:
     """Return the names of the threads that this program or its imports have started.
 
-    Threads of a tool are left out. A tool may start them again in a forked process. They are then
-    recognised by their names, unless a thread has the same name as the process.
+    Threads of a tool are left out. A tool may start its threads again, with other ids, in a forked
+    process. These are recognised by their names. A name that is also the name of the process
+    identifies no thread of a tool.
     """
     process = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     names = {name for name in INJECTED.values() if name != process}

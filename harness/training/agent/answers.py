@@ -153,7 +153,7 @@ def _parts(requests: Sequence[Mapping[str, Json]]) -> list[list[int]]:
     """Divide the requests among children, and return the indices of the requests of each child.
 
     Cases of the same model go to the same child, because they share the facts of the model. Cases
-    with the same user's files go to the same child, because they share the imports. Models are
+    that load the same user files go to the same child, because they share the imports. Models are
     distributed over all cores.
     """
     by_files: dict[str, list[int]] = {}
@@ -244,7 +244,7 @@ def answered(function: Callable[[], Json]) -> Json:
         raise LaunchError(
             answer["error"],
             where="agent",
-            expected="a machine that can be examined",
+            expected="a machine whose properties can be read",
             fix="scaleproof check",
         )
     return answer["ok"]

@@ -46,7 +46,8 @@ TENSOR = {
     },
 }  # fmt: skip
 
-#: Modules that need the whole sequence. If ranks split it, their ``attend(q, k, v)`` is replaced.
+#: Modules that need the whole sequence. If ranks split the sequence, the attribute ``attend`` of
+#: these modules, a function of (q, k, v), is replaced.
 CONTEXT = "block*.attention"
 
 

@@ -1,4 +1,4 @@
-"""Simulated compute: layers wait for set times; gradients are real and have set sizes.
+"""Simulated compute: layers wait instead of computing. Gradients are real and of any set size.
 
 In mode ``wait`` all layers together wait ``step_ms`` per step. A layer waits a third of its time in
 forward, a third for the gradient of its input and a third for the gradient of its weight. Overlap
@@ -6,8 +6,9 @@ with communication is real.
 
 In mode ``schedule`` step i ends i x T after the first timed step begins. The period T is computed
 from the efficiency that ``plant`` states for the world size ("2:0.95,4:0.9") and from random noise
-that is drawn for each launch. Because the right result is known, it checks all measurements. A node
-that is slowed on purpose lengthens the times in both modes.
+that is drawn for each launch. Because the correct efficiency is known, this mode shows whether the
+project measures it correctly. If a node is slowed on purpose, the times of its layers (or steps)
+are longer in both modes.
 """
 
 import time
@@ -119,7 +120,7 @@ def flops(size: Mapping[str, Json]) -> float:
 
 
 def step_s(size: Mapping[str, Json]) -> float:
-    """Return the least time of a step in seconds, which is the same on every device."""
+    """Return the least time of a step in seconds. It is the same on every device."""
     return float(size["step_ms"] / 1e3)
 
 

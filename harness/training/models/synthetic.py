@@ -1,4 +1,4 @@
-"""A model whose FLOPs and gradient bytes can be set: it varies compute against communication."""
+"""A model whose FLOPs and gradient bytes can be set separately, to vary their ratio."""
 
 from collections import OrderedDict
 from collections.abc import Mapping

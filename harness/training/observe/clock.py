@@ -10,7 +10,7 @@ import torch.distributed as dist
 #: A time stamp of the kernel and a reading of the rank's clock are treated as simultaneous if they
 #: are at most this many seconds apart.
 CLOSE_S = 0.0005
-#: Largest number of attempts to get such a pair.
+#: Largest number of attempts to read both clocks within this time.
 TRIES = 20
 
 # These are bound here, before a user's file can replace them.

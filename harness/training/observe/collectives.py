@@ -49,7 +49,7 @@ def dump_when_asked(path: Path, backend: str) -> None:
     A separate thread waits for SIGUSR2, so this works while the main thread waits inside a
     collective. SIGABRT matters because gloo aborts a rank that receives an unexpected message,
     which may be the fault of another rank. Call this before any other thread exists: SIGUSR2 must
-    be blocked in all threads, and they inherit that.
+    be blocked in all threads, and new threads inherit the blocked signals of the main thread.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 

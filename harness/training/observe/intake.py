@@ -18,14 +18,15 @@ from harness.training.observe.tensor_values import pieces
 
 #: Number of elements that are hashed in one operation. It limits the memory for 64-bit copies.
 CHUNK = 1 << 22
-#: Up to this number of multipliers are cached, so that a row of tokens is hashed in a tenth of the
-#: time.
+#: A hash multiplies each column by a pseudo-random number. Up to this number of multipliers are
+#: cached, so that a row of tokens is hashed in a tenth of the time.
 KEPT = 1 << 16
 #: Number of multipliers that an agent makes before it forks ranks, which then share its memory.
 PREPARED = 1 << 18
 #: The integer dtype for an element of this many bytes.
 _WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Number of elements that torch computes without starting threads, which an agent must not have.
+#: Largest number of elements that torch processes without starting threads. An agent must not start
+#: any, because it forks.
 _ALONE = 1 << 14
 
 
@@ -74,9 +75,10 @@ class Intake:
         self._ends.append(len(self._noted))
 
     def rows(self) -> np.ndarray:
-        """Return int64 hashes of the distinct samples of each step, shape (steps, most samples).
+        """Return int64 hashes of the distinct samples of each step, shape (steps, columns).
 
-        Rows are padded with 0. Ranks that do not have the first block record no samples.
+        There are as many columns as samples in the largest step. Rows are padded with 0. Ranks
+        that do not have the first block record no samples.
         """
         return padded(list(self._by_step()))
 

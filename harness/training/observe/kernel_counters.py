@@ -42,7 +42,7 @@ class Wire:
         )
 
     def __add__(self, other: Wire) -> Wire:
-        """Return the sum of two periods."""
+        """Return the bytes of two periods together."""
         return Wire(
             sent_bytes=self.sent_bytes + other.sent_bytes,
             resent_bytes=self.resent_bytes + other.resent_bytes,
@@ -102,8 +102,8 @@ def _written(sock: socket.socket) -> tuple[int, int] | None:
     return acked + queued, struct.unpack_from("Q", info, _RETRANSMITTED)[0]
 
 
-#: The name of a memory mapping that only the kernel shares. libuv submits its socket operations
-#: through it.
+#: The name of a memory mapping that a process shares with the kernel only. libuv submits its socket
+#: operations through it.
 KERNELS_OWN = "anon_inode:[io_uring]"
 #: The file descriptors of standard output and standard error.
 OUTPUT = (1, 2)
@@ -191,7 +191,7 @@ class MeterReading:
     helpers. ``busy_s`` is the time for which the rank's cores worked for any process.
     ``throttled_s`` is the time for which a CPU quota stopped the rank. ``waited_s`` is the time for
     which its threads were ready but had no core. All times are in s. ``written_bytes`` counts the
-    bytes that the rank wrote to files and sockets, and ``wire`` those on its sockets.
+    bytes that the rank wrote to files and sockets, and ``wire`` the bytes on its sockets.
     """
 
     kernel_s: float

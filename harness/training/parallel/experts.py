@@ -57,7 +57,7 @@ def of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def shared_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
-    """Keep only this rank's experts, and make the module exchange inputs and outputs with others.
+    """Keep only this rank's experts, and make the module exchange tokens with the other ranks.
 
     The module is changed in place. Dimension 0 of its parameters is the expert.
     """

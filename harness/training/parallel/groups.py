@@ -20,7 +20,7 @@ from harness.training.transports import Codec, padded
 #: Dimensions along which all parameters are replicated, except those of experts.
 REPLICATED = (Dim.DP, Dim.EP, Dim.CP)
 
-#: The axes of a DeviceMesh. Each is a name and the dimensions of the case's mesh that it joins.
+#: The axes of a DeviceMesh. Each axis has a name, and joins these dimensions of the case's mesh.
 Axes = tuple[tuple[Dim, tuple[Dim, ...]], ...]
 
 

@@ -74,10 +74,11 @@ def expected(  # noqa: PLR0913  (each argument is a term of the closed form)
     formula: str,
     states: int = 0,
 ) -> Expected:
-    """Return the expectation of a case whose ranks send ``sent`` in every ``period``-th step.
+    """Return the expectation of a case whose ranks exchange in every ``period``-th step.
 
-    ``states`` is the number of copies of all parameters that the rule keeps. Raise ValueError if
-    the period is below 1.
+    ``sent`` is the traffic of one exchange, and ``formula`` its closed form. ``states`` is the
+    number of copies of all parameters that the rule keeps. Raise ValueError if the period is below
+    1.
     """
     if period < 1:
         raise ValueError(f"the period is {period} steps; expected at least 1")

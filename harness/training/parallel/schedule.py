@@ -259,7 +259,7 @@ class Schedule:
 def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
     """Return a schedule with its orders.
 
-    The result is cached, because hundreds of ranks take seconds.
+    The result is cached, because the orders of hundreds of ranks take seconds to compute.
     """
     schedule = Schedule(name, ranks, per_rank, micro)
     _ = schedule.orders
@@ -268,7 +268,7 @@ def _made(name: str, ranks: int, per_rank: int, micro: int) -> Schedule:
 
 @cache
 def _efficiency(schedule: Schedule, weights: tuple[float, ...]) -> float:
-    """Return the efficiency of a schedule. It is cached because several cases need the same."""
+    """Return the efficiency of a schedule, cached because several cases have this schedule."""
     return schedule.played(weights).efficiency
 
 
@@ -286,7 +286,7 @@ def _one_stage(stage: int, ahead: int, micro: int) -> Iterator[Action]:
 
 
 def _plain(actions: Sequence[Any]) -> Iterator[Action]:
-    """Yield those of torch's actions that compute. Pairs that torch overlaps are separated."""
+    """Yield torch's actions that compute. A pair of overlapped actions becomes two actions."""
     kinds = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
     for action in actions:
         for part in (action.sub_actions or (action,)) if action is not None else ():

@@ -68,7 +68,7 @@ class Seen(NamedTuple):
 
 
 class ByteCounter:
-    """Counts this rank's traffic in the steps of one whole period of exchanges."""
+    """Counts this rank's traffic in one period: from one exchange of the ranks to the next."""
 
     def __init__(self, ctx: RankContext, steps: range) -> None:
         self.ctx = ctx
@@ -137,7 +137,7 @@ def added(
 
 
 def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen) -> list[Check]:
-    """Compare the traffic of one period with the strategy's closed form of the expected bytes.
+    """Compare the bytes of one period of exchanges with the strategy's closed form.
 
     The issued payloads are compared operation by operation. Gloo's sends are left out, because the
     flight recorder does not see them. Under gloo the bytes on the sockets are compared, too.
@@ -187,7 +187,7 @@ def byte_checks(loaded: Loaded, case: CaseSpec, ctx: RankContext, traffic: Seen)
 
 
 def _against(sent: float, want: float, expected: Expected) -> str:
-    """Return the ratio of the sent to the expected bytes, and to those of a dense exchange.
+    """Return the ratio of the sent bytes to the expected bytes, and to a dense exchange's bytes.
 
     For example ``50.3x of (N-1) 8 k, 1.00x of dense``.
     """
@@ -262,12 +262,12 @@ def communication_checks(
 ) -> Iterator[Check]:
     """Check that training on some ranks changes the parameters of the other ranks.
 
-    One bit of their numbers divides the ranks into two halves. One half trains on different samples
-    than usual. The parameters of the other half must then change, too. It is enough if one of the
-    two directions works, because strategies such as federated averaging draw a few ranks whose
-    updates reach the rest. Up to eight shards are divided by every bit in turn. More shards are
-    divided by the lowest, the middle and the highest bit, so that the cost does not grow with the
-    world.
+    One bit of the shard's number divides the ranks into two halves. One half trains on different
+    samples than usual. The parameters of the other half must then change, too. It is enough if one
+    of the two directions works, because strategies such as federated averaging draw a few ranks
+    whose updates reach the rest. Up to eight shards are divided by every bit in turn. More shards
+    are divided by the lowest, the middle and the highest bit, so that the cost does not grow with
+    the world.
 
     ``seen`` holds, for each step, what each rank had received from the other ranks. Only some
     strategies depend on it. This is a collective of all ranks.
@@ -298,7 +298,7 @@ def communication_checks(
             names = ", ".join(map(str, apart[:SHOWN]))
             worst = (
                 f"fraction of a change on ranks {names}{more} that reaches the other ranks"
-                " (or of a change there that reaches these ranks)"
+                " (or of a change on the other ranks that reaches these ranks)"
             )
     yield Check(
         name="ranks_hear_each_other",
@@ -532,7 +532,7 @@ def switches(case: CaseSpec, device: torch.device) -> Iterator[Check]:
         yield _check(
             "priority_stream",
             bool(options.options.is_high_priority_stream),
-            "checked on NCCL's stream",
+            "the priority of NCCL's stream was checked",
             case,
         )
     if case.power_cap_w:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from harness.record import Check
 from harness.training.context import Compressor, RankContext
 
-#: A gradient is folded into this number of sums. Each sum adds some of its elements, with random
-#: signs.
+#: A gradient is folded into this number of sums. Each sum adds some elements of the gradient, with
+#: random signs.
 WIDTH = 65_536
 #: Steps that are examined together as one block.
 BLOCK = 8
@@ -215,7 +215,8 @@ SURE_OF_LENGTH = 5.0
 SPIKE = 10_000.0
 #: Number of test gradients, each with one spike in every tensor.
 SPIKES = 8
-#: After many calls of a hook, the error of a spike may be this factor times that of a new hook.
+#: After many calls of a hook, the error of a spike may be this factor times the error with a
+#: new hook.
 WORSE = 1.25
 #: Relative error of a spike that is allowed in addition to that product.
 WORSE_BY = 0.02
@@ -405,8 +406,8 @@ def _as_when_new(ctx: RankContext, compressor: Compressor, calls: int) -> Check:
     """Check that a hook transmits a spike after ``calls`` calls as well as a new hook does.
 
     In each test gradient, one element of each tensor is much larger than all others (a spike). Only
-    one rank at a time has it. No compressor may leave that element out. The limit for the relative
-    error of the old hook follows from the error of a new hook.
+    one rank at a time has the spike. No compressor may leave that element out. The limit for the
+    relative error of the old hook follows from the error of a new hook.
     """
     new = _spikes_off(CodecTrial(ctx, compressor))
     trial = CodecTrial(ctx, compressor)
@@ -564,8 +565,8 @@ def _unbiased(ctx: RankContext, compressor: Compressor) -> Check:
 def _as_long(ctx: RankContext, compressor: Compressor) -> Check:
     """Check that outputs have, on average, the gradient's length in the gradient's direction.
 
-    If all elements are one percent too large, the noise of each element hides it. The noise of this
-    length, which is a sum over all elements, does not.
+    If all elements are one percent too large, the noise of a single element hides this error. The
+    length is a sum over all elements. Its noise is small, so it shows the error.
     """
     trial = CodecTrial(ctx, compressor)
     gradient = trial.drawn(0).double()

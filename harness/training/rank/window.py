@@ -64,8 +64,8 @@ class StepLog:
 
     A timed step contains the training and this recording, and nothing else. ``marks_s[0]`` is the
     time of the start in s, and ``marks_s[i]`` the time after step i - 1. ``period_s`` paces
-    simulated compute: steps end at multiples of this period in s. They are counted from the start
-    of the window, and again from the start of the kept window. ``misses`` counts the steps that
+    simulated compute: steps end at multiples of this period (in s) after the start of the window,
+    or after the start of the kept window once that has begun. ``misses`` counts the steps that
     ended after their deadline. ``behind`` is the number of steps that the training made before this
     window.
     """

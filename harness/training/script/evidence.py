@@ -40,7 +40,7 @@ from harness.training.script.watch import Watch
 
 #: A step is unusual if its number of rows differs from the median by more than this fraction.
 FEW = 0.02
-#: Largest number of file names, or of names of unstepped parts, in a record.
+#: Largest number of file names in a record, and of names of parts that no optimizer steps.
 FILES = 8
 #: Number of characters of a part's digest that a record stores.
 SHORT = 6
@@ -326,8 +326,9 @@ def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
     """Return whether the trained parameters are bitwise equal before the first step and at the end.
 
     If backward passes reach the parameters of a root module, these parameters have to change. An
-    optimizer that steps copies and never copies them back trains nothing. The result is False for a
-    rank without a part of a sharded model, and if all learning rates are 0.
+    optimizer that updates copies of the parameters, but never writes them back to the module,
+    trains nothing. The result is False for a rank without a part of a sharded model, and if all
+    learning rates are 0.
     """
     rates = _rates(watch)
     parts = [tensor_values.local(parameter) for parameter in watch.parameters()]
@@ -424,7 +425,7 @@ def _exchanged(watch: Watch) -> Exchanged:
 def _rows_of_roots(watch: Watch) -> dict[str, int]:
     """Return how many rows reached each root module in the last step.
 
-    Only roots that were called in the window are included, or all roots if none was.
+    Only roots that were called in the window are included, or all roots if none was called.
     """
     edges = watch.edges()
     window = edges[watch.task.cut], edges[-1]

@@ -112,7 +112,7 @@ class Hooks:
         self._undo: list[Callable[[], None]] = []
 
     def install(self, prepared: Preparation | None = None) -> None:
-        """Install all hooks. ``prepared`` holds the loaders and optimizers made before."""
+        """Install all hooks. ``prepared`` holds the loaders and optimizers already made."""
         self._prepared = prepared or self._prepared
         self.loaders.handed = self._observer.handed
         self._prepared.install()
@@ -350,7 +350,7 @@ class Hooks:
         self._open = None
 
     def _forget_step(self, key: int) -> None:
-        """Remove this optimizer's step, and the steps within it, from the running ones."""
+        """Remove this optimizer's step, and the steps within it, from the running steps."""
         if key in self._in_step:
             del self._in_step[self._in_step.index(key) :]
 

@@ -68,7 +68,7 @@ def _over_all_ranks(wrapper: nn.Module) -> bool:
 def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
     """Return the bytes of the complete parameters.
 
-    Of a parameter that FSDP1 has flattened, this rank holds only a shard. All shards have the same
+    This rank holds only a shard of a parameter that FSDP1 has flattened. All shards have the same
     size, so the size of a shard is multiplied by the number of ranks.
     """
     flattened = _flattened(roots)

@@ -86,6 +86,6 @@ def prepare(spec: LaunchSpec, node: int) -> None:
     assert isinstance(task, Break | Script)
     if isinstance(task, Script) and task.clean:
         doctor.remove_paths(folder, task.clean)
-    # A resumed training works in the same folder, where it finds the interrupted one's checkpoints.
+    # A resumed training works in the same folder, which has the interrupted training's checkpoints.
     elif not (isinstance(task, Break) and folder.is_dir()):
         copies.copy(Path(task.folder), folder, folder.parent, task.data)

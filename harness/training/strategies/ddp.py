@@ -87,7 +87,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """Wrap the model in DistributedDataParallel; only the last micro-batch all-reduces.
 
     The knob ``first_bucket_mb`` is the size of the bucket that is ready first. If it is 0, this
-    bucket has the size of the others.
+    bucket has the size of the other buckets.
     """
     knobs = {**KNOBS, **knobs}
     more: dict[str, Any] = dict(bucket_cap_mb=knobs["bucket_cap_mb"])

@@ -30,7 +30,7 @@ def expect(
     """Expect all-gathers of parameters in forward and backward, and a reduce-scatter of gradients.
 
     Each block is gathered and reduced separately. With ``reshard`` parameters are gathered again in
-    backward, the last block included; without it they are gathered in forward only. If
+    backward, including the last block. Without ``reshard`` they are gathered in forward only. If
     ``reshard_to`` is set, each group of that many ranks keeps all parameters between forward and
     backward. With ``mixed`` parameters are kept in fp32, but gathered and used in bf16.
 
@@ -115,8 +115,8 @@ def _refuse(case: CaseSpec, n: int, replicas: int, knobs: Knobs) -> None:
     kept = not knobs["reshard"] or again or replicas > 1
     if case.phase is Passes.FORWARD and kept:
         raise ValueError(
-            "phase=forward needs reshard=True, reshard_to=0 and no replicas, because parameters"
-            " that stay gathered would not be gathered again"
+            "phase=forward needs reshard=True, reshard_to=0 and no replicas: otherwise parameters"
+            " stay gathered after the first forward pass, and later passes have no all-gather"
         )
 
 

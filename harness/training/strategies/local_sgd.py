@@ -40,7 +40,9 @@ def expect(
     if (knobs["until"] or knobs["growth"] != 1) and group > 1:
         raise ValueError(f"group={group} is supported with until=0 and growth=1 only")
     if knobs["growth"] < 1:
-        raise ValueError(f"growth is {knobs['growth']}; expected at least 1, or periods vanish")
+        raise ValueError(
+            f"growth is {knobs['growth']}; expected at least 1, because periods must not shrink"
+        )
     if n % group or (group > 1 and group == n):
         raise ValueError(f"group={group} does not divide {n} ranks into several equal groups")
     whole = outer.payload(model)

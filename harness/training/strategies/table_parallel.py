@@ -123,7 +123,8 @@ class _Exchanged(torch.autograd.Function):
 def exchanged(x: Tensor, given: list[int], got: list[int]) -> Tensor:
     """Exchange rows (slices along dimension 0) by an all-to-all, and return the received rows.
 
-    ``given`` holds the number of rows sent to each rank, and ``got`` the number received from each.
+    ``given`` holds the number of rows sent to each rank, and ``got`` the number received from
+    each rank.
     """
     out = x.new_empty((sum(got), *x.shape[1:]))
     dist.all_to_all_single(out, x, got, given)

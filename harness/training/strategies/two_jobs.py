@@ -19,8 +19,8 @@ Gradients: TypeAlias = Sequence[Tensor]
 SUPPORTS = dict(
     recovers=False, worlds="any", oracle="simulated", beside="two_jobs", initial="broadcast", jobs=2
 )
-#: ``talking`` is the number of jobs that exchange gradients. If it is 1, the second job only
-#: computes. If the first job is slower with 2 than with 1, only the shared fabric can be the cause.
+#: ``talking`` is the number of jobs that exchange gradients. With ``talking=1`` the second job only
+#: computes. If the first job is slower with ``talking=2``, only the shared fabric can be the cause.
 KNOBS = dict(talking=2)
 RANGES = dict(talking=(1, 2))
 JOBS = 2  # must equal ``jobs`` in SUPPORTS

@@ -24,7 +24,7 @@ class Tuned:
 
 
 def untuned(case: CaseSpec) -> CaseSpec:
-    """Return the case without compiled code and 8-bit products, as its operators are counted."""
+    """Return the case without compiled code and 8-bit products; its operators can be counted."""
     precision = Precision.FP32 if case.precision is Precision.FP8 else case.precision
     return replace(case, compiled=Compiled.NO, precision=precision)
 

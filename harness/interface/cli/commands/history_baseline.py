@@ -179,7 +179,7 @@ def _taken(
 ) -> ExpectedValue | None:
     """Return the value to store, or None if a better value is not confirmed by a second run.
 
-    Of two runs that show a better value, the weaker value is stored.
+    If two runs show a better value, the weaker one of their values is stored.
     """
     if old is None or not _better(new, old):
         return new

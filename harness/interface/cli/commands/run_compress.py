@@ -82,14 +82,15 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "--tuned",
         action="store_true",
-        help="also train each with the optimizer of its publication, at its best learning rate",
+        help="also train each compressor with the optimizer of its publication, at its best"
+        " learning rate",
     )
     sub.add_argument(
         "--confirm",
         default="",
         metavar="CODEC",
-        help="measure it and dense training on emulated links of 0.5, 1 and 2 times its break-even"
-        " rate",
+        help="measure this compressor and dense training on emulated links of 0.5, 1 and 2 times"
+        " its break-even rate",
     )
 
 

@@ -124,7 +124,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
 def _shown_ranks(launch: LaunchRecord) -> list[int]:
     """Return the ranks to draw.
 
-    Of many ranks these are the first, the last, and the rank that caused most waiting.
+    If there are many, they are the first, the last, and the rank that caused most waiting.
     """
     ranks = [rank.rank for rank in launch.ranks]
     if len(ranks) <= RANKS:
@@ -176,8 +176,8 @@ class RankRow:
 def ranks(folder: Path, launches: Sequence[LaunchRecord]) -> list[RankRow]:
     """Return a row for each rank with its mean step in every launch, on one scale.
 
-    Of more than ``RANKS`` ranks, return the slowest. Return no rows if there is only one rank, or
-    if the samples are missing.
+    If there are more than ``RANKS``, return the slowest ranks. Return no rows if there is only one
+    rank, or if the samples are missing.
     """
     timed = [x for x in launches if x.purpose is Purpose.TIMED and x.steps is not None]
     seen = [(x, samples) for x in timed[:LAUNCHES] if (samples := _samples(folder, x))]

@@ -90,7 +90,7 @@ def _parts(mean_ns: Callable[[Term], float]) -> list[tuple[str, float]]:
 def _budgets(run: RunRecord, rung: Rung) -> list[Named]:
     """Return the budget of every profiled world size of a sweep.
 
-    Of several profiled launches of a case, take the one whose step is closest to the timed steps.
+    If a case has several profiled launches, take the one whose step is closest to the timed steps.
     """
     launches = [(arm, nearest(run, arm.case)) for arm in rung.plan.arms]
     return [

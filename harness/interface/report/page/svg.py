@@ -241,7 +241,7 @@ def stacked(
     """Return horizontal stacked bars on one axis, with a legend of the parts that occur.
 
     ``mark`` is the position of a dashed line. ``most`` is the end of the axis; charts that readers
-    compare must have the same one.
+    compare must have the same ``most``.
     """
     if most is None:
         most = max([*(sum(v for _, v in b.parts) for b in bars), mark or 0.0])

@@ -131,8 +131,8 @@ def _skips(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not row.seen.skips or row.seen.unusual:
         return ""
     return (
-        "some steps have more forward passes than others, and as many backward passes: is a batch"
-        " skipped after its forward pass? Its samples are counted, too"
+        "some steps have more forward passes than others, but the same number of backward passes:"
+        " is a batch skipped after its forward pass? Its samples are counted as well"
     )
 
 
@@ -169,8 +169,8 @@ def _read_again(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if known < AGAIN or watched.workers < 2:
         return ""
     return (
-        f"{known:.0%} of a step's samples repeat others of this step, or of the step before: do all"
-        " workers of the loader read the same samples (get_worker_info)?"
+        f"{known:.0%} of a step's samples repeat other samples of this step or the previous one:"
+        " do all workers of the loader read the same samples (get_worker_info)?"
     )
 
 
@@ -243,7 +243,7 @@ def _cpu_time(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
 
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
-    """Return the CPU seconds per sample of the busiest rank, in the launch with the fewest."""
+    """Return the CPU seconds per sample of the busiest rank, in the launch that used least."""
     of_launches = [
         max(rank.cpu_s for rank in launch.ranks) * len(launch.ranks) / launch.consumed
         for launch in launches

@@ -168,7 +168,7 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
 def _accepted(row: ScriptRow, first: ScriptRow) -> list[str]:
     """Return the messages that the user accepted, each once.
 
-    They concern single launches, and differences from launches of the smallest world size.
+    The messages concern single launches, and differences from launches of the smallest world size.
     """
     of_launches = [sentence for launch in row.launches for sentence in launch.accepted]
     differences = same_training.accepted(row.arm.case, row.launches, first.launches)

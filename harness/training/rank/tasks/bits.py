@@ -163,9 +163,10 @@ class _Planted:
         handle.remove()
 
     def _due(self, place: Place, step: int, copy: int) -> bool:
-        """Return whether the flip is due at this place, step and copy.
+        """Return whether the flip is due at ``place`` in the computation, in this step and copy.
 
-        It affects only one of the copies of a micro-batch, so that the other copies show it.
+        ``copy`` is the index of a micro-batch among those that this rank computes in a step. Only
+        the first one is affected, and two other ranks compute it without the flip.
         """
         flip = self._flip
         if flip is None or flip.place is not place:

@@ -177,8 +177,9 @@ def run_gate(
 ) -> tuple[list[Check], Mapping[str, CollectiveCount], Trainer]:
     """Run all checks of the twin.
 
-    Return the checks, the collectives of one period of SGD steps, and the trainer that was built
-    last. ``context`` makes the context of a case, and ``beat`` writes a heartbeat.
+    Return the checks, the collectives of one period with SGD, and the trainer that was built last.
+    A period is the number of steps from one exchange of the ranks to the next. ``context`` makes
+    the context of a case, and ``beat`` writes a heartbeat.
     """
     if case.phase is Passes.FORWARD:
         return forward_only(loaded, replace(case, optimizer=Optimizer.SGD), context)
@@ -414,7 +415,8 @@ def _rounded_otherwise(
 ) -> Iterator[Oracle]:
     """Yield replicates that were trained on these batches.
 
-    Their gradients have other rounding errors. With ``layers``, so do the outputs of their layers.
+    Their gradients have other rounding errors. With ``layers``, the outputs of their layers have
+    other rounding errors, too.
     """
     for replicate in _replicates(loaded, case, ctx, layers=layers):
         for batches in trained:

@@ -22,7 +22,7 @@ from harness.training.rank.setup import Rank
 
 #: Seconds that the timed iterations of one operation at one size should take together.
 BUDGET_S = 0.1
-#: Smallest and largest number of these iterations.
+#: Smallest and largest number of timed iterations of one operation at one size.
 FEWEST_ITERATIONS = 3
 MOST_ITERATIONS = 30
 #: Number of runs between two events on a device. A single run would include the time that the host

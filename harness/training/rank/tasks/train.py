@@ -60,7 +60,7 @@ def prepare(spec: LaunchSpec, _: Path) -> None:
 
 
 def run(task: Train, rank: Rank) -> RankRestart:
-    """Train all steps, or those after the checkpoint, and return the record of this rank.
+    """Train all steps, or the steps after the checkpoint, and return the record of this rank.
 
     A checkpoint is saved after ``task.save_after`` steps. If the task has a fault, it is injected
     into rank ``task.rank`` before step ``task.fault_step``.

@@ -187,7 +187,7 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.ERROR)  # the logger writes to stdout
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # to build it takes 45 s
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its build takes 45 s
     kind, settings = ctx.update
     optimizer = kind(model.parameters(), **settings)
     shards: list[list[Tensor]] = []

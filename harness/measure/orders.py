@@ -71,7 +71,8 @@ def next_block(
     """Return the block that is predicted to decide a verdict soonest.
 
     The prediction is based on the scatter of the pairs so far. Return None if the remaining blocks
-    cannot decide an open verdict, or if no time is left. ``arms`` maps a plan's hash to the arms that it is timed with.
+    cannot decide an open verdict, or if no time is left. ``arms`` maps a plan's hash to the arms
+    that it is timed with.
     """
     ranked: list[tuple[float, float, NextBlock]] = []
     bare = run.bare()
@@ -264,7 +265,8 @@ def probe_again(run: Run, arms: Sequence[Arm]) -> tuple[int, Arm] | None:
     """Return (turn, baseline) of a further probe, or None after the last one.
 
     A further probe is made if only the effect of concurrent worlds is uncertain. It is cheaper than
-    a block: a probe is one launch, whereas a block whose worlds run one by one has several launches.
+    a block: a probe is one launch, whereas a block whose worlds run one by one has several
+    launches.
     """
     for arm in arms:
         probes = [

@@ -141,7 +141,7 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
         begun = _record(path) if path.is_file() else None
         if begun is not None and begun.complete:
             for _ in chain.walk(path.parent) if links is None else ():
-                pass  # The chain is only checked, because the record has its contents.
+                pass  # The record has the contents, so the chain is only checked.
             return _named(begun)
         links = chain.read(path.parent) if links is None else links
         if begun is None and not links:
@@ -202,9 +202,7 @@ def _apart(text: bytes) -> tuple[Json, list[bytes]]:
         parts = fields(text)
         launches = elements(parts.pop("launches", b"[]"))
         doc: Json = {name: json.loads(bytes(value)) for name, value in parts.items()}
-    except (
-        ValueError
-    ):  # The text has another layout. The caller decodes all of it, which reports the error.
+    except ValueError:  # another layout: the caller then decodes the whole text
         return json.loads(text), []
     if launches and doc.get("schema") not in range(UNCHANGED_SINCE, SCHEMA + 1):
         return json.loads(text), []

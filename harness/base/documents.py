@@ -30,7 +30,7 @@ def paused() -> Iterator[None]:
 
 T = TypeVar("T")
 
-#: A JSON value. The type is loose because these values cross process and file borders.
+#: A JSON value. The type is not exact, because such values are read from files or other processes.
 Json = Any
 
 
@@ -102,7 +102,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 def lean(value: Any) -> Json:
     """Return the document of a value without fields that have their default value.
 
-    Therefore a new field with a default does not change digests of older documents.
+    Because of this, a new field with a default does not change the digests of older documents.
     """
     if dataclasses.is_dataclass(value):
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
@@ -148,12 +148,12 @@ def _refuse_unknown(doc: Json, known: Json, where: str) -> None:
 
 
 def fields(text: bytes) -> dict[str, msgspec.Raw]:
-    """Return the undecoded fields of a JSON object. Raise ValueError if the text is not one."""
+    """Return the undecoded fields of a JSON object. Raise ValueError for other texts."""
     return _undecoded(text, dict[str, msgspec.Raw])
 
 
 def elements(text: msgspec.Raw | bytes) -> list[msgspec.Raw]:
-    """Return the undecoded elements of a JSON array. Raise ValueError if the text is not one."""
+    """Return the undecoded elements of a JSON array. Raise ValueError for other texts."""
     return _undecoded(text, list[msgspec.Raw])
 
 
@@ -174,7 +174,7 @@ def json_schema(cls: type, *, title: str) -> dict[str, Json]:
 def schema_text(schema: Mapping[str, Json]) -> str:
     """Return a schema as text with one line for each definition or property.
 
-    Therefore a diff shows which of them changed.
+    A diff of two schemas then shows which definitions or properties changed.
     """
     lines = []
     for key, value in schema.items():

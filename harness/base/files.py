@@ -50,7 +50,7 @@ def digest_of_package() -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-#: The file in a folder that a ``Lock`` locks. It contains the id of the process that holds it.
+#: The file in a folder that a ``Lock`` locks. It contains the id of the process with the lock.
 LOCK_FILE = ".lock"
 #: Errors of a file system that does not support locks. The lock then has no effect.
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -59,7 +59,7 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class Lock:
     """A lock on a folder that this process holds until ``release()``, or until it ends.
 
-    Raises RecordError if another process holds it.
+    Raises RecordError if another process holds the lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Lock:
             raise RecordError(
                 f"this run is being measured by {holder}",
                 where=str(folder),
-                expected="one process at a time",
+                expected="a run that no other process is measuring",
                 fix=f"scaleproof report {folder}",
             ) from None
         except OSError as error:
@@ -84,8 +84,8 @@ class Lock:
         os.pwrite(descriptor, f"process {os.getpid()}".encode(), 0)
 
 
-#: Free bytes below which a disk counts as full during a run. The chain needs space for
-#: measurements, and the record for its final state.
+#: Free bytes below which a disk counts as full during a run. The rest is needed to write further
+#: measurements to the chain, and to write the final record.
 FLOOR_BYTES = 64 << 10
 #: Free bytes below which a disk counts as full before a run begins.
 ROOM_BYTES = 128 << 10
@@ -106,14 +106,14 @@ class FullDiskError(UnwrittenError):
 
     def __init__(self, folder: Path, *, begun: bool = True) -> None:
         of_run = (folder / CHAIN).exists()
-        fix = "rm -r OLD_RUNS, and run again: nothing was launched"
+        fix = "rm -r OLD_RUNS, and run again; nothing was launched"
         if begun:
             then = f"scaleproof run --resume {folder}" if of_run else "the same command again"
             fix = f"rm -r OLD_RUNS, then {then}"
         super().__init__(
             "no space is left on this disk",
             where=str(folder),
-            expected="a few MB for a run; all measurements so far are kept",
+            expected="a few MB of free disk space for a run; all measurements so far are kept",
             fix=fix,
         )
 
@@ -125,7 +125,7 @@ def unwritten(folder: Path, why: OSError) -> UnwrittenError:
     return UnwrittenError(
         f"cannot be written: {why.strerror or why}",
         where=str(folder),
-        expected="a disk that accepts writes; all measurements so far are kept",
+        expected="a disk that can be written to; all measurements so far are kept",
         fix=f"scaleproof run --resume {folder}",
     )
 
@@ -144,8 +144,9 @@ def writing_to(folder: Path) -> Iterator[None]:
 def refuse_full(folder: Path, *, begun: bool = True) -> None:
     """Raise FullDiskError if the disk is almost full.
 
-    The check shows that a launch failed because of the disk and not because of its case. Before a
-    run has ``begun``, the limit is larger, because a run without a chain cannot be resumed.
+    If this check fails after a launch has failed, the cause of the failure is the disk and not the
+    case. More free space is required before a run has ``begun``, because a run without a chain
+    cannot be resumed.
     """
     if shutil.disk_usage(folder).free < (FLOOR_BYTES if begun else ROOM_BYTES):
         raise FullDiskError(folder, begun=begun)

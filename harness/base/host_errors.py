@@ -7,7 +7,8 @@ from pathlib import Path
 from harness.base import files
 from harness.base.errors import HostError, ScaleproofError
 
-#: The expected state and the fix for each error. For other errors the fix is ``scaleproof check``.
+#: For each error number, the expected state and the fix. For other errors the fix is
+#: ``scaleproof check``.
 _KNOWN = {
     errno.ENOTDIR: ("a folder, but this is a file", "--results another/folder"),
     errno.EEXIST: ("a folder, but this is a file", "--results another/folder"),

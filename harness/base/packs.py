@@ -191,7 +191,7 @@ def opened(path: Path) -> IO[bytes]:
     if path.is_file() or (pack := _pack(path)) is None:
         return path.open("rb")
     try:
-        with zipfile.ZipFile(pack) as together:  # the returned member keeps the pack open
+        with zipfile.ZipFile(pack) as together:  # the returned file object keeps the pack open
             return together.open(path.name)
     except (KeyError, zipfile.BadZipFile) as error:
         raise OSError(str(error)) from None

@@ -1,9 +1,9 @@
 """Protection of the standard streams against closed pipes and full disks.
 
-If a stream breaks, the program continues without its output. Commands such as ``verify RUN | true``
-and ``run CASE | head -1``, or with ``2>&-`` or ``> /dev/full``, end with the same status as in a
-terminal. An exception is output that is lost because a disk is full: then the program does not
-report success.
+If a stream breaks, the program continues and discards further output to this stream. The exit
+status is the same as in a terminal, for example for ``verify RUN | true``, for
+``run CASE | head -1``, or if standard error is closed (``2>&-``). There is one exception: if output
+is lost because a disk is full (``> /dev/full``), the program never reports success.
 """
 
 import io
@@ -42,10 +42,10 @@ class ClosedPipeWriter:
             self._turn_away(error)
 
     def _turn_away(self, why: OSError) -> None:
-        """Redirect the descriptor to /dev/null, for buffered output and for child processes.
+        """Redirect the descriptor to /dev/null, so that later output does not fail.
 
-        Standard error gets a message about a full disk. A reader that closed the pipe needs no
-        message.
+        This also covers buffered output and the output of child processes. If the disk is full,
+        also print a message on standard error. Print no message if the reader closed the pipe.
         """
         if not isinstance(why, BrokenPipeError) and self._stream is not sys.__stderr__:
             self.lost = True
@@ -96,14 +96,14 @@ def kept_open() -> Iterator[Streams]:
 def _fill() -> None:
     """Open /dev/null in place of closed standard streams.
 
-    Otherwise the next file would get such a descriptor, and the output of child processes would go
-    into it.
+    Otherwise the next file that is opened would get the descriptor of a closed stream, and the
+    output of child processes would go into this file.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # open() returns the lowest free descriptor, which is this one.
+            # open() returns the lowest free descriptor, which is ``number``.
             os.open(os.devnull, os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115

@@ -46,7 +46,7 @@ def interval(values: Sequence[float], radius: Callable[[float, int], float | Non
 def t_interval(values: Sequence[float], alpha: float) -> Interval:
     """Return Student's t interval of the mean with two-sided error ``alpha``.
 
-    It is valid only if it is evaluated once, not repeatedly while values are added.
+    The interval is valid only if it is evaluated once, and not repeatedly while values are added.
     """
     return interval(values, lambda sd, n: t_quantile(1 - alpha / 2, n - 1) * sd / math.sqrt(n))
 
@@ -80,7 +80,8 @@ def slope(values: Sequence[float], alpha: float = 0.05) -> Interval:
 def quantile(values: Sequence[float], q: float) -> float:
     """Return a quantile by linear interpolation.
 
-    This is the default method of numpy, but it does not depend on the version of numpy.
+    This is numpy's default method. It is implemented here so that results do not depend on the
+    version of numpy.
     """
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
@@ -92,8 +93,8 @@ def quantile(values: Sequence[float], q: float) -> float:
 def karp_flatt(speedup: float, num_ranks: float) -> float | None:
     """Return the experimentally determined serial fraction (Karp and Flatt 1990); None at one rank.
 
-    It applies to strong scaling. ``num_ranks`` is the subject's number of ranks divided by the
-    baseline's number of ranks.
+    The fraction applies to strong scaling. ``num_ranks`` is the subject's number of ranks divided
+    by the baseline's number of ranks.
     """
     if num_ranks <= 1:
         return None

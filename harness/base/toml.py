@@ -198,7 +198,7 @@ def check_table(table: TomlTable, keys: Mapping[str, Key], problems: Problems, n
         line = table.lines.get(key, table.line)
         if key not in keys:
             hint = meant(key, keys)
-            # The hint names the key that was meant, so that key is not reported as missing, too.
+            # If the hint names a required key, this key is not reported as missing, too.
             missing = [k for k in missing if repr(k) not in hint]
             problems.add(line, f"unknown key {key!r} in [[{name}]]", hint)
             continue

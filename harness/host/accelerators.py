@@ -75,7 +75,9 @@ def no_gpu(build: str, version: str, vendor: str = "NVIDIA") -> Misfit | None:
     expected = f"a {'CUDA' if wanted == 'cuda' else 'ROCm'} build of torch"
     if kind == "xpu":
         what = f"torch {version} is built for Intel GPUs ({number})"
-        return Misfit(what, f"{expected}: other GPUs are not supported", "--cpus 2")
+        return Misfit(
+            what, f"{expected}, because GPUs of other vendors are not supported", "--cpus 2"
+        )
     if kind == "hip":
         return Misfit(f"torch {version} is built for ROCm {number}", expected, wheel)
     if kind == "cuda":
@@ -95,13 +97,13 @@ def hidden(build: str, version: str, driver: Path = _DRIVER) -> Misfit | None:
     if build.startswith("hip"):
         return Misfit(
             "ROCm's driver shows no GPU (/sys/class/kfd)",
-            "the kernel module amdgpu, and its devices inside the container",
+            "a loaded kernel module amdgpu, and access to its devices inside the container",
             "docker run --device /dev/kfd --device /dev/dri ...",
         )
     if driver.exists():
         return Misfit(
             f"a driver is loaded ({driver}), but its library libnvidia-ml.so.1 does not answer",
-            "NVML, which reports names, memory and clocks",
+            "a working NVML library, which reports names, memory and clocks of GPUs",
             "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
         )
     return None
@@ -117,18 +119,19 @@ def misfit(seen: Accelerators, machine: Machine, version: str, wanted: int) -> M
         expected = f"a driver for {seen.build}"
         return Misfit(f"torch cannot use the GPUs: {seen.error}", expected, "nvidia-smi")
     if machine.mig and wanted > 1:
-        expected = "whole GPUs, because NCCL can use at most one slice of a GPU"
-        return Misfit("its GPUs are divided into MIG slices", expected, "--gpus 1")
+        expected = "GPUs that are not divided, because NCCL can use at most one slice of a GPU"
+        return Misfit("the GPUs of this machine are divided into MIG slices", expected, "--gpus 1")
     if len(seen.names) < wanted:
         expected = (
-            "enough GPUs in CUDA_VISIBLE_DEVICES, and the nodes listed in the order of --nodes"
+            "enough GPUs in CUDA_VISIBLE_DEVICES on each node, and a list of nodes whose order"
+            " is the order of the GPU counts in --nodes"
         )
         message = (
             f"NVML sees {machine.num_gpus} GPUs, torch {len(seen.names)}, but {wanted} are needed"
         )
         return Misfit(message, expected, look)
     if not seen.as_nvml:
-        expected = "the same order, because clocks and cores are assigned to ranks in NVML's order"
+        expected = "GPUs in the order of NVML, because clocks and cores are assigned to ranks in it"
         return Misfit(
             "torch and NVML number the GPUs in different orders",
             expected,

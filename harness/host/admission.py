@@ -16,7 +16,7 @@ from harness.base import programs
 from harness.host import devices as sheets, fabric, machine, nvml, vendor
 from harness.host.fabric import LinkClass
 
-#: The largest fraction of the CPU time of the cores in use that other processes may take.
+#: Upper limit of the fraction of CPU time that other processes may use on the cores of a run.
 FOREIGN_LOAD = 0.25
 #: The largest fraction of a window for which a CPU quota may throttle ranks.
 THROTTLED = 0.05
@@ -97,7 +97,7 @@ def load() -> Finding:
     if busy := workers.computing():
         leftovers = set(workers.left())
         if gone := " ".join(str(p) for p in busy if p in leftovers):
-            advice = f"end these processes, whose run is gone: kill {gone}"
+            advice = f"end these processes, whose run has ended: kill {gone}"
             return _bad("load", f"{text}; ranks that a run left behind are computing", advice)
         runs = " ".join(map(str, workers.runs()))
         return _bad(
@@ -106,7 +106,9 @@ def load() -> Finding:
             "wait until that run has ended",
         )
     if share > FOREIGN_LOAD:
-        advice = "find these processes (top -d 1), stop them or use another machine, and run again"
+        advice = (
+            "find the other processes (top -d 1), stop them or use another machine, and run again"
+        )
         return _bad("load", text, advice)
     return Finding(check="load", level=Level.OK, text=text)
 
@@ -153,13 +155,13 @@ class Workers:
         return ticks
 
     def left(self) -> list[int]:
-        """Return the processes whose main program is gone, so that no program will end them."""
+        """Return the processes whose main program has ended, so that no program will end them."""
         return sorted(p for p in self._before if not Path(f"/proc/{self._owners[p]}").exists())
 
     def runs(self) -> list[int]:
         """Return the process ids of the main programs to which these processes belong.
 
-        Main programs that are gone are left out.
+        Main programs that have ended are left out.
         """
         leftover = set(self.left())
         return sorted({self._owners[p] for p in self._before if p not in leftover})
@@ -215,11 +217,11 @@ def gpus(devices: Sequence[vendor.Gpu]) -> list[Finding]:
         findings.append(_bad("gpus", text, "nvidia-smi --reset-applications-clocks"))
     if len(names) > 1:
         text = f"the GPUs are of different models: {' + '.join(names)}"
-        advice = "use baseline sum_of_devices"
+        advice = "use the baseline sum_of_devices"
         findings.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     num_cpus = len(os.sched_getaffinity(0))
     if num_cpus < CPUS_PER_GPU * len(devices):
-        text = f"{num_cpus} CPUs for {len(devices)} GPUs"
+        text = f"this process may use {num_cpus} CPUs for {len(devices)} GPUs"
         advice = f"use at least {CPUS_PER_GPU * len(devices)} CPUs; Slurm: --exclusive, or cpus"
         findings.append(Finding(check="gpus", level=Level.WARN, text=text, advice=advice))
     usual = f"{len(devices)}x {names[0]}, driver {vendor.driver()}"
@@ -256,7 +258,7 @@ def _gpu(g: vendor.Gpu) -> Iterator[Finding]:
         )
     elif g.used_bytes is not None and g.used_bytes > IDLE_DEVICE_BYTES:
         text = f"GPU {g.index} has {g.used_bytes / 2**30:.1f} GiB in use by unknown processes"
-        yield _bad("gpus", text, "nvidia-smi; a process of another container may hold it")
+        yield _bad("gpus", text, "nvidia-smi; a process of another container may use this memory")
     if g.power_limit_w and g.default_limit_w and g.power_limit_w < g.default_limit_w:
         text = f"GPU {g.index} is capped at {g.power_limit_w} of {g.default_limit_w} W"
         advice = "the cap is part of the machine's fingerprint; nvidia-smi -pl changes it"
@@ -319,7 +321,7 @@ def _broken(g: vendor.Gpu, log: str) -> Iterator[Finding]:
 
 
 def _without_links(devices: Sequence[vendor.Gpu]) -> Iterator[Finding]:
-    """Find GPUs that can reach each other only over PCIe although they have NVSwitch or xGMI."""
+    """Find GPUs that can reach each other only over PCIe although their model has faster links."""
     sheet = sheets.named(devices[0].name)
     used = {device.index for device in devices}
     pairs = [pair for pair in vendor.topology() if {pair.a, pair.b} <= used]
@@ -328,7 +330,7 @@ def _without_links(devices: Sequence[vendor.Gpu]) -> Iterator[Finding]:
     if over_pcie and sheet is not None and sheet.link in (LinkClass.NVSWITCH, LinkClass.XGMI):
         text = f"{devices[0].name} GPUs are connected by {link} instead of {sheet.link}"
         tool = "rocm-smi --showtopo" if sheet.link is LinkClass.XGMI else "nvidia-smi topo -m"
-        advice = f"{tool}; a virtual machine may lack the links, or a fabric manager"
+        advice = f"{tool}; a virtual machine may have no access to the links, or no fabric manager"
         yield _bad("gpus", text, advice)
 
 

@@ -87,7 +87,8 @@ def _links(node: Path) -> dict[int, int]:
     links = [_properties(link) for link in (node / "io_links").glob("*")]
     links += [_properties(link) for link in (node / "p2p_links").glob("*")]
     known = [link for link in links if {"node_to", "type"} <= link.keys()]
-    # The links are sorted so that xGMI replaces PCIe: if a pair has both, it uses xGMI.
+    # xGMI links are sorted after PCIe links and replace them in the mapping. A pair that has both
+    # uses xGMI.
     kinds = sorted((link["type"], link["node_to"]) for link in known)
     return {to: kind for kind, to in kinds if kind in (_PCIE, _XGMI)}
 

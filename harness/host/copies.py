@@ -38,12 +38,12 @@ class Stamp(NamedTuple):
     size: int
 
 
-#: The stamp of each file, by its path relative to the user's folder.
+#: A stamp for each file, by the file's path relative to the user's folder.
 Stamps: TypeAlias = dict[str, Stamp]
 
 
 def shared_stamps(folder: Path, data: Sequence[str]) -> Stamps:
-    """Return a stamp (inode, modification time, size) of every file in ``data`` and its folders."""
+    """Return a stamp (inode, modification time, size) of every file in the paths ``data``."""
     by_path: Stamps = {}
     for path in _files(folder, data):
         with contextlib.suppress(OSError):  # the file was removed meanwhile, so it has no stamp
@@ -115,7 +115,7 @@ def _mounted(libc: ctypes.CDLL, path: bytes) -> bool:
 MOST_BYTES = 2 << 30
 #: Maximum number of files that one launch may copy.
 MOST_FILES = 20_000
-#: Names of folders that are not copied, because a training does not read them.
+#: Names of folders that are not copied, because trainings do not read these folders.
 LEFT_OUT = frozenset({".git", ".hg", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
@@ -135,8 +135,8 @@ class CopiedEntry:
 def entries(folder: Path, results: Path, data: Sequence[str] = ()) -> Iterator[CopiedEntry]:
     """Yield the entries of a copy of ``folder``. A folder is yielded before its content.
 
-    ``results`` is the folder of runs, which is left out. The paths in ``data`` become links to the
-    originals.
+    ``results`` is the folder of runs, which is not copied. The paths in ``data`` become links to
+    the originals.
     """
     shared = {(folder / path).resolve() for path in data}
     root = folder.resolve()
@@ -148,8 +148,8 @@ def _inside(
 ) -> Iterator[CopiedEntry]:
     """Yield the entries in the folder ``here``.
 
-    ``above`` maps the resolved path of this folder and of each folder above it to its name in the
-    copy, the root first.
+    ``above`` maps the resolved paths of this folder and of each folder above it to their names in
+    the copy. The root is the first entry.
     """
     root = next(iter(above))
     name = list(above.values())[-1]
@@ -170,7 +170,7 @@ def _inside(
             if entry.name in LEFT_OUT or results.is_relative_to(target):
                 continue
             if root.is_relative_to(target):
-                continue  # a link to a folder above the root would be copied without end
+                continue  # such a link would be followed without end
             if (path / "pyvenv.cfg").is_file():
                 yield CopiedEntry(relative, path, link=str(target))
                 continue
@@ -201,7 +201,7 @@ def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
             raise SpecError(
                 f"--data {path}: no such file or folder",
                 where=str(folder),
-                expected="a path that the script only reads",
+                expected="an existing path that the script only reads",
                 fix=f"ls {folder}",
             )
     size: dict[str, int] = {}

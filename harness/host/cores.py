@@ -37,7 +37,7 @@ def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
 def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
     """Return the seconds for which a quota throttled this group or one above it.
 
-    Return None if the kernel does not report it.
+    Return None if the kernel does not report this time.
     """
     seconds = []
     for group in _groups(root, membership):
@@ -95,7 +95,7 @@ class RunQueue(NamedTuple):
 def read(tasks: Path = TASKS) -> RunQueue | None:
     """Return the times of all threads of this process.
 
-    Return None if the kernel does not report them (``CONFIG_SCHED_INFO``).
+    Return None if the kernel does not report these times (``CONFIG_SCHED_INFO``).
     """
     cpu_s: dict[str, float] = {}
     waited_s: dict[str, float] = {}
@@ -175,8 +175,8 @@ def beside(
 
     ``near_each`` has the local CPUs of each visible GPU; if it is empty, the rank may use all
     allowed CPUs. ``tasks`` is the number of separate tasks that start the ranks of the node. If
-    there are several, a scheduler may have bound each task to certain CPUs, which are then not
-    divided again.
+    there are several tasks, a scheduler may have bound each of them to certain CPUs. The CPUs of a
+    task are then not divided again.
     """
     allowed = os.sched_getaffinity(0)
     bound = tasks > 1 and len(allowed) < (os.cpu_count() or 1)
@@ -189,7 +189,10 @@ def beside(
 
 
 def in_turn(first: int, count: int, allowed: Collection[int]) -> tuple[int, ...]:
-    """Return ``count`` of the allowed CPUs from number ``first`` on, and wrap around if needed."""
+    """Return ``count`` of the allowed CPUs, in order of their numbers.
+
+    The first one is the allowed CPU at index ``first``. After the last one, the first one follows.
+    """
     cores = sorted(allowed)
     return tuple(sorted({cores[i % len(cores)] for i in range(first, first + count)}))
 

@@ -20,11 +20,12 @@ class Sheet:
     """The data sheet of a GPU model.
 
     ``memory_gib`` is its memory in GiB, ``memory_gb_s`` is the memory bandwidth in GB/s, and
-    ``tflops`` is the peak TFLOP/s by dtype. ``link_gb_s`` is the rate in GB/s at which it sends to
-    the GPUs of its node, and ``network_gb_s`` is the rate at which it sends to GPUs of other nodes.
-    ``link`` and ``network`` are the usual classes of these connections. ``mesh`` is the number of
-    devices that its links connect pairwise; 0 if this number depends on the node. ``names`` is a
-    pattern for the name that NVML reports. ``words`` is a pattern for names in published tables.
+    ``tflops`` is the peak TFLOP/s by dtype. ``link_gb_s`` is the rate in GB/s at which a GPU sends
+    to the GPUs of its node, and ``network_gb_s`` is the rate in GB/s at which it sends to GPUs of
+    other nodes. ``link`` and ``network`` are the usual classes of these connections. ``mesh`` is
+    the number of devices that are connected pairwise by direct links; 0 if this number depends on
+    the node. ``names`` is a pattern for the name that NVML reports. ``words`` is a pattern for
+    names in published tables.
     """
 
     gpu: str
@@ -100,7 +101,7 @@ def _numbers(value: object) -> dict[str, float]:
     return {str(name): float(number) for name, number in value.items()}
 
 
-#: GiB of host memory for each GPU that planned hardware is assumed to have.
+#: Assumed host memory of planned hardware, in GiB for each GPU.
 HOST_GIB = 128
 
 
@@ -140,7 +141,8 @@ def parse(text: str) -> Hardware:
         counts = text[: -len(wrong)] if match else "8x"
         raise SpecError(
             f"--on {text}: {number} {counts}{close}",
-            expected=f"8xh100, 64x8xh200 (of {_known()}), or a file",
+            expected=f"GPUSxMODEL or NODESxGPUSxMODEL, such as 8xh100 or 64x8xh200 (known models:"
+            f" {_known()}), or the path of a file",
             fix=f"--on {counts}{close}",
         )
     sheet = sheets()[match[3]]
@@ -158,8 +160,8 @@ def of_machine(name: str, machine: Machine, nodes: tuple[int, ...]) -> Hardware:
     if sheet is None:
         raise SpecError(
             f"--on {name}: the links of {machine.gpu or 'a CPU'} are unknown",
-            expected=f"a run on {_known()}",
-            fix="--on my.toml   # with link_gb_s",
+            expected=f"a run that was measured on one of these GPUs: {_known()}",
+            fix="--on my.toml   # a file with a [[hardware]] table that has link_gb_s",
         )
     return Hardware(
         name=name,
@@ -231,7 +233,9 @@ def _stated(path: Path) -> Hardware:
                     problems.add(table.lines[key], f"{key} = {value} is not above 0")
     if len(tables) != 1:
         problems.add(
-            1, f"found {len(tables)} tables [[hardware]]", "write one, with gpu, gpus and nodes"
+            1,
+            f"found {len(tables)} tables [[hardware]]",
+            "write exactly one table, with gpu, gpus and nodes",
         )
     problems.raise_any()
     (table,) = tables

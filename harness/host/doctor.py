@@ -38,8 +38,9 @@ class Component:
     """One entry of the table of minimum versions.
 
     ``least`` is the minimum version. A component with several release branches has ``trains``
-    instead: each of them is the minimum of the versions with the same first number. ``why`` and
-    ``source`` justify the minimum.
+    instead of ``least``. Each entry of ``trains`` is the minimum version of the branch with the
+    same first number. ``why`` is the reason for the minimum, and ``source`` is a document that
+    states it.
     """
 
     name: str
@@ -72,7 +73,7 @@ def compared_versions() -> list[ComparedVersion]:
 
 
 def compare_version(component: Component, here: str) -> ComparedVersion:
-    """Compare a version with the minimum of its component; SKIP if either of them is unknown."""
+    """Compare a version with the minimum of its component; SKIP if a version is unknown."""
     wanted = component.least
     if component.trains:
         line = _numbers(here)[:1]
@@ -110,7 +111,10 @@ def _here(name: str) -> str:
 
 
 def _packages(name: str) -> Iterator[str]:
-    """Yield the version of the package ``name``, and of NVIDIA's packages for CUDA 13 and 12."""
+    """Yield the version of each of these packages that is installed.
+
+    The packages are ``name`` and its variants for CUDA 13 and 12, which NVIDIA distributes.
+    """
     for package in (name, f"nvidia-{name}-cu13", f"nvidia-{name}-cu12"):
         try:
             yield metadata.version(package)
@@ -146,7 +150,7 @@ def remove_leftovers() -> int:
     mapped: set[str] | None = None
     removed = 0
     for path in SHM.glob("nccl-*"):
-        with contextlib.suppress(OSError):  # another agent may have removed the file already
+        with contextlib.suppress(OSError):  # another agent may have removed the file
             facts = path.stat()
             if facts.st_uid != os.getuid() or facts.st_mtime > old:
                 continue
@@ -215,7 +219,7 @@ def notes() -> list[str]:
 
 
 def _found(check: str, good: bool, text: str, advice: str = "", bad: Level = Level.WARN) -> Finding:
-    """Return a finding, with the level ``bad`` and the advice only if the result is not good."""
+    """Return a finding. Only a result that is not good gets the level ``bad`` and the advice."""
     level = Level.OK if good else bad
     return Finding(check=check, level=level, text=text, advice="" if good else advice)
 
@@ -281,7 +285,7 @@ def _gpus() -> Finding:
 
 
 def _leftovers() -> Finding:
-    """Check that there are no ranks or agents whose run is gone.
+    """Check that there are no ranks or agents whose run has ended.
 
     Agents notice within seconds that their main program was killed, so the check waits for them to
     exit. Processes of a run in progress do not count.
@@ -290,7 +294,7 @@ def _leftovers() -> Finding:
     while (pids := admission.Workers().left()) and time.monotonic() < gone_by:
         time.sleep(0.2)
     processes = " ".join(map(str, pids))
-    advice = f"end these processes, whose run is gone: kill {processes}"
+    advice = f"end these processes, whose run has ended: kill {processes}"
     return _found(
         "leftover ranks", not processes, f"pids {processes}" if processes else "none", advice
     )
@@ -302,7 +306,7 @@ def _locked_memory() -> Finding:
     endless = soft == resource.RLIM_INFINITY
     text = "unlimited" if endless else f"limit {soft >> 20} MiB"
     advice = (
-        "ulimit -l unlimited, because RDMA pins memory"
+        "set ulimit -l unlimited, because RDMA pins memory"
         " (Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
     )
     needed = machine.detect().infiniband
@@ -325,8 +329,13 @@ def _ways() -> Finding:
     off = environment.switched_off(
         environment.recorded(), infiniband=machine_here.infiniband, num_gpus=machine_here.num_gpus
     )
-    advice = "unset the variable, unless this connection does not work on this machine"
-    return _found("backends", not off, "; ".join(off) or "nothing is switched off", advice)
+    advice = "unset the variable, unless the connection does not work on this machine"
+    return _found(
+        "backends",
+        not off,
+        "; ".join(off) or "no connection between devices is switched off",
+        advice,
+    )
 
 
 def _versions() -> Finding:

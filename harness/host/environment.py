@@ -31,14 +31,15 @@ _SESSION = re.compile(
 )
 _DIGEST = "sha256 "
 _BACKENDS = ("nccl", "gloo")
-#: Variables that do not change speed: time-outs, addresses, logging, and the names and numbers by
-#: which a launcher identifies a process.
+#: Variables that do not change speed: time-outs, addresses, logging, and the variables with which a
+#: launcher identifies a process.
 _NO_SPEED = re.compile(
     r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$|^TORCHELASTIC_"
     r"|^OMPI_(?!MCA_)|^OMPI_MCA_(ess|orte|pmix|shmem_RUNTIME|initial_wdir)"
 )
-#: Paths of torch and CUDA, which do not change speed either. Paths of a communication backend can,
-#: because they may name its topology, its tuning plan or its plugin.
+#: Variables with paths of torch and CUDA, which do not change speed either. Variables with paths of
+#: a communication backend can change speed, because they may name a topology, a tuning plan or a
+#: plugin.
 _PLACES = re.compile(r"TRACE|VERBOSE|HOME|PATH|DIR|FILE|VISIBLE_DEVICES|^SCALEPROOF_", re.I)
 
 
@@ -78,7 +79,7 @@ def _digest(value: str) -> str:
 def of_backends(*backends: str) -> dict[str, str]:
     """Return the variables of these backends that can change speed and are not secrets.
 
-    They are part of a case. Without arguments, the backends are NCCL and gloo.
+    These variables are part of a case. Without arguments, the backends are NCCL and gloo.
     """
     prefixes = tuple(f"{backend.upper()}_" for backend in backends or _BACKENDS)
     variables = secrets.kept(dict(sorted(os.environ.items())))
@@ -92,7 +93,7 @@ def of_backends(*backends: str) -> dict[str, str]:
 def of_backend(name: str) -> bool:
     """Return whether a variable belongs to a backend and can change speed.
 
-    For example, ``NCCL_ALGO`` can, and ``NCCL_DEBUG`` cannot.
+    For example, ``NCCL_ALGO`` can change speed, and ``NCCL_DEBUG`` cannot.
     """
     return name.startswith(tuple(f"{b.upper()}_" for b in _BACKENDS)) and changes_speed(name)
 

@@ -160,7 +160,7 @@ def _link(gpus: Sequence[Gpu], pairs: Sequence[Pair], cpu: str) -> LinkClass:
 
 
 def _connected(num_gpus: int, pairs: Collection[Pair]) -> bool:
-    """Return whether every GPU reaches all others over the links of these pairs."""
+    """Return whether every GPU can reach all other GPUs over the links of these pairs."""
     ends = [{pair.a, pair.b} for pair in pairs]
     reached = set().union(*ends[:1])
     for _ in range(num_gpus):
@@ -192,7 +192,9 @@ def _ethernet(sys: Path) -> Iterator[tuple[Network, float]]:
     """Yield (ethernet, Gbit/s) of each card that is up, except IPoIB and members of a bond."""
     for card in (sys / "class/net").glob("*"):
         over_infiniband = _read(card / "type") == "32"
-        represents = "vf" in _read(card / "phys_port_name")  # it represents a virtual function
+        represents = "vf" in _read(
+            card / "phys_port_name"
+        )  # this card represents a virtual function
         behind = (card / "master/device").exists() or represents
         physical = (card / "device").exists() and not _virtual(card)
         if physical and not over_infiniband and not behind and _read(card / "operstate") == "up":

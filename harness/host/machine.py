@@ -113,8 +113,8 @@ def _limits() -> Iterator[tuple[str, str]]:
 class Machine:
     """The hardware of a machine.
 
-    ``key`` is a hash of the facts that reboots and renames do not change. ``fabric`` is None for
-    machines without a GPU, and in records of older versions.
+    ``key`` is a hash of the facts that do not change if the machine is rebooted or renamed.
+    ``fabric`` is None for machines without a GPU, and in records of older versions.
     """
 
     cpu: str
@@ -197,8 +197,9 @@ def _cores() -> int:
 def busy_s(cpus: Collection[int]) -> float | None:
     """Return for how many seconds since boot these CPUs were busy.
 
-    Time that a hypervisor took away counts as busy. Interrupts are left out, because the measured
-    program causes those of the network itself. Return None if /proc does not report the times.
+    Time that a hypervisor took away counts as busy. The time of interrupts is left out, because the
+    network traffic of the measured program causes interrupts. Return None if /proc does not report
+    the times.
     """
     names = {f"cpu{i}" for i in cpus}
     total, num_seen = 0, 0

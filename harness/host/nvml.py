@@ -94,7 +94,7 @@ def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Device:
-    """A device of NVML. Calling it queries the device: ``device("GetUUID")``."""
+    """A device of NVML. A call such as ``device("GetUUID")`` queries the device."""
 
     nvml: Any
     index: int
@@ -142,7 +142,7 @@ def _visible(nvml: Any) -> list[_Device]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return every visible device, or () without a driver."""
+    """Return every visible device, or () if there is no driver."""
     with _nvml() as nvml:
         return tuple(_gpu(device) for device in _visible(nvml)) if nvml is not None else ()
 
@@ -330,10 +330,10 @@ def follow(
 ) -> None:
     """Write a line with readings of some visible devices every ``every_s`` seconds.
 
-    ``places`` are the positions of the devices among the visible ones. ``over`` waits for the given
-    number of seconds and returns True at the end; then one last line is written. Nothing is written
-    without a driver. ``links`` adds readings of PCIe and NVLink. They are optional, because a query
-    of the PCIe counters takes 20 ms.
+    ``places`` are the positions of the devices among the visible ones. ``over(seconds)`` waits for
+    at most this time and returns True if the recording must end; one last line is then written.
+    Nothing is written without a driver. ``links`` adds readings of PCIe and NVLink. They are
+    optional, because a query of the PCIe counters takes 20 ms.
     """
     with _nvml() as nvml:
         if nvml is None:
@@ -344,7 +344,7 @@ def follow(
             while True:
                 readings = [_reading(device, links=links) for device in devices]
                 lines.write(json.dumps(readings) + "\n")
-                lines.flush()  # this process may be killed at any time
+                lines.flush()  # because this process may be killed at any time
                 if last:
                     return
                 last = over(every_s)
@@ -407,9 +407,9 @@ def summarise(
 ) -> tuple[GpuWindow, ...]:
     """Summarise the readings of each device.
 
-    Only readings within ``window_ns`` count, because devices are idle during set-up and have
-    different clocks then. If there are none, all readings count. A device that stopped answering is
-    ``lost``.
+    Only readings within ``window_ns`` count, because devices are idle during set-up and then have
+    different clocks. If no reading is within the window, all readings count. A device that stopped
+    answering is marked as ``lost``.
     """
     windows = []
     for index in sorted({r["index"] for poll_ in polls for r in poll_}):
@@ -470,7 +470,7 @@ def _spread(rows: Sequence[dict[str, Json]], key: str) -> tuple[Any, ...] | None
 def refused_power_cap(watts: int) -> str:
     """Return the reason why devices cannot be limited to this power, or "" if they can.
 
-    Nothing is changed, because the test sets the current limit again.
+    The function tests this by setting the current limit again, so no limit changes.
     """
     limits = power_limits()
     if not limits:
@@ -493,8 +493,8 @@ def refused_power_cap(watts: int) -> str:
 def capped_power(places: Collection[int], watts: int) -> Iterator[None]:
     """Limit the power of the visible devices at these positions, and restore it at the end.
 
-    If ``watts`` is 0, nothing is changed. A limit that cannot be set is ignored here, because the
-    correctness checks compare the actual limit.
+    If ``watts`` is 0, nothing is changed. An error while setting a limit is ignored here, because
+    the correctness checks compare the actual limit with the requested one.
     """
     before = [limit for i, limit in enumerate(power_limits()) if watts and i in places]
     for limit in before:

@@ -26,12 +26,12 @@ class RankProcess:
 def of_job(pid: int) -> list[RankProcess]:
     """Return the ranks among a process and its descendants, in order of rank.
 
-    Raise ScaleproofError if there is no such process, or none of them has a rank.
+    Raise ScaleproofError if the process does not exist, or if none of these processes has a rank.
     """
     if not Path(f"/proc/{pid}").is_dir():
         raise ScaleproofError(
             f"no process {pid} here",
-            expected="the process of a launcher or of a rank",
+            expected="the id of a launcher's or rank's process",
             fix="pgrep -af torchrun",
         )
     family = [pid]
@@ -74,7 +74,7 @@ def _children(pid: int) -> list[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time in seconds that a process has used so far, or 0 if it is gone."""
+    """Return the CPU time in seconds that a process has used so far, or 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -96,8 +96,8 @@ def spy() -> str:
 def main_stack(program: str, pid: int) -> list[tuple[str, str, int]]:
     """Return (function, file, line) of every frame of a process's main thread, innermost first.
 
-    The process keeps running meanwhile. The result is empty if the process is gone, or cannot be
-    read in time. Raise ScaleproofError if this user may not read it.
+    The process keeps running meanwhile. The result is empty if the process has ended, or if its
+    stack cannot be read in time. Raise ScaleproofError if this user may not read the process.
     """
     command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     try:

@@ -94,7 +94,8 @@ def refuse(words: Sequence[str], run: str) -> None:
     """Raise SpecError if a script's command contains a secret.
 
     The command is part of the case's name, so the secret would be recorded. ``run`` is the command
-    line in front of the script's command; the error suggests it with the secret replaced.
+    line in front of the script's command. The error suggests the whole command line with the secret
+    replaced.
     """
     secrets = list(_secrets_of(words))
     if not secrets:
@@ -103,7 +104,7 @@ def refuse(words: Sequence[str], run: str) -> None:
     variables = list(dict.fromkeys(map(_variable, secrets)))
     raise SpecError(
         f"{secrets[0].name or 'a word of the command'} is a secret, and the record would keep it",
-        expected="the name of a variable, whose value every rank inserts from its environment",
+        expected="the name of an environment variable, whose value every rank inserts",
         fix=f"read -rs {' '.join(variables)}; export {' '.join(variables)}; {run} {better}",
     )
 
@@ -132,7 +133,10 @@ def _variable(secret: Secret) -> str:
 
 
 def _replaced(words: Sequence[str], by: Callable[[Secret], str]) -> list[str]:
-    """Return the words with every secret replaced, from the end so that positions stay valid."""
+    """Return the words with every secret replaced.
+
+    The last secret is replaced first, so that the positions of the others stay valid.
+    """
     replaced = list(words)
     for secret in sorted(_secrets_of(words), reverse=True):
         word = replaced[secret.word]
@@ -163,7 +167,7 @@ def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
 def _of_options(words: Sequence[str]) -> Iterator[Secret]:
     """Yield secrets after option names: ``--name value``.
 
-    Further values (``--name value value``) count only if the name always has a secret value.
+    Further values (``--name value value``) count only if every value of this name is a secret.
     """
     for index, word in enumerate(words):
         name = word.lstrip("-")

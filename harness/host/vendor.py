@@ -1,4 +1,4 @@
-"""Query the GPUs of this machine, from whichever vendor's driver is present.
+"""Query the GPUs of this machine through the driver of their vendor.
 
 A vendor is a module of this folder with the functions of ``Vendor``. Only the module for NVIDIA
 (``nvml``) also reads clocks, power and energy while ranks run. For other vendors these values are
@@ -80,7 +80,7 @@ class Pair:
 
 
 class Vendor(Protocol):
-    """The functions of a vendor's module. Without a driver they return empty results."""
+    """The functions of a vendor's module. They return empty results if there is no driver."""
 
     NAME: str
     #: A sentence about facts that are not read for these GPUs, or empty.

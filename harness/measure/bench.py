@@ -46,7 +46,7 @@ from harness.record.fabric import label
 from harness.record.launch import BEHIND as BEHIND_SLOT, PASSING
 from harness.record.store import load_samples, write_text
 
-#: The advice for a script that writes to a folder of --data, which all its launches use.
+#: The advice for a script that writes to a folder given by --data, which all launches use.
 UNSHARED = "omit that --data option, and every launch gets a private copy"
 #: FLOP/s of a slow CPU core. Only deadlines use it.
 SLOW_FLOPS = 5e9
@@ -55,8 +55,8 @@ _ODD = re.compile(r"[^A-Za-z0-9_.+-]+")
 _USUAL = Deadlines()
 #: Seconds that a rank may be silent while it compiles its blocks. All ranks compile concurrently.
 COMPILING_S = 600.0
-#: Deadlines of a user's script: its imports, data loading and compilation may take long, and so may
-#: an evaluation between steps.
+#: Deadlines of a user's script in seconds. They are long because imports, data loading, compilation
+#: and an evaluation between steps may take long.
 SCRIPTS = Deadlines(
     start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0, meet_s=120.0
 )
@@ -65,7 +65,8 @@ SCRIPTS = Deadlines(
 class Bench:
     """Owns the engine and its agents, and launches one or several worlds at a time.
 
-    ``settings`` name the additional environments and the versions of the project in them.
+    ``settings`` are the options of the run. They name the additional environments (setups) and the
+    versions of the project in them.
     """
 
     def __init__(
@@ -133,8 +134,8 @@ class Bench:
     ) -> list[LaunchRecord]:
         """Launch several worlds concurrently, each at its placement, and return their records.
 
-        If the cause of a failure is uncertain, the world is launched once more, alone, with torch's
-        detailed check of every collective. That launch is used only to name the cause.
+        If the cause of a failure is uncertain, the failed world is launched once more, alone, with
+        torch's detailed check of every collective. This launch is used only to name the cause.
         """
         with files.writing_to(folder):
             records = self._launch(orders, folder, described, on_step)
@@ -147,7 +148,7 @@ class Bench:
             alone = replace(orders[i], behind=None)
             (looked,) = self._launch([alone], folder, described[i:], on_step, True)
             if (again := looked.cause) is None or not again.sure or again.kind != "collective":
-                continue  # torch's check can itself crash a rank, so only its own message counts
+                continue  # count only the message of torch's check, which can crash a rank
             message = f"{again.message} (seen when launched again with detailed debugging)"
             records[i] = replace(record, cause=replace(again, message=message))
         return records
@@ -190,11 +191,11 @@ class Bench:
     def train(
         self, case: CaseSpec, folder: Path, task: Train | Break | Play, deadlines: Deadlines
     ) -> tuple[Ended, Path]:
-        """Run a training of the recovery feature; return how it ended and the folder that its ranks
-        wrote.
+        """Run a training of the recovery feature.
 
-        The task is a plain training, new or resumed from a checkpoint; a training with an injected
-        fault; or the replay of a fault trace.
+        Return how the training ended, and the folder that its ranks wrote. The task is a training
+        without faults (new or resumed from a checkpoint), a training with an injected fault, or the
+        replay of a fault trace.
         """
         spec = self._spec("recovery", case, folder, task, deadlines=deadlines)
         return self._run(spec), Path(spec.out)
@@ -228,7 +229,7 @@ class Bench:
             raise LaunchError(
                 f"{option} cannot shape links, but {network[0][0]} is set",
                 where=case.id,
-                expected="the engine that this knob belongs to",
+                expected="an engine that can shape links",
                 fix=f"--engine {network[0][0].partition('.')[0]}",
             )
         out = self._folder(name, folder)
@@ -319,8 +320,8 @@ class Bench:
     ) -> LaunchRecord | None:
         """Return the record of the steps that were profiled after the timed window.
 
-        Their files are moved to a separate folder. Return None if the order requests no such steps
-        or the world did not reach them.
+        Move the files of these steps to a separate folder. Return None if the order requests no
+        profile, or if the world did not reach these steps.
         """
         if order.behind is None or len(launch.ranks) < order.arm.case.world_size:
             return None
@@ -344,8 +345,9 @@ class Bench:
         )
 
     def _written(self, script: Script | None) -> list[str]:
-        """Return a message on shared files that a script's launch changed. Not all changes are
-        detected.
+        """Return a list with a message if a script's launch changed shared files, otherwise ``[]``.
+
+        Not all changes are detected.
         """
         if script is None or not script.data:
             return []
@@ -406,8 +408,9 @@ def _at(moment: datetime.datetime) -> str:
 
 
 def _without(launch: LaunchRecord, profile: LaunchRecord) -> LaunchRecord:
-    """Return a timed launch without its profiled steps, because their failure must not fail the
-    launch.
+    """Return a timed launch without its profiled steps and without their failure.
+
+    A failure in the profiled steps must not fail the timed launch.
     """
     return replace(
         launch,
@@ -470,10 +473,10 @@ def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
 def _gpus(
     out: Path, ended: Ended, ranks: Sequence[RankRecord], *, kept: bool
 ) -> tuple[GpuWindow, ...]:
-    """Return the readings of every node's devices, summarised over the window of that node's ranks.
+    """Return a summary of the device readings of each node.
 
-    The window is measured by the node's clock. If ``kept`` is set, the readings of the first node
-    are stored next to the traces.
+    The summary covers the timed window of the node's ranks, by the node's clock. If ``kept`` is
+    set, store the readings of the first node next to the traces.
     """
     gpus: list[GpuWindow] = []
     for end in ended.ranks:
@@ -557,7 +560,7 @@ def _figured(
 
 
 def _left_by(ranks: Sequence[int], out: Path) -> tuple[RankRecord, ...]:
-    """Return the records that the ranks wrote; ranks that wrote none are left out."""
+    """Return the records that the ranks wrote. Ranks without a record are left out."""
     paths = (out / f"rank{rank}.json" for rank in ranks)
     return tuple(
         from_doc(RankRecord, json.loads(path.read_text(encoding="utf-8")))
@@ -590,7 +593,8 @@ def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
 def _with_collective(limits: Deadlines, asked_s: float) -> Deadlines:
     """Return deadlines with the collective timeout of the cluster file, if it sets one.
 
-    The other deadlines are at least as long, because no phase may end a collective earlier.
+    The other deadlines are raised to at least this timeout. Otherwise the deadline of a phase could
+    end a collective before the timeout does.
     """
     if not asked_s:
         return limits
@@ -606,9 +610,9 @@ def _with_collective(limits: Deadlines, asked_s: float) -> Deadlines:
 def mean_wall_s(launches: Sequence[LaunchRecord]) -> Mapping[str, float]:
     """Return the mean wall time (s) of the launches of each case, by the hash of the case.
 
-    If a case has timed launches, only these count. If not, its probes or calibration launches do. A
-    calibration launch trains for ``HORIZON`` times as long as a timed launch, so the surplus is
-    subtracted.
+    If a case has timed launches, only these count. Otherwise its probes or calibration launches
+    count. A calibration launch trains for ``HORIZON`` times as long as a timed launch; the time
+    beyond a timed launch is subtracted.
     """
     out: dict[str, list[float]] = {}
     for purpose in (Purpose.PILOT, Purpose.PROBE, Purpose.TIMED):

@@ -1,4 +1,7 @@
-"""Statements of a user's files about their own checks, which are limited or listed."""
+"""Statements in a user's files that affect how the files are checked.
+
+Some of these statements are not accepted, and reports list the others.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -67,7 +70,7 @@ def of_files(
 
 
 def of_its_training(case: CaseSpec, answer: Described, catalogue: Catalogue) -> Described:
-    """Return the description with a reference key that only cases of the same training share.
+    """Return the description with a reference key that only cases of the same training have.
 
     The key combines the key that the files state with the model, its sizes, the number of samples,
     the seed, the precision and the optimizer.
@@ -92,8 +95,9 @@ def _unlike(answer: Described, beside: Described) -> Iterator[str]:
 
 
 def _of_model(described: Described) -> Sequence[object]:
-    """Return the facts of a model that metrics and targets depend on, or an empty tuple without
-    facts.
+    """Return the facts of a model on which metrics and targets depend.
+
+    Return an empty tuple if the description has no facts.
     """
     facts = described.facts
     if facts is None:
@@ -113,8 +117,9 @@ def _reference_bytes(described: Described) -> int:
 
 
 def _gated_otherwise(case: CaseSpec, entry: Entry) -> bool:
-    """Return whether a file's TWIN lets the correctness check use other knobs than the timed
-    launches.
+    """Return whether the TWIN in a file's head changes knobs for the correctness check.
+
+    The check then does not use the knobs of the timed launches.
     """
     asked = case.knobs_of(entry.name, entry.knobs)
     return bool(twins.fewer(entry.name, asked, entry.head.get("TWIN", {})))
@@ -134,8 +139,8 @@ def _excuses(expected: Expected, strategy: Entry) -> Iterator[str]:
 
 
 def _as_derived(case: CaseSpec, expected: Expected, reference: Reference, strategy: Entry) -> bool:
-    """Return whether a reference has the loss limit and the number of shards that follow from the
-    case.
+    """Return whether a reference has the loss limit and the number of shards that this package
+    derives from the case.
     """
     mesh = strategy.supports.mesh(case)
     limit = loss_limit(case, mesh)

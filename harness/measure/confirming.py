@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from harness.analysis.judging.verdicts import unconfirmed
 from harness.record import Verdict
 
-#: Default number of sweeps, or of trials of each kind, that are judged.
+#: Default number of judged sweeps, and of judged trials of each kind.
 USUAL = 8
 
 
 def confirm(
     judged: Callable[[], Sequence[Verdict]], again: Callable[[Sequence[Verdict]], bool]
 ) -> None:
-    """Measure a fresh set while a FAIL needs confirmation.
+    """Measure a fresh set of launches until no FAIL needs confirmation or none can be measured.
 
     Args:
         judged: returns the verdicts so far, computed again at each call.

@@ -1,4 +1,4 @@
-"""A cache of descriptions of cases that the same package and torch version made earlier."""
+"""A cache of case descriptions that the same versions of this package and of torch made."""
 
 import contextlib
 import json

@@ -37,16 +37,17 @@ class Interleaver:
     def block(self, a: str, b: str) -> list[float]:
         """Measure one block; return log(step time in ``b`` / step time in ``a``) of its two pairs.
 
-        Raise LaunchError if one of them cannot be measured or does not train the same, and
+        Raise LaunchError if a setup cannot be measured or if the two setups train differently, and
         BusyError if the host was too busy.
         """
         (longer,) = self.beside(a, (b,))
         return longer
 
     def beside(self, a: str, others: Sequence[str]) -> list[list[float]]:
-        """Measure several setups in one block with ``a``.
+        """Measure setup ``a`` and several ``others`` in one block.
 
-        Return for each setup the two values that ``block`` returns.
+        Return two values for each of the other setups: log(step time in it / step time in ``a``) of
+        its two pairs.
         """
         self.blocks += 1
         once = replace(self._protocol, min_blocks=1, max_blocks=1, seed=self.blocks)
@@ -64,7 +65,7 @@ class Interleaver:
     def alike(self, a: str) -> list[float]:
         """Return log(throughput of the second / of the first launch in ``a``) for each block.
 
-        This is the A/A comparison that every A/B comparison contains.
+        These ratios are an A/A comparison: every block launches the case twice in ``a``.
         """
         measured = self._session.run.bare()
         first = replace(self._case, setup=a)
@@ -95,7 +96,7 @@ class Interleaver:
             raise OutOfTimeError(
                 f"the time budget ended before {b} was compared with {a}",
                 where=self._case.id,
-                expected="time for one more block",
+                expected="a time budget that suffices for one more block",
                 fix="--time-budget 20m",
             )
         if not ratios:
@@ -114,7 +115,9 @@ class Interleaver:
                 fix="scaleproof run CASE",
             )
         why = blockers.find_blocker(ContrastData.of(measured, plan, contrast))
-        if why is not None and why.status is not Status.INCONCLUSIVE:  # else one pair is missing
+        if (
+            why is not None and why.status is not Status.INCONCLUSIVE
+        ):  # INCONCLUSIVE: a pair is missing
             raise LaunchError(
                 f"{b} and {a} cannot be compared: {why.sentence}",
                 where=self._case.id,
@@ -184,9 +187,10 @@ class Difference:
 
 
 def difference(case: str, longer: list[float]) -> Difference:
-    """Return the difference that the pairs so far show.
+    """Return the difference between setups A and B that the pairs so far show.
 
-    ``longer`` has the values that ``Interleaver.block`` returns.
+    ``longer`` has one value for each pair: log(step time in B / step time in A), as
+    ``Interleaver.block`` returns it.
     """
     interval = judge.t_sequence([-x for x in longer], ALPHA)
     low, high = interval.low, interval.high
@@ -212,7 +216,8 @@ def difference(case: str, longer: list[float]) -> Difference:
 def beside_itself(measured: Difference, alike: Sequence[float]) -> Difference:
     """Return a difference with the A/A comparison added.
 
-    ``alike`` has the values that ``Interleaver.alike`` returns.
+    ``alike`` has one value for each block: log(throughput of the second / of the first launch in
+    A), as ``Interleaver.alike`` returns it.
     """
     if not alike:
         return measured

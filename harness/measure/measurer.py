@@ -155,7 +155,7 @@ class Measurer:
         )
 
     def _attempt(self, plans: Sequence[Plan], stage: Callable[[Plan], None]) -> None:
-        """Run one stage of each plan, and store the error of a plan that breaks in it."""
+        """Run one stage of each plan. If a plan breaks, store its error."""
         for plan in (p for p in plans if p.hash not in self._broken):
             try:
                 stage(plan)
@@ -214,7 +214,7 @@ class Measurer:
         A reference is trained once for all cases that share it.
         """
         if plan.in_pilots:
-            return  # nothing is timed
+            return  # no arm is timed, so no reference is needed
         of_arms = arms or self._arms[plan.hash]
         for arms, wanted in referring.missing_references(
             self._session, plan, of_arms, replicated=replicated
@@ -306,10 +306,10 @@ class Measurer:
         return together.groups(self._session, plan, self._arms.get(plan.hash, plan.arms))
 
     def _further(self, plan: Plan, arms: Sequence[Arm], alone: bool) -> None:
-        """Make the next launches that may decide a verdict.
+        """Launch a block of these arms, which may decide a verdict.
 
-        They are a block of these arms. If only the effect of concurrent worlds is open, a probe of
-        a baseline comes first.
+        If ``alone`` is set, only the effect of concurrent worlds is uncertain. Then launch one more
+        probe of a baseline instead. If no probe is left, launch the block with its baselines alone.
         """
         if alone and (probe := piloting.probe_again(self.run, arms)) is not None:
             turn, arm = probe
@@ -323,7 +323,8 @@ class Measurer:
     ) -> None:
         """Measure one block: one pass over the arms in random order, then one in reverse order.
 
-        The arms ``apart`` (by name) run without concurrent worlds.
+        ``attempt`` is 1 in the fresh set that confirms a FAIL, otherwise 0. The arms that ``apart``
+        names run without concurrent worlds.
         """
         arms = arms or self._arms[plan.hash]
         slots = together.groups(self._session, plan, arms, apart)
@@ -353,7 +354,7 @@ class Measurer:
         self.run.keep()
 
     def _usable(self, plan: Plan, launches: Sequence[LaunchRecord]) -> bool:
-        """Return whether the plan goes on after these launches.
+        """Return whether the plan continues after these launches.
 
         A failed launch ends its plan. A failed ablation, or a failed arm of a plan without
         comparisons, ends only that arm. A failed profile ends only the profiling.
@@ -373,7 +374,7 @@ class Measurer:
     def _launch(
         self, plan: Plan, arms: Sequence[Arm], purpose: Purpose, **more: Any
     ) -> list[LaunchRecord]:
-        """Launch arms concurrently. ``more`` is their window, or their turn and attempt."""
+        """Launch arms concurrently. ``more`` are further arguments of ``together.orders``."""
         wanted = functools.partial(together.orders, self._session, plan, arms, purpose, **more)
         orders = wanted()
         now = moment(self._session, orders[0], self._arms, self.waiting)
@@ -386,8 +387,9 @@ class Measurer:
 
 
 def left_s(session: Session, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]]) -> float:
-    """Return the predicted time (s) that these plans still take. ``arms`` are the timed arms by
-    plan.
+    """Return the predicted time (s) that the rest of these plans takes.
+
+    ``arms`` maps the hash of a plan to its timed arms.
     """
     run = session.run
     possible = {plan.hash: arms.get(plan.hash) or _described(session, plan) for plan in plans}
@@ -420,8 +422,9 @@ def _described(session: Session, plan: Plan) -> list[Arm]:
 def moment(
     session: Session, order: Order, arms: Mapping[str, Sequence[Arm]], waiting: Sequence[Plan]
 ) -> Moment:
-    """Return the progress of a run at the start of a launch. ``arms`` are the timed arms
-    by plan.
+    """Return the progress of a run at the start of a launch.
+
+    ``arms`` maps the hash of a plan to its timed arms. ``waiting`` are the unfinished plans.
     """
     run = session.run
     timed = run.timed(order.plan)

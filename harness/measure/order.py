@@ -1,4 +1,4 @@
-"""An order: the description of a launch that is to be made."""
+"""The Order, which is the description of a launch that is to be made."""
 
 import random
 from dataclasses import dataclass
@@ -14,12 +14,15 @@ from harness.record import Purpose
 class Order:
     """The description of a launch: its case, its purpose and its position in the protocol.
 
-    ``reference`` is the curve that its losses are compared with. ``seat`` is the placement on nodes
-    and devices; None means the first nodes. ``streamed`` marks a reference whose model is too large
-    for one device. ``replicates`` is the number of extra reference trainings that show how much
-    rounding changes a loss. ``script`` is the task of a user's own training script. ``flip`` is the
-    bit flip that is injected into a launch that compares bits. ``behind`` is the order of the
-    profile that is taken of the steps after the timed window.
+    ``window`` has the numbers of steps and of warm-up steps. ``turn`` is the number of the pass
+    over the arms; -1 means that the launch is in no pass. ``attempt`` is 1 in the fresh set of
+    launches that confirms a FAIL, otherwise 0. ``reference`` is the loss curve with which the
+    losses of the launch are compared. ``seat`` is the placement on nodes and devices; None means
+    the first nodes. ``streamed`` is True for a reference whose model is too large for one device.
+    ``replicates`` is the number of extra reference trainings that show how much rounding changes a
+    loss. ``script`` is the task of a user's training script. ``flip`` is the bit flip that is
+    injected into a launch that compares bits. ``behind`` describes the profile of the steps after
+    the timed window; None if these steps are not profiled.
     """
 
     plan: Plan

@@ -18,8 +18,8 @@ from harness.measure.run import Run
 from harness.measure.session import Session
 from harness.record import Block, LaunchRecord, LaunchStatus, Purpose, Reason, RunRecord, Verdict
 
-#: Factor by which the predicted number of blocks may exceed the blocks that are left. A few pairs
-#: give only a rough estimate of the scatter, so such a block is begun nevertheless.
+#: Factor by which the predicted number of blocks may exceed the number of blocks that are left. The
+#: factor is above 1 because a few pairs give only a rough estimate of the scatter.
 OPTIMISM = 2
 
 
@@ -68,11 +68,11 @@ class NextBlock(NamedTuple):
 def next_block(
     run: Run, plans: Sequence[Plan], arms: Mapping[str, Sequence[Arm]], limit_s: float | None
 ) -> NextBlock | None:
-    """Return the block that is predicted to decide a verdict soonest, from the scatter of the pairs
-    so far.
+    """Return the block that is predicted to decide a verdict soonest.
 
-    Return None if the remaining blocks cannot decide an open verdict, or if no time is left.
-    ``arms`` maps a plan's hash to the arms that it is timed with.
+    The prediction is based on the scatter of the pairs so far. Return None if the remaining blocks
+    cannot decide an open verdict, or if no time is left. ``arms`` maps a plan's hash to the arms
+    that it is timed with.
     """
     ranked: list[tuple[float, float, NextBlock]] = []
     bare = run.bare()
@@ -95,9 +95,9 @@ def next_block(
 
 
 def _blocks(v: Verdict) -> float:
-    """Return the predicted number of blocks that decide a verdict.
+    """Return the predicted number of further blocks that are needed to decide a verdict.
 
-    It is one if only the effect of concurrent worlds is uncertain.
+    The number is one if only the effect of concurrent worlds is uncertain.
     """
     return 1 if v.more is None else math.ceil(v.more / 2)
 
@@ -141,7 +141,7 @@ def climb(
     right = {a.name for a in possible} - {a.name for a in checked}
     right |= _right(session, plan, checked, gate)
     if plan.protocol.max_blocks == 0 or not all(launch.usable for launch in run.timed(plan)):
-        # the plan only checks correctness, or a launch failed before this run was resumed
+        # Either the plan only checks correctness, or a launch failed before this run was resumed.
         return []
     if plan.in_pilots:
         return [a for a in plan.arms if a.name in right]
@@ -190,8 +190,9 @@ def missing_pilots(
 ) -> Iterator[tuple[Purpose, int, Sequence[Arm]]]:
     """Yield (purpose, turn, concurrent arms) of every missing probe and calibration launch.
 
-    A probe runs a baseline alone, or concurrently with other worlds. ``slots`` returns the arms in
-    groups that run concurrently; the results of probes may change the groups.
+    A probe runs a baseline alone, or concurrently with other worlds. ``slots`` is a function that
+    returns the arms in groups that run concurrently. It is called again after the probes, because
+    their results may change the groups.
     """
     for turn, arms in _probes(run, plan, slots()):
         yield Purpose.PROBE, turn, arms
@@ -204,11 +205,11 @@ def _pilots(
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
     """Yield (turn, concurrent arms) of the missing calibration launches.
 
-    Each arm gets one, and a second one if the length of its warm-up is uncertain. The first arm
-    gets one more as an A/A comparison, unless worlds run concurrently, because then the probes are
-    that comparison. It comes last, so that a run with a short budget, or with an incorrect script,
-    has launched every world before. If several plans measure a case with the same window, they use
-    the same calibration launches.
+    Each arm gets one launch, and a second one if the length of its warm-up is uncertain. The first
+    arm gets one more launch as an A/A comparison. If worlds run concurrently, the probes are the
+    A/A comparison, and this launch is omitted. The additional launch comes last, so that every
+    world has been launched before it if the time budget is short or a script is incorrect. If
+    several plans measure a case with the same window, they use the same calibration launches.
     """
     if plan.hash in run.windows:
         return
@@ -227,10 +228,11 @@ def _pilots(
 def _probes(
     run: Run, plan: Plan, slots: Sequence[Sequence[Arm]]
 ) -> Iterator[tuple[int, Sequence[Arm]]]:
-    """Yield (turn, concurrent arms) of the missing probes, if baselines run next to other worlds.
+    """Yield (turn, concurrent arms) of the missing probes.
 
-    Each baseline runs alone first. Then copies of it run on all nodes and devices concurrently,
-    which also shows whether one of them is slow.
+    Probes are needed only if baselines run concurrently with other worlds. Each baseline first runs
+    alone. Then copies of it run concurrently on all nodes and devices. These copies also show
+    whether a node or device is slow.
     """
     if plan.hash in run.windows:
         return
@@ -248,8 +250,8 @@ def _probes(
 def _scan(run: Run, plan: Plan) -> Iterator[tuple[int, Sequence[Arm]]]:
     """Yield the probe that runs the single-device baseline on all devices, to find a slow device.
 
-    It is made once in a run. A plan whose contrasts form a curve needs no other probe, because its
-    baseline runs next to other worlds in the first block and alone in the other blocks.
+    A run makes this probe once. A plan whose contrasts form a curve needs no further probe. Its
+    baseline runs concurrently with other worlds in the first block, and alone in later blocks.
     """
     baselines = {name for contrast in plan.contrasts for name in contrast.baseline}
     for arm in (arm for arm in plan.arms if arm.name in baselines and arm.case.world_size == 1):
@@ -262,8 +264,9 @@ def _scan(run: Run, plan: Plan) -> Iterator[tuple[int, Sequence[Arm]]]:
 def probe_again(run: Run, arms: Sequence[Arm]) -> tuple[int, Arm] | None:
     """Return (turn, baseline) of a further probe, or None after the last one.
 
-    It is used if only the effect of concurrent worlds is in doubt. A probe is one launch, whereas a
-    block whose worlds run one by one has several.
+    A further probe is made if only the effect of concurrent worlds is uncertain. It is cheaper than
+    a block: a probe is one launch, whereas a block whose worlds run one by one has several
+    launches.
     """
     for arm in arms:
         probes = [
@@ -277,9 +280,9 @@ def probe_again(run: Run, arms: Sequence[Arm]) -> tuple[int, Arm] | None:
 
 
 def _count(run: Run, plan: Plan, arm: Arm, purpose: Purpose) -> int:
-    """Return the number of launches of an arm's case for this purpose.
+    """Return how often an arm's case has been launched for this purpose.
 
-    Plans that measure the case with the same calibration window are counted together.
+    Launches of all plans that have the same calibration window are counted.
     """
     alike = {p.hash for p in run.plans if p.pilot == plan.pilot}
     return sum(
@@ -302,10 +305,10 @@ def missing_profiles(
 ) -> Iterator[tuple[int, list[Arm]]]:
     """Yield (turn, concurrent arms) of every missing profiled launch; attempt 1 confirms a FAIL.
 
-    A launch is the unit of replication here too. If a threshold applies to a share of the step, its
-    subject is profiled as often as a contrast has pairs. A case that an earlier plan has profiled
-    is not profiled again for its budget alone. It is profiled once more if the profile shows a
-    different step time than the timed launches.
+    If a threshold applies to a part of the step, such as the waiting time, the arm that it judges
+    is profiled in as many launches as a contrast has pairs. Other arms are profiled once. A case
+    that an earlier plan has profiled is then not profiled again. A case is profiled once more if
+    its profile has a different step time than its timed launches.
     """
     wanted = _wanted(session.run.bare(), plan, attempt)
     for turn in sorted({turn for _, turn in wanted}):
@@ -316,9 +319,10 @@ def missing_profiles(
 def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence[Arm]) -> set[str]:
     """Return the names of the arms that are profiled after the timed window of this launch.
 
-    Only the last launch of the blocks that every plan gets is followed by a profile. If a threshold
-    judges a part of an arm's step, the arm is profiled in a separate launch, because its losses are
-    compared with the reference too. A user's script is never profiled in this way.
+    Every plan gets a minimum number of blocks, and only the last launch of these blocks is followed
+    by a profile. If a threshold judges a part of an arm's step, the arm is profiled in separate
+    launches instead, because the losses of these launches are compared with the reference. A user's
+    script is never profiled after a timed window.
     """
     run = session.run
     last = 2 * plan.protocol.min_blocks - 1
@@ -337,7 +341,7 @@ def behind(session: Session, plan: Plan, block: Block, turn: int, arms: Sequence
 
 
 def _shares(run: RunRecord, plan: Plan) -> dict[str, str]:
-    """Return which contrast judges a part of the step of each arm, as names by arm name."""
+    """Return the names of the contrasts that judge a part of an arm's step, by the arm's name."""
     contrasts = contrast_data.judged_of(plan, run.thresholds, run.machine)
     return {c.subject: c.name for c in contrasts if metrics.metric(c.metric).profiled}
 
@@ -376,7 +380,11 @@ def _wanted(run: RunRecord, plan: Plan, attempt: int) -> list[tuple[Arm, int]]:
 
 
 def _strange(run: RunRecord, case: CaseSpec) -> bool:
-    """Return whether even the best profile of a case shows a step that no timed launch took."""
+    """Return whether even the best profile of a case has an unusual step time.
+
+    The best profile is the one whose step time is closest to the timed launches. Its step time is
+    unusual if it is outside the range of their step times.
+    """
     best = rungs.nearest(run, case)
     return best is not None and rungs.apart(best, rungs.steps_s(run, case))
 
@@ -400,9 +408,10 @@ def missing_references(
 ) -> Iterator[tuple[list[Arm], Wanted]]:
     """Yield (concurrent arms, reference) for every missing launch of references.
 
-    The yielded reference is the first of the launch, with the largest number of steps of all of
-    them. If ``replicated`` is set, the references get replicates, because the losses of a launch
-    deviated more than a different order of summation explains.
+    One launch can train the references of several arms. It then yields the reference of the first
+    arm, with the largest number of steps that any of its references needs. If ``replicated`` is
+    set, the references get replicates, because the losses of a launch deviated more than a
+    different order of summation explains.
     """
     wanted = _wanted_references(session.run, plan, arms, replicated)
     for streamed, replicates in itertools.product((False, True), (0, references.REPLICATES)):
@@ -420,7 +429,7 @@ def missing_references(
 
 
 def _wanted_references(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bool) -> list[Wanted]:
-    """Return every reference that is missing. Cases of the same training have one in common."""
+    """Return every missing reference. Cases of the same training have one common reference."""
     by_key: dict[str, Wanted] = {}
     for arm in arms:
         wanted = run.described[arm.case.hash].reference
@@ -451,13 +460,19 @@ def _wanted_references(run: Run, plan: Plan, arms: Sequence[Arm], replicated: bo
 
 
 def _world(run: Run, wanted: Wanted) -> CaseSpec:
-    """Return the case that a reference trains, which needs fewer devices than the compared case."""
+    """Return the case that a reference trains.
+
+    It needs at most as many devices as the case whose losses are compared with it.
+    """
     case = wanted.arm.case
     return references.world(case, run.described[case.hash], wanted.streamed)
 
 
 def _replicates(run: Run, key: str) -> int:
-    """Return the number of replicates of a reference; 0 if its cases must match it bit for bit."""
+    """Return the number of replicates of a reference.
+
+    It is 0 if the losses of the compared cases must match the reference bit for bit.
+    """
     trained_so = (
         described.reference
         for described in run.described.values()
@@ -471,7 +486,8 @@ def _host_holds(run: Run, arm: Arm) -> bool:
     """Return whether the host's memory can hold the weights, gradients and optimizer state of a
     reference.
 
-    Return False for compressors, because they would have to process all shards at the same time.
+    Return False if the case uses a compressor, because a compressor would have to process all
+    shards at the same time.
     """
     facts = run.described[arm.case.hash].facts
     assert facts is not None
@@ -484,7 +500,7 @@ def _note(run: Run, arm: Arm, text: str) -> None:
 
 
 def _known(run: Run, arm: Arm, replicates: int) -> int:
-    """Return the number of steps of the reference that exists; a failed one is not tried again.
+    """Return the number of steps of the existing reference. A failed reference is not retried.
 
     A reference without replicates counts as missing for a case that needs them, because its loss
     limit would otherwise be 2 %.
@@ -498,22 +514,23 @@ def _known(run: Run, arm: Arm, replicates: int) -> int:
     return 0 if replicates and curve.replicates is None else len(curve.losses)
 
 
-#: Predicted duration (s) of a run above which each plan is measured to its first blocks before the
-#: next. Shorter runs show all their verdicts early enough.
+#: Predicted duration of a run in seconds. In a longer run, the first blocks of each plan are
+#: measured before the next plan begins, so that the first verdicts are shown early.
 LONG_S = 600.0
 
 
 def ordered(plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans in the order in which a run measures them.
 
-    Dense training comes before compressors, which are compared with it. Simulated devices come last
-    because they show nothing about hardware, and so do plans that only check correctness.
+    Plans of dense training come before plans of compressors, which are compared with dense
+    training. Plans on simulated devices and plans that only check correctness come last, because
+    their results say nothing about the speed of the hardware.
     """
     return sorted(plans, key=lambda plan: (_stands_in(plan), _encodes(plan)))
 
 
 def _stands_in(plan: Plan) -> bool:
-    """Return whether a plan uses simulated devices or times nothing."""
+    """Return whether a plan uses simulated devices or has no timed launches."""
     return any(arm.case.stand_in for arm in plan.arms) or not plan.protocol.max_blocks
 
 
@@ -523,9 +540,10 @@ def _encodes(plan: Plan) -> bool:
 
 
 def first_verdict(verdicts: Sequence[Verdict], elapsed_s: float) -> str | None:
-    """Return a sentence on the first plan's result at its largest world size; None if it has none.
+    """Return a sentence on the first plan's result at its largest world size.
 
-    The result is provisional: more blocks, or a fresh set, may still change the status.
+    Return None if there is no result yet. The result is provisional, because more blocks or a fresh
+    set may still change the status.
     """
     ruled = [
         verdict for verdict in verdicts if verdict.rule is not None and verdict.value is not None

@@ -31,8 +31,8 @@ _waiting = False
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP (a closed terminal) end a run as Ctrl-C does: the measurements are
-    kept.
+    """Let SIGTERM and SIGHUP (a closed terminal) end a run as Ctrl-C does, so that the measurements
+    are kept.
 
     Python drops an exception that is raised while it finalizes an object. The handler therefore
     also sets ``INTERRUPTED``.
@@ -51,7 +51,9 @@ def end_on_signals() -> None:
         signal.signal(signal.SIGTERM, interrupt)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, interrupt)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup sets SIG_IGN
+        if (
+            signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        ):  # nohup sets SIG_IGN, which must stay
             signal.signal(signal.SIGHUP, interrupt)
 
 
@@ -96,9 +98,10 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A run that has not begun: the number of agents that have joined, and the state of their job.
+    """The progress of a run that waits for its agents.
 
-    ``says`` is the scheduler's or the engine's description of that state.
+    ``here`` of ``wanted`` agents have joined after ``waited_s`` seconds. ``says`` is the
+    scheduler's or the engine's description of the state of their job.
     """
 
     here: int
@@ -111,7 +114,8 @@ class Waiting:
 class Looking:
     """The progress of describing cases: an agent computes their FLOPs, messages and memory.
 
-    ``done`` of ``num_cases`` cases are described so far.
+    ``done`` of ``num_cases`` cases are described after ``elapsed_s`` seconds. ``left_s`` is the
+    predicted remaining time in seconds, if known.
     """
 
     case: str
@@ -147,8 +151,9 @@ class Progress:
 
 
 class Beside(Progress):
-    """A base class of observers that pass every call on to ``inner`` and also display the run
-    elsewhere.
+    """A base class of observers that display a run in a second place.
+
+    Each method passes its call on to the observer ``inner``. Subclasses override some methods.
     """
 
     def __init__(self, inner: Progress) -> None:

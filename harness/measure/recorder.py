@@ -35,7 +35,7 @@ from harness.record import (
 from harness.record.launch import Cause
 from harness.record.store import load_samples
 
-#: The note that stands in the record in place of a verdict.
+#: The note that the record contains instead of a verdict.
 NOTE = (
     "recorded by the training itself: one launch and no smaller world to compare it with, so"
     " nothing here is a verdict on scaling (scaleproof run --script measures one)"

@@ -147,7 +147,7 @@ class Run:
         self._link(Kind.SITTING, {"machine": self.machine, "cut": sorted(there - known)})
 
     def announce(self, plans: Sequence[Plan]) -> None:
-        """Enter plans in the record before they are measured, so that none is lost."""
+        """Enter plans in the record before they are measured, so that no plan is missing in it."""
         if self._chain is not None:
             self._chain.refuse_failed()
         known = {plan.hash for plan in self.plans}
@@ -176,7 +176,10 @@ class Run:
 
     @uninterrupted
     def _link(self, kind: Kind, *bodies: object) -> None:
-        """Append entries to the chain, after the entries that precede every launch."""
+        """Append entries to the chain.
+
+        Before that, append the facts and plans that must precede every launch, if they are missing.
+        """
         self.seal()
         assert self._chain is not None
         self._chain.add(kind, *bodies)
@@ -185,11 +188,11 @@ class Run:
     def enter(self, launches: Sequence[LaunchRecord]) -> list[LaunchRecord]:
         """Enter concurrent launches that have ended; return them as recorded.
 
-        If the host stood still, all of them are marked to be timed again with the same placement.
-        If one ended by a transient failure, such as a killed rank, all are marked to be repeated,
-        because a single transient failure must not end a plan of a nightly run. The number of
-        repetitions is limited. Launches that lost a node are always marked, because the loss says
-        nothing about the case.
+        If the host paused, all of them are marked to be timed again with the same placement. If
+        one launch ended by a transient failure, such as a killed rank, all are marked to be
+        repeated, because a single transient failure must not end a plan of a nightly run. The
+        number of repetitions is limited. Launches that lost a node are always marked, because the
+        loss of a node says nothing about the case.
         """
         plans = {launch.plan for launch in launches}
         before = [launch for launch in self.launches if launch.plan in plans]
@@ -203,7 +206,7 @@ class Run:
     ) -> Sequence[LaunchRecord]:
         """Return the launches. If one had a transient failure, mark all of them to be repeated.
 
-        A note of the run states the failure.
+        Add a note about the failure to the run.
         """
         again = num_again(before, Purpose.FLAKED) < FLAKES
         passing = [launch for launch in launches if launch.passing and launch.cause is not None]
@@ -212,7 +215,9 @@ class Run:
             return launches
         for launch in passing:
             assert launch.cause is not None
-            what_next = "launched once more" if again else "its plan ends, --resume continues it"
+            what_next = (
+                "launched once more" if again else "its plan ends; --resume continues the plan"
+            )
             self.notes.append(f"{launch.launch}: {launch.cause.message}; {what_next}")
         return [
             replace(launch, purpose=Purpose.FLAKED, intended=launch.purpose) for launch in launches
@@ -243,7 +248,7 @@ class Run:
 
     @uninterrupted
     def set_suspects(self, suspects: Suspects) -> None:
-        """Enter the nodes that launches on pairs of nodes have shown to be slow or broken."""
+        """Enter the nodes that are slow or broken according to launches on pairs of nodes."""
         self._link(Kind.PAIRED, suspects)
         self.suspects = suspects
 
@@ -265,7 +270,7 @@ class Run:
         return replace(bare, verdicts=verdicts.verdicts(bare))
 
     def bare(self, *, complete: bool = True) -> RunRecord:
-        """Return the record of the run so far without verdicts. ``complete`` is noted in it."""
+        """Return the record of the run so far without verdicts. ``complete`` sets its field."""
         return _so_far(self, self._catalogue, self._chain.head if self._chain else "", complete)
 
     def keep(self) -> None:
@@ -277,7 +282,7 @@ class Run:
             self._link(Kind.STATE, _state(self.bare()))
 
     def release(self) -> None:
-        """Release the lock of the run's folder: this process measures nothing more."""
+        """Release the lock of the run's folder, because this process measures nothing more."""
         if self._chain is not None:
             self._chain.release()
 
@@ -339,7 +344,7 @@ def _sealed(run: Run) -> Json:
 
 
 def _state(record: RunRecord) -> Json:
-    """Return the facts of a record that no other link of the chain states."""
+    """Return the facts of a record that only the STATE links of the chain contain."""
     return {name: getattr(record, name) for name in STATED}
 
 
@@ -381,9 +386,9 @@ def _so_far(run: Run, catalogue: Catalogue, head: str, complete: bool) -> RunRec
 def _stalled(
     launches: Sequence[LaunchRecord], before: Sequence[LaunchRecord]
 ) -> Sequence[LaunchRecord]:
-    """Return the launches. If the host stood still, mark usable timed launches to be timed again.
+    """Return the launches. If the host paused during a timed launch, mark all to be timed again.
 
-    Return them unchanged if any of them is not usable for another reason.
+    Return the launches unchanged if any of them is not usable for another reason.
     """
     timed = all(launch.purpose is Purpose.TIMED for launch in launches)
     stood_still = any(launch.stood_still for launch in launches)
@@ -396,8 +401,8 @@ def _stalled(
 def unfinished(folder: Path, machine: Machine) -> RunRecord:
     """Return the record of an interrupted run of this machine, to be resumed.
 
-    Raise RecordError if the run is complete, is of another machine or version, was edited, or has
-    metrics that do not follow from its samples.
+    Raise RecordError if the run is complete or was edited, if another machine or version measured
+    it, or if its metrics do not follow from its samples.
     """
     old = load(folder)
     if old.complete:
@@ -420,14 +425,14 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
         )
     if (reason := next(_edited(old), None)) is not None:
         raise RecordError(
-            f"{reason} since the run was begun: its launches would be of different trainings",
+            f"{reason} since the run was begun: new launches would train differently",
             where=str(folder),
             expected="the files and versions that the run was begun with",
             fix="scaleproof run CASE",
         )
     if reason := misfigured(old, folder):
         raise RecordError(
-            f"NOT VERIFIED: {reason}: new launches would be judged together with these",
+            f"NOT VERIFIED: {reason}: new launches would be judged together with the recorded ones",
             where=str(folder),
             expected="launches whose metrics follow from their samples",
             fix=f"scaleproof verify {folder}",
@@ -436,7 +441,9 @@ def unfinished(folder: Path, machine: Machine) -> RunRecord:
 
 
 def _edited(run: RunRecord) -> Iterator[str]:
-    """Yield which user files, versions and variables have changed since the recorded launches."""
+    """Yield a sentence for each user file, version or variable that has changed since the recorded
+    launches.
+    """
     now = software()
     for name in ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         before = run.software.get(name, "")
@@ -454,8 +461,8 @@ def _edited(run: RunRecord) -> Iterator[str]:
         yield "scaleproof was changed"
     for name, digest in sources.items():
         here_now = files.digest_of_file(Path(run.settings.folder or ".") / name)
-        # The file does not exist here if it belongs to another node or to the private copy of a
-        # launch.
+        # The file does not exist on this machine if a rank loaded it on another node or from the
+        # private copy of a launch.
         if name.endswith(".py") and here_now not in ("", digest):
             yield f"{name} was edited"
 

@@ -29,7 +29,7 @@ from harness.record.launch import FLAKES, num_again
 
 #: Number of cases that an agent describes between two updates of the progress display.
 ASKED_AT_ONCE = 32
-#: Trains the replicates of references and returns the orders that are compared with them.
+#: A function that trains replicates of references. It returns the orders with these replicates.
 Replicate = Callable[[], Sequence[Order]]
 #: The progress of describing is displayed only for more cases than this.
 FEW = 6
@@ -38,11 +38,11 @@ FEW = 6
 class Session:
     """Owns the run, the bench that launches, and the progress display.
 
-    A pytest session is one record with several plans that share baselines and machine facts.
+    A pytest session is one run with several plans, which use the same baselines and machine facts.
 
     As a context manager, a session warms up first, keeps the measurements if an error ends it, and
-    stops its agents. Measurer, Sweeper and Recoverer are peers: each receives the session, and none
-    knows the others.
+    stops its agents. Measurer, Sweeper and Recoverer each receive the session and do not depend on
+    each other.
     """
 
     def __init__(
@@ -120,8 +120,9 @@ class Session:
         return self.settings.nodes[node] if self.settings.device is Device.CUDA else 0
 
     def _admit(self, findings: tuple[Finding, ...]) -> None:
-        """Enter the findings about a host. BAD findings from before an interruption of the run are
-        kept.
+        """Enter the findings about a host.
+
+        Keep BAD findings that were made before the run was interrupted.
         """
         self._examined = True
         earlier = [f for f in self.run.admission if f.level is Level.BAD]
@@ -155,8 +156,8 @@ class Session:
         """Ask the agent to describe the cases that are new, and take other answers from
         ``remembered``.
 
-        Cases that compute the same are described together, because the agent then counts their
-        FLOPs only once, which takes seconds.
+        Cases with the same computation are described together. The agent then counts their FLOPs
+        only once, which saves seconds.
         """
         if remembered is not None:
             self.run.described.update(remembered.of(cases))
@@ -191,9 +192,9 @@ class Session:
 
         If the losses of a launch deviate more than the reference alone allows, ``replicate`` is
         called. It trains replicates of the references, and returns the orders with the replicates
-        added. Launches that ended by a transient failure are repeated. For timed launches their
-        block does this, because it launches what is missing. Raise RetryableError if nodes are
-        lost repeatedly.
+        added. Launches that ended by a transient failure are repeated, except timed launches. The
+        block of a timed launch repeats it, because a block makes all of its missing launches. Raise
+        RetryableError if nodes are lost repeatedly.
         """
         plan = orders[0].plan.hash
         while True:
@@ -262,13 +263,16 @@ class Session:
 
 
 def _needs_replicates(order: Order, launch: LaunchRecord) -> bool:
-    """Return whether only replicates can show if rounding explains the losses of a launch."""
+    """Return whether replicates of the reference must decide if the losses of a launch are right.
+
+    The losses deviate, but the limit is provisional: only replicates show the effect of rounding.
+    """
     provisional = order.reference is not None and order.reference.provisional
     return provisional and any(wrong.startswith(ASTRAY) for wrong in launch.wrong)
 
 
 def _standing(now: Moment, elapsed_s: float) -> HowFar:
-    """Return the position of a run before this launch, for the agents."""
+    """Return the progress of a run before this launch, which the agents report."""
     launch = {
         "case": now.arm,
         "launch": f"{now.launch} of {now.num_launches}",
@@ -290,7 +294,7 @@ def _lost(launch: LaunchRecord, folder: Path) -> RetryableError:
 
 
 def _of_some_models(cases: Sequence[CaseSpec]) -> Iterator[list[CaseSpec]]:
-    """Yield groups of cases; cases that compute the same are in one group.
+    """Yield groups of cases. Cases with the same computation are in the same group.
 
     The agent then counts the FLOPs of each model, and imports the modules for it, only once.
     """

@@ -59,7 +59,7 @@ class Sweeper:
     def _judge(self, site: Site, knobs: Mapping[str, Json]) -> None:
         """Repeat the sweeps of the operations that a threshold judges.
 
-        The judge needs a fixed number of sweeps. If a FAIL must be confirmed, as many are added.
+        The judge needs a fixed number of sweeps. To confirm a FAIL, the same number is added.
         """
         run = self._run.bare()
         judged = {

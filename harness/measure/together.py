@@ -23,11 +23,10 @@ from harness.record import Purpose
 def groups(
     session: Session, plan: Plan, arms: Sequence[Arm], apart: Collection[str] = ()
 ) -> list[list[Arm]]:
-    """Return the arms in groups that run concurrently, the groups with small worlds first.
+    """Return the arms in groups that run concurrently. Groups of small worlds come first.
 
-    The worlds of a group run on separate nodes or devices.
-
-    Arms ``apart`` (by name) and arms of another setup run without concurrent worlds.
+    The worlds of a group run on separate nodes or devices. The arms that ``apart`` names, and arms
+    in another environment (setup), run without concurrent worlds.
     """
     if not side_by_side(session, plan):
         return [[arm] for arm in arms]
@@ -60,8 +59,9 @@ def side_by_side(session: Session, plan: Plan) -> bool:
 
 
 def movable(session: Session, plan: Plan) -> bool:
-    """Return whether worlds may run on any nodes. They may not if a fault is injected into one
-    node.
+    """Return whether the engine may choose the nodes of each world.
+
+    Return False if a fault is injected into one node.
     """
     if not session.engine.engine.packs:
         return False
@@ -87,7 +87,7 @@ def orders(  # noqa: PLR0913  (fields of an order)
     replicates: int = 0,
     profiled: Collection[str] = (),
 ) -> list[Order]:
-    """Return the orders of launches that run concurrently.
+    """Return the descriptions (Orders) of launches that run concurrently, one for each arm.
 
     ``window`` replaces the window of the plan. For arms that are ``profiled`` (by name), the steps
     after the timed window are profiled in the same launch.
@@ -130,7 +130,7 @@ def orders(  # noqa: PLR0913  (fields of an order)
 
 
 def _behind(run: Run, plan: Plan, arm: Arm) -> Order:
-    """Return the order of the profile that is taken of the steps after a timed window."""
+    """Return the launch description (Order) for profiling the steps after a timed window."""
     return Order(
         plan=plan,
         arm=arm,
@@ -179,9 +179,10 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
 
 
 def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order]:
-    """Return the orders with the placement that the seed draws.
+    """Return the orders with a placement on nodes and devices, drawn with the plan's seed.
 
-    Every order gets its nodes. If several worlds run concurrently, each also gets its devices.
+    Every order is assigned its nodes. If several worlds run concurrently, each is also assigned its
+    devices.
     """
     nodes = session.settings.nodes
     if len(nodes) * len(orders) == 1 or not movable(session, plan):
@@ -191,7 +192,7 @@ def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order
     first = orders[0]
     draw = packing.lot(plan.protocol.seed, first.purpose, first.attempt, first.turn, names)
     seats = packing.seats(worlds, nodes, draw)
-    if seats is None:  # the worlds do not fit: the engine reports that
+    if seats is None:  # The worlds do not fit on the nodes; the engine reports the error.
         return list(orders)
     if len(orders) == 1:
         seats = [packing.Placement(seats[0].hosts, ())]
@@ -199,7 +200,11 @@ def _seated(session: Session, plan: Plan, orders: Sequence[Order]) -> list[Order
 
 
 def _world(run: Run, order: Order) -> CaseSpec:
-    """Return the case that decides the placement; a reference needs fewer devices than its case."""
+    """Return the case that is placed on nodes and devices.
+
+    If the launch trains a reference, this is the case of the reference, which may need fewer
+    devices than the case whose losses are compared with it.
+    """
     case = order.arm.case
     if order.purpose is not Purpose.REFERENCE:
         return case

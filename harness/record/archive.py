@@ -33,12 +33,12 @@ from harness.record.signature import FILE as SIGNATURE
 MANIFEST = "MANIFEST.json"
 #: The file of the agreed thresholds, if a run is delivered with them.
 CONTRACT = "contract.toml"
-#: The files of a run, besides the folders of its launches.
+#: The files of a run that an archive contains in addition to the folders of launches.
 _KEPT = ("record.json", "record.sha256", chain.FILE, SIGNATURE)
 #: Upper limit of the unpacked size of an archive, as a multiple of its packed size. Records are
 #: text and compress well; their samples do not.
 MOST_RATIO = 200
-#: Unpacked size in bytes that is permitted for every archive.
+#: Unpacked size in bytes that is always permitted, however small the packed archive is.
 LEAST_ROOM = 64 << 20
 #: Upper limit of the number of files in an archive.
 MOST_FILES = 200_000
@@ -119,10 +119,10 @@ def write(runs: Sequence[tuple[Packed, Mapping[str, bytes]]]) -> tuple[bytes, Ma
 def unpack(path: Path, results: Path) -> tuple[Manifest, list[Path]]:
     """Write all runs of an archive below ``results``, or none of them.
 
-    The files are readable only by the user. Raises RecordError if the files do not match the
-    manifest, or if another run has the same path. An archive may come from a stranger. Therefore
-    only one piece of a file is in memory at a time, and the unpacked size is limited to a multiple
-    of the size of the archive.
+    Only the user can read the written files. Raises RecordError if the files do not match the
+    manifest, or if a different run has the same path. An archive may come from a stranger.
+    Therefore only one piece of a file is in memory at a time, and the unpacked size is limited to a
+    multiple of the size of the archive.
     """
     is_new = not results.exists()
     results.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def _placed(path: Path, scratch: Path, results: Path) -> tuple[Manifest, list[Pa
     for source, target in targets.items():
         if target.is_file() and not filecmp.cmp(source, target, shallow=False):
             raise RecordError(
-                f"{target} exists already and differs from the one in the archive",
+                f"{target} exists already and differs from this run in the archive",
                 where=str(path),
                 fix=f"scaleproof accept unpack {path} --to elsewhere",
             )
@@ -181,7 +181,7 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
 
 
 def _refuse_strange(path: Path, member: tarfile.TarInfo, left: int, number: int) -> None:
-    """Raise RecordError unless a member is a file of a run and the limits of size are kept.
+    """Raise RecordError if a member is not a file of a run, or if a size limit is exceeded.
 
     A member with another path could be written outside the target folder.
     """
@@ -222,7 +222,7 @@ def _checked(path: Path, digests: dict[str, str], scratch: Path) -> Manifest:
     folders = {run.folder for run in manifest.runs}
     for run in manifest.runs:
         if f"{run.folder}/record.json" not in digests:
-            raise _damaged(path, f"its run {run.folder!r} has no record.json")
+            raise _damaged(path, f"the run {run.folder!r} in it has no record.json")
     for name, digest in digests.items():
         if "/".join(name.split("/")[:3]) not in folders:
             raise _damaged(path, f"{name} does not belong to a run in its manifest")

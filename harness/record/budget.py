@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: What the profiler recorded in a window: every operator.
+#: Value of ``Budget.capture``: the profiler recorded every operator.
 OPERATORS = "operators"
-#: What the profiler recorded in a window: only waits, spans and ranges.
+#: Value of ``Budget.capture``: the profiler recorded only waits, spans and ranges.
 OUTLINE = "outline"
 
 
@@ -90,7 +90,8 @@ class Blame:
     def in_turn(self) -> bool:
         """Whether ranks wait for each other alternately.
 
-        Then most waiting cancels over the steps, and ``net_ns`` is less than half of ``gross_ns``.
+        In this case most of the waiting cancels out over the steps, and ``net_ns`` is less than
+        half of ``gross_ns``.
         """
         return 2 * self.net_ns < self.gross_ns
 
@@ -178,7 +179,8 @@ class Budget:
     def _share(self, term: Term) -> float | None:
         """Return a term as a fraction of the step time.
 
-        None if a rank has no value of the term: undivided communication may contain it.
+        Return None if the traces of a rank do not show the term separately. Its time may then be
+        part of the communication that cannot be divided.
         """
         if any(term not in rank.terms for rank in self.ranks):
             return None

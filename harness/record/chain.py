@@ -35,7 +35,7 @@ STATED = (
 
 
 class Kind(StrEnum):
-    """The kind of a link. The comment beside each one says what its body contains."""
+    """The kind of a link. The comment next to each kind says what the body contains."""
 
     SEALED = "sealed"  # everything that was fixed before the first launch
     PLAN = "plan"  # a plan and its hash
@@ -103,9 +103,9 @@ class Chain:
     def add(self, kind: Kind, *bodies: object) -> None:
         """Append one link for each body. All links are on disk when this returns.
 
-        Raises UnwrittenError if they cannot be written. Then the chain has none of them, and this
-        process appends nothing more, because the chain would have a gap. A resumed run can continue
-        the chain.
+        Raises UnwrittenError if they cannot be written. The chain then contains none of these
+        links, and this process appends no further links, because the chain would have a gap. A
+        resumed run can continue the chain.
         """
         self.refuse_failed()
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -176,7 +176,7 @@ def walk(folder: Path) -> Iterator[Link]:
             raise RecordError(
                 "the chain is broken: this line does not follow from the one before",
                 where=where,
-                expected=f"link {number} after {before[:12] or 'nothing'}",
+                expected=f"link {number}, which follows hash {before[:12] or '(none)'}",
                 fix=_FIX,
             )
         before = link.hash

@@ -79,8 +79,9 @@ class Expected:
     gradients; in such a step a rank sends ``whole_bytes`` and nothing else. ``blocks`` is the
     number of blocks on each rank, if the knob ``split`` can change it. ``staleness`` is the largest
     number of steps by which one rank may lag behind another (None: no limit, or no lag).
-    ``repeatable`` is False if two trainings can differ because ranks use whatever has arrived.
-    ``casts`` is True if the strategy rounds at other places than its reference. ``reorders`` is
+    ``repeatable`` is False if two trainings can differ, because ranks use the data that have
+    arrived so far. ``casts`` is True if the strategy rounds in operations in which its reference
+    does not. ``reorders`` is
     True if it adds numbers in another order than its reference, so that bits may differ.
     """
 
@@ -126,8 +127,8 @@ def bytes_sent(expected: Expected, rank: int, steps: range) -> float:
 class Product:
     """A group of identical matrix products (or attentions) in a step.
 
-    ``kind`` is ``product`` or ``attention``. ``flops`` and ``moved_bytes`` are for one of them, and
-    ``count`` is their number.
+    ``kind`` is ``product`` or ``attention``. ``flops`` is the number of FLOPs of one product (or
+    attention), ``moved_bytes`` is its memory traffic, and ``count`` is the number of products.
     """
 
     kind: str
@@ -141,8 +142,8 @@ class Product:
 class Work:
     """The work of a step on ``samples`` samples if one device has the whole model.
 
-    ``moved_bytes`` is the memory traffic of everything except the products. ``update_bytes`` is the
-    memory traffic of the optimizer.
+    ``moved_bytes`` is the memory traffic in bytes of all operations except the matrix products.
+    ``update_bytes`` is the memory traffic of the optimizer in bytes.
     """
 
     samples: int
@@ -155,9 +156,9 @@ class Work:
 class Reference:
     """The training with which the losses of a case are compared.
 
-    It trains the case's model without the strategy, on ``shards`` ranks. Cases with the same
-    ``key`` have the same reference. ``limit`` is the largest relative difference of the loss of a
-    step that rounding explains; 0 if every bit must be equal. If the reference has replicates,
+    The reference trains the case's model without the strategy, on ``shards`` ranks. Cases with the
+    same ``key`` have the same reference. ``limit`` is the largest relative difference of the loss
+    of a step that rounding explains; 0 if every bit must be equal. If the reference has replicates,
     their spread replaces ``limit``. ``coarse`` is True if gradients are exchanged in 16 bits.
     ``memory_bytes`` is the memory of one rank of the reference, which holds the whole model.
     """
@@ -171,16 +172,17 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """The answer to ``describe``: facts and expectations, or why there are none.
+    """The description of a case: facts and expectations, or the reason why there are none.
 
     ``reference`` is None if losses cannot be compared (the case is incorrect on purpose, or the
     record is old). ``twin`` is the index of the small model (twin) that the correctness check
     trains, among its candidates (``cases/twins.py``). ``work`` is the work of a step, if devices
     are compared with their data sheets. ``own_ideal`` is True if a user's strategy states the ideal
-    efficiency. ``excuses`` are statements by which a user's strategy prevents a comparison of its
-    losses, or a bitwise one. ``theirs`` lists which kinds of the case's files a user wrote; the
-    statements of these files are not verified. ``unsupported`` is the reason with which the case's
-    files refuse it (SKIP). ``error`` is an exception in these files (ERROR).
+    efficiency. ``excuses`` are statements in a user's strategy that its losses cannot be compared,
+    or not bit by bit. ``theirs`` lists the kinds of the case's files (such as models) that a user
+    wrote. The statements in these files are not verified. ``unsupported`` is the reason, stated by
+    the case's files, why they do not support the case (SKIP). ``error`` is the message of an
+    exception in these files (ERROR).
     """
 
     facts: ModelFacts | None = None

@@ -43,12 +43,13 @@ def sizes(device: Device) -> tuple[int, ...]:
 class Row:
     """The result of one operation at one payload on one world, in one launch.
 
-    The time of an iteration is that of its slowest rank. ``time_s`` is the median over iterations,
-    and ``worst_s`` is the longest time. ``nodes`` is the number of ranks on each node. ``network``
-    has the settings of an emulated network as text. ``right`` is True if every rank received the
-    correct result. ``refused`` is the reason if the operation could not run. ``attempt`` is 1 in
-    the new set of launches that confirms a FAIL, otherwise 0. ``link_mbit`` is the rate in Mbit/s
-    to which the engine limited the link of each node; None if it did not.
+    The time of an iteration is the time of its slowest rank. ``time_s`` is the median over
+    iterations, and ``worst_s`` is the longest time, both in seconds. ``nodes`` is the number of
+    ranks on each node. ``network`` has the settings of an emulated network as text. ``right`` is
+    True if every rank received the correct result. ``refused`` is the reason if the operation could
+    not run. ``attempt`` is 1 in the new set of launches that confirms a FAIL, otherwise 0.
+    ``link_mbit`` is the rate in Mbit/s to which the engine limited the link of each node; None if
+    the link was not limited.
     """
 
     nodes: tuple[int, ...]
@@ -110,12 +111,13 @@ class Suspects:
     """The results of measuring nodes in pairs, round by round.
 
     ``nodes`` are the nodes that are slow with every partner. ``links`` are the pairs that are slow
-    although neither of their nodes is. ``slow`` lists both with their evidence. ``case`` is the
-    case that each pair trained; it is empty if the pairs ran all-reduces. ``hosts`` are all
-    measured nodes. The rounds continue until no node can be slower by ``wanted`` without being
-    detected, but not longer than ``most`` rounds. Nodes that are still open then are listed as
-    ``undecided``. ``most`` is None in older records, which had another rule for the rounds.
-    ``limit_bps`` is set in older records that regarded every pair with a lower rate as slow.
+    although neither of their nodes is slow. ``slow`` lists these nodes and links with the evidence.
+    ``case`` is the case that each pair trained; it is empty if the pairs ran all-reduces. ``hosts``
+    are all measured nodes. The rounds continue until every node that is slower by ``wanted`` (0.1 =
+    10 %) would have been detected, or until ``most`` rounds were made. ``undecided`` are the nodes
+    for which the rounds decided nothing. ``most`` is None in older records, which had another rule
+    for the rounds. ``limit_bps`` is set in older records that regarded every pair with a lower rate
+    as slow.
     """
 
     pairs: tuple[Paired, ...]
@@ -141,7 +143,7 @@ def label(network: Sequence[tuple[str, Json]]) -> str:
 def shapes(nodes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return the worlds of a sweep, as numbers of ranks on each node.
 
-    They are the largest node alone, one rank on each node, and all ranks on all nodes.
+    These worlds are the largest node alone, one rank on each node, and all ranks on all nodes.
     """
     worlds = [(max(nodes),), (1,) * len(nodes), tuple(nodes)]
     return tuple(dict.fromkeys(shape for shape in worlds if sum(shape) > 1))
@@ -188,7 +190,7 @@ class Swept:
         return tuple(row for row in timed if row.payload_bytes == most)
 
     def bus_bps(self, payload: int | None = None) -> tuple[float, ...]:
-        """Return the bus bandwidth in B/s of each sweep, at this payload or else the largest."""
+        """Return the bus bandwidth of each sweep in B/s, at this payload or at the largest one."""
         sized = self.largest if payload is None else self.rows
         wanted = [row for row in sized if payload in (None, row.payload_bytes)]
         return tuple(row.bus_bps for row in wanted if row.bus_bps is not None)

@@ -16,7 +16,7 @@ STOOD_STILL = "slot too short"
 #: Upper limit of how often the launches of a plan are timed again because simulated compute missed
 #: its deadlines. Launches that ran concurrently are timed again with them.
 STALLS = 2
-#: The suffix in the name of the slot of profiles. Such a profile follows a timed window in the same
+#: Suffix of ``LaunchRecord.slot`` for a profile that was taken after the timed window, in the same
 #: world.
 BEHIND = "-behind"
 #: Kinds of causes that may be temporary: a lost node or rank, or a rank that stopped sending
@@ -61,8 +61,8 @@ class Purpose(StrEnum):
     BITS = "bits"
 
 
-#: Purposes of launches that are repeated after a temporary failure, because other launches wait for
-#: them.
+#: Purposes of launches that are repeated after a temporary failure. Other launches of the plan need
+#: their results.
 REPEATED = (
     Purpose.GATE, Purpose.PILOT, Purpose.PROBE, Purpose.TIMED, Purpose.PROFILE, Purpose.REFERENCE,
 )  # fmt: skip
@@ -72,10 +72,11 @@ REPEATED = (
 class Steadiness:
     """The trend of the step time in the kept window of a launch.
 
-    ``drift`` is the natural logarithm of the mean step time of the window's later half divided by
-    that of its earlier half. ``t`` is the drift divided by its standard error, which is estimated
-    from means of 5 steps; None if the window is too short. ``mser`` is the number of further steps
-    that the rule MSER-5 would drop. ``steady`` is the conclusion from this launch alone.
+    ``drift`` is the natural logarithm of a ratio: the mean step time of the window's later half
+    divided by the mean step time of its earlier half. ``t`` is the drift divided by its standard
+    error, which is estimated from means of 5 steps; None if the window is too short. ``mser`` is
+    the number of further steps that the rule MSER-5 would drop. ``steady`` is the conclusion from
+    this launch alone.
     """
 
     drift: float
@@ -89,8 +90,8 @@ class Cause:
     """The rank that ended a launch, and the reason.
 
     ``kind`` is exception, memory, signal, exit, node, collective, hang, late or peer. ``sure`` is
-    True if it is certain which rank failed; it says nothing about the reason. ``phase`` and
-    ``step`` say where the rank was. ``victims`` are the other ranks that failed.
+    True if it is certain which rank failed, even if the reason is not. ``phase`` and ``step`` are
+    the phase and the step in which the rank failed. ``victims`` are the other ranks that failed.
     """
 
     rank: int | None
@@ -105,8 +106,8 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The step times in the kept window of a launch, in seconds. The time of a step is that of its
-    slowest rank.
+    """The step times in the kept window of a launch, in seconds. The time of a step is the time of
+    its slowest rank.
     """
 
     count: int
@@ -120,8 +121,8 @@ class Steps:
 class Stalls:
     """The steps of the kept window that took several times the median step time.
 
-    ``steps`` are the numbers of these steps in the launch. ``share`` is the time by which they
-    exceeded the median, as a part of the window's duration.
+    ``steps`` are the numbers of these steps in the launch. ``share`` is the total time by
+    which these steps exceeded the median, as a fraction of the window's duration.
     """
 
     steps: tuple[int, ...]
@@ -171,13 +172,13 @@ class LaunchRecord:
     deviations from the request (world, samples, bytes) that the parent process found. A launch with
     any deviation is never judged. ``accepted`` lists the deviations that the user of a script
     accepts. A profiled launch has a ``budget``. Its ``perturbation`` is the time of its profiled
-    steps divided by that of its other steps. ``perturbation_low`` is the lower end of the interval
-    of this ratio, if there is one.
+    steps divided by the time of its other steps. ``perturbation_low`` is the lower end of the
+    interval of this ratio, if there is one.
 
     ``reached`` is None if the plan has no target loss, or if the launch did not reach it.
     ``final_loss`` is the mean loss of the last steps; only plans with a target have it.
 
-    ``hosts`` are the numbers of the nodes on which the launch ran (empty = the first ones).
+    ``hosts`` are the numbers of the nodes on which the launch ran (empty: the first nodes).
     Launches with the same ``slot`` ran concurrently on separate devices. ``devices`` has the number
     of the first device on each host. If this launch is a profile that was taken after a timed
     window in the same world, ``behind`` is the name of the timed launch.
@@ -229,7 +230,9 @@ class LaunchRecord:
 
     @property
     def stood_still(self) -> bool:
-        """Whether the only deviation is that the simulated compute missed its deadlines."""
+        """Whether the launch deviates from the request only in missed deadlines of simulated
+        compute.
+        """
         return bool(self.wrong) and all(word.startswith(STOOD_STILL) for word in self.wrong)
 
     @property
@@ -246,7 +249,7 @@ class LaunchRecord:
 
     @property
     def lost(self) -> bool:
-        """Whether a node was lost during the launch, which says nothing about the case."""
+        """Whether a node was lost during the launch. Such a launch says nothing about the case."""
         return self.passing and self.cause is not None and self.cause.kind == "node"
 
     @property
@@ -258,7 +261,8 @@ class LaunchRecord:
     def changed(self) -> float:
         """A lower limit of the factor by which the profiler lengthened the steps that it recorded.
 
-        It is the measured ratio if there is no interval, and 1 if nothing was measured.
+        The limit is the lower end of the interval of this factor. Without an interval, the limit is
+        the measured factor, and without a measurement it is 1.
         """
         return self.perturbation_low or self.perturbation or 1.0
 
@@ -282,9 +286,9 @@ class LaunchRecord:
 
     @property
     def denied(self) -> float | None:
-        """The fraction of their CPU time that the ranks could not use.
+        """The fraction of the CPU time of the ranks' cores that the ranks could not use.
 
-        Other processes or a CPU quota used it. None if neither is known.
+        Other processes used this time, or a CPU quota withheld it. None if neither is known.
         """
         if self.foreign_load is None and self.throttled is None:
             return None

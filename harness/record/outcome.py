@@ -125,9 +125,10 @@ class Verdict:
     def counts(self) -> Status:
         """The status that contributes to the exit status.
 
-        A waived FAIL does not fail the run, and a detected control is no evidence that anything
-        scales. Without a threshold an inconclusive verdict is only a missing value. Simulated
-        hardware decides nothing in a run that requested real devices.
+        It is RECORDED for a waived FAIL, for a control whose known effect was detected (which is no
+        evidence that anything scales), and for a verdict on simulated hardware in a run that
+        requested real devices. It is SKIP for an inconclusive verdict without a threshold, because
+        only a value is missing.
         """
         if self.simulated:
             return Status.RECORDED

@@ -85,7 +85,7 @@ class Allocator:
 class Routed:
     """The assignments of one rank's tokens to the experts of a layer.
 
-    ``asked`` is the number of assignments to each expert. ``top`` is the number of experts per
+    ``asked`` has the number of assignments to each expert. ``top`` is the number of experts per
     token. ``dropped`` is the number of assignments that exceeded an expert's capacity.
     """
 
@@ -118,8 +118,8 @@ class SpanRow:
     end_ns: int
 
 
-#: The text in ``ScriptObservations.sampler`` before the samples to which a sampler is limited, if
-#: it distributes only a part of a data set.
+#: A text in ``ScriptObservations.sampler``. If a sampler distributes only a part of a data set, a
+#: description of this part follows the text.
 PART = ", of samples "
 
 

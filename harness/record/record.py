@@ -32,11 +32,11 @@ JUDGED_SINCE = 6
 #: The first schema whose windows (numbers of steps and of warm-up steps) were chosen by the present
 #: rules.
 SETTLED_SINCE = 7
-#: The first schema in which background load widens an interval only to one side. Before, any load
-#: made a verdict inconclusive.
+#: The first schema in which background load widens an interval only to one side. In older schemas,
+#: any background load made a verdict inconclusive.
 DIRECTED_SINCE = 8
-#: The first schema whose first evaluation requires a larger margin, because half of the launches
-#: may be slow.
+#: The first schema in which the first evaluation of a verdict requires a larger margin. After few
+#: pairs, half of the launches may be slow.
 HALVES_SINCE = 9
 #: The first schema in which neither provisional bounds nor simulated hardware decide a run. Since
 #: this schema, a verdict shows the interval that was judged, and waiting is attributed within each
@@ -232,12 +232,12 @@ class RunRecord:
         return frozen or plan.window
 
     def stand_ins(self, case: CaseSpec) -> frozenset[StandIn]:
-        """Return which parts of a case are simulated in this run (see the function above)."""
+        """Return which parts of a case are simulated on the nodes of this run."""
         return stand_ins(case, self.nodes or (self.machine,) * len(case.nodes))
 
 
 def _grouped(entries: Iterable[Entry], by: Callable[[Entry], str]) -> dict[str, tuple[Entry, ...]]:
-    """Group entries by a string key, each group in the original order."""
+    """Group entries by a string key. Each group keeps the original order."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(by(entry), []).append(entry)

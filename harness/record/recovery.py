@@ -56,7 +56,11 @@ class Update:
 
 
 class Continued(StrEnum):
-    """How a resumed training compares with one that was not interrupted."""
+    """How a resumed training compares with one that was not interrupted.
+
+    ``OTHER_WEIGHTS`` means that the resumed training started from weights that the interrupted
+    training never had.
+    """
 
     EXACTLY = "exactly"
     OTHER_SAMPLES = "from the same weights, on other samples"
@@ -126,7 +130,7 @@ class Trial:
 class Mark(StrEnum):
     """The event that has just ended on rank 0."""
 
-    READY = "ready"  # the process group and the model exist
+    READY = "ready"  # the process group and the model were created
     LOADED = "loaded"
     STEP = "step"
     SAVED = "saved"
@@ -153,7 +157,8 @@ class TrainingAttempt:
 class FaultedTraining:
     """A training of ``steps`` steps that faults interrupted.
 
-    The training saves a checkpoint after every ``every`` steps. ``sittings`` are its attempts.
+    The training saves a checkpoint after every ``every`` steps. ``sittings`` are the attempts, each
+    from a start of the training until its end or a fault.
     ``mtbf_s`` is the mean time between faults, which are drawn with ``seed``. It is None if a
     single fault was injected to measure its cost, or if there was no fault.
     """

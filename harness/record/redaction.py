@@ -197,7 +197,7 @@ def _mapped(value: Json, change: Callable[[str], str]) -> Json:
 
 
 def _hashes(old: RunRecord, new: RunRecord) -> dict[str, str]:
-    """Return the new hash of each case and plan whose hash has changed, by the old hash."""
+    """Map the old hash of each case and plan to its new hash, if the hash has changed."""
     replaced = {}
     for before, after in zip(old.plans, new.plans, strict=True):
         replaced[before.hash] = after.hash

@@ -36,7 +36,7 @@ class Signature:
 def sign(folder: Path, key: Path, passphrase: str | None = None) -> Signature:
     """Sign the run in a folder.
 
-    Raises RecordError if the run did not end, and SpecError if the key cannot be used.
+    Raises RecordError if the run is not complete, and SpecError if the key cannot be used.
     """
     links = chain.read(folder)
     if not links or links[-1].kind is not chain.Kind.ENDED:

@@ -92,7 +92,7 @@ def written(record: RunRecord) -> str:
     """Return the text of ``record.json``.
 
     The first key is the sha256 of the text without the line of this key. Launches are converted one
-    by one, because a document of thousands of launches would need much memory.
+    by one, because converting thousands of launches together would need much memory.
     """
     rest = json.dumps(to_doc(replace(record, launches=())), indent=1) + "\n"
     if record.launches:
@@ -141,7 +141,7 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
         begun = _record(path) if path.is_file() else None
         if begun is not None and begun.complete:
             for _ in chain.walk(path.parent) if links is None else ():
-                pass  # only check the chain: the record has its contents
+                pass  # The record has the contents, so the chain is only checked.
             return _named(begun)
         links = chain.read(path.parent) if links is None else links
         if begun is None and not links:
@@ -187,7 +187,7 @@ def _record(path: Path) -> RunRecord:
     doc, launches = _apart(text)
     if stamp is not None:
         doc.pop(DIGEST)
-    del text, stamp  # free memory: only the launches are still needed
+    del text, stamp  # Free memory, because only the launches are still needed.
     record = from_doc(RunRecord, upgrade(doc, SCHEMA), "record")
     return replace(record, launches=tuple(_launches(launches))) if launches else record
 
@@ -202,7 +202,7 @@ def _apart(text: bytes) -> tuple[Json, list[bytes]]:
         parts = fields(text)
         launches = elements(parts.pop("launches", b"[]"))
         doc: Json = {name: json.loads(bytes(value)) for name, value in parts.items()}
-    except ValueError:  # not in the expected layout: decoding the whole text reports the error
+    except ValueError:  # another layout: the caller then decodes the whole text
         return json.loads(text), []
     if launches and doc.get("schema") not in range(UNCHANGED_SINCE, SCHEMA + 1):
         return json.loads(text), []

@@ -50,7 +50,7 @@ def _rename_plans(doc: Json, old_hash: Callable[[Json], str]) -> Json:
 
 
 def _whole(plan: Json) -> str:
-    """Return the hash that a plan had until schema 2. It included fields with default values."""
+    """Return the hash that a plan had until schema 2, which included fields with default values."""
     return digest(plan)
 
 

@@ -51,7 +51,9 @@ def test_what_passes_is_launched_once_more_and_only_once(
     (second,) = session.run.enter([broken(timed, kind, "x-2")])
     if kind == "node":  # a lost node is never the fault of the case
         assert second.purpose is Purpose.FLAKED and second.intended is Purpose.TIMED
-        assert session.run.notes[-1] == "x-2: rank 1: node; its plan ends; --resume continues the plan"
+        assert (
+            session.run.notes[-1] == "x-2: rank 1: node; its plan ends; --resume continues the plan"
+        )
     else:
         assert second.purpose is Purpose.TIMED and not second.discarded
     assert [x.launch for x in session.run.launches] == ["x-1", "x-2"], "both are kept"

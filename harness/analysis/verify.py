@@ -354,6 +354,9 @@ def _differing(
             recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
             if len(recorded) == len(value):
                 continue  # The wording may change between versions.
+        if name == "accepted":  # Only the names of the checks are compared, for the same reason.
+            recorded = tuple(sentence.partition(":")[0] for sentence in recorded)
+            value = tuple(sentence.partition(":")[0] for sentence in value)
         if recorded is None and run.schema < JUDGED_SINCE:
             continue  # The version that wrote the record did not measure this figure.
         watched = any(rank.watched is not None for rank in launch.ranks)

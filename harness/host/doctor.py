@@ -306,7 +306,7 @@ def _locked_memory() -> Finding:
     endless = soft == resource.RLIM_INFINITY
     text = "unlimited" if endless else f"limit {soft >> 20} MiB"
     advice = (
-        "set ulimit -l unlimited, because RDMA pins memory"
+        "ulimit -l unlimited, because RDMA pins memory"
         " (Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
     )
     needed = machine.detect().infiniband

@@ -192,9 +192,7 @@ def _ethernet(sys: Path) -> Iterator[tuple[Network, float]]:
     """Yield (ethernet, Gbit/s) of each card that is up, except IPoIB and members of a bond."""
     for card in (sys / "class/net").glob("*"):
         over_infiniband = _read(card / "type") == "32"
-        represents = "vf" in _read(
-            card / "phys_port_name"
-        )  # this card represents a virtual function
+        represents = "vf" in _read(card / "phys_port_name")  # a virtual function's other end
         behind = (card / "master/device").exists() or represents
         physical = (card / "device").exists() and not _virtual(card)
         if physical and not over_infiniband and not behind and _read(card / "operstate") == "up":

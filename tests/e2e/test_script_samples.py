@@ -126,7 +126,7 @@ def test_correct_code_that_resembles_a_mistake_is_accepted(measured: Measured, r
     [
         ("searches", "find_unused_parameters=True searches the graph in every step"),
         ("rank 0 evaluates", "rank 0 evaluates within the window (3 forward passes)"),
-        ("made up", "a data set that stores none: correct if each rank generates others"),
+        ("made up", "a data set that stores none: correct if each rank generates other samples"),
     ],
 )
 def test_slow_but_correct_code_is_a_remark(

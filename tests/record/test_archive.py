@@ -64,7 +64,7 @@ def test_an_unpacked_run_equals_the_packed_one(
     )
     (in_order[0] / "record.json").write_text("{}")
     assert main(["accept", "unpack", str(packed), "--to", str(tmp_path / "there")]) != 0
-    assert "differs from the one in the archive" in capsys.readouterr().err
+    assert "differs from this run in the archive" in capsys.readouterr().err
     assert (in_order[0] / "record.json").read_text() == "{}", (
         "unpacking overwrites no existing file"
     )

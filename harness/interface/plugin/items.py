@@ -106,7 +106,7 @@ def _skipped(metafunc: pytest.Metafunc, site: Site) -> None:
     """Create one skipped item that says why a function has nothing to measure."""
     unit = "GPU" if site.device == "cuda" else "CPU"
     nodes = f"{len(site.nodes)} nodes with " if len(site.nodes) > 1 else ""
-    reason = f"its recipes have nothing for {nodes}{site.world_size} {unit} ranks"
+    reason = f"its recipes have nothing to measure on {nodes}{site.world_size} {unit} ranks"
     nothing = pytest.param(None, marks=pytest.mark.skip(reason=reason), id="nothing")
     metafunc.parametrize("verdict", [nothing], indirect=True)
 

@@ -102,7 +102,8 @@ def notes(costs: Sequence[EncodingCost], here: float) -> list[str]:
     measured = "an unmeasured link" if math.isinf(here) else f"{si(here, 'bit/s')}"
     sentences = [
         f"measured over {measured}; a column named by a link rate has the step time at that rate",
-        "wins below: the link rate below which it is faster than dense (of X: faster than X)",
+        "wins below: the link rate below which a compressor is faster than dense training;"
+        " column 'of X': faster than X",
     ]
     dense = next((cost for cost in costs if cost.name == DENSE), None)
     others = [cost for cost in costs if cost.pays]

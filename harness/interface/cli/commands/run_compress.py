@@ -197,7 +197,7 @@ def _refuse(args: argparse.Namespace, site: Site, catalogue: Catalogue) -> None:
         raise SpecError(
             f"engine {site.engine} cannot set link rates",
             where=f"--confirm {args.confirm}",
-            expected="an engine that can, such as emulated",
+            expected="an engine that can set link rates, such as emulated",
             fix=f"scaleproof run compress {args.target} --engine emulated --nodes 2x1"
             f" --confirm {args.confirm}",
         )

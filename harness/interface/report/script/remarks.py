@@ -179,7 +179,7 @@ def _draws_whole(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
         return ""
     return (
         f"each rank draws from all {row.seen.whole:,} samples of a data set that stores none:"
-        " correct if each rank generates others, else a DistributedSampler is missing"
+        " correct if each rank generates other samples, else a DistributedSampler is missing"
     )
 
 
@@ -209,7 +209,7 @@ def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if max(passes) > MORE * min(passes):
         return (
             f"rank {passes.index(max(passes))} evaluates within the window ({max(passes)} forward"
-            f" passes), while another rank evaluates less ({min(passes)}): the others wait for it"
+            f" passes), while another rank evaluates less ({min(passes)}): other ranks wait for it"
         )
     return f"the window has {max(passes)} forward passes that train nothing" if any(passes) else ""
 

@@ -672,7 +672,7 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
     bits = digest(tensor.detach() for _, tensor in parameters)
     digests = ctx.gather((ctx.part, names, bits))
     unlike = len(set(digests)) - len({part for part, *_ in digests})
-    message = f"{unlike + 1} different versions on {len(digests)} ranks"
+    message = f"{unlike + 1} versions of the parameters on {len(digests)} ranks"
     return Check(name=name, ok=not unlike, detail=message)
 
 

@@ -278,7 +278,7 @@ def test_operators_of_other_threads_do_not_count_as_compute(tmp_path: Path) -> N
         event("aten::mul", 41_000, 51_000, tid=12),
     )  # fmt: skip
     assert terms(lane) == {Term.COMPUTE: 50, Term.IDLE: 50}
-    assert "1 threads outside the step also run operators: left out" in lane.unsure
+    assert "1 threads outside the step also run operators, which are ignored" in lane.unsure
 
 
 def test_timestamps_since_1970_keep_their_nanoseconds(tmp_path: Path) -> None:

@@ -329,13 +329,13 @@ def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if not says(sealed.get(name), getattr(run, name)):
-            yield f"{name} is not what was sealed before the first launch"
+            yield f"{name} differs from what was sealed before the first launch"
     if any(link.kind is Kind.SITTING for link in links):
         return  # in a resumed run, each process recorded its admission and environment
     if not says(sealed.get("admission"), run.admission):
         yield "admission differs from the findings before the first launch"
     if not says(sealed.get("environment"), run.environment):
-        yield "environment is not what was sealed before the first launch"
+        yield "environment differs from what was sealed before the first launch"
 
 
 def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:

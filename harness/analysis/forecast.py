@@ -4,7 +4,7 @@
 
 All outputs with a predicted duration use this forecast: ``plan``, the line after collection, and
 the progress line with its ETA. The time of a launch is estimated from launches of the same kind if
-there are any, else from closed forms.
+there are any, else from closed forms of FLOPs and bytes.
 """
 
 from collections import Counter
@@ -58,7 +58,8 @@ LEAST_STEP_S = 2e-3
 FURTHER = {Device.CPU: 0.5, Device.CUDA: 0.1}
 
 Slots = Callable[[Plan, Sequence[Arm]], Sequence[Sequence[Arm]]]
-#: The purpose of launches, the arms that run concurrently, and how often they are launched.
+#: The purpose of launches, the arms that run concurrently, and the number of times that these arms
+#: are launched.
 Launches = tuple[Purpose, Sequence[Arm], int]
 
 
@@ -75,8 +76,8 @@ class PendingLaunches:
 class LaunchCosts:
     """Predicts the times of launches of these plans, in s.
 
-    Times come from measured launches if there are any, else from closed forms. ``link_bytes`` is
-    the rate of a rank's slowest link in B/s, or 0 if it is unknown.
+    Times come from measured launches if there are any, else from closed forms of FLOPs and bytes.
+    ``link_bytes`` is the rate of a rank's slowest link in B/s, or 0 if it is unknown.
     """
 
     def __init__(

@@ -391,7 +391,9 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
             if not same(to_doc(a := getattr(old, name)), to_doc(b := getattr(new, name)))
         ]
         if bool(old.doubt) is not bool(new.doubt):
-            changes.append(f"it has {'a' if new.doubt else 'no'} caveat, other than recorded")
+            changes.append(
+                f"it has {'a' if new.doubt else 'no'} caveat, unlike the recorded verdict"
+            )
         if changes:
             differences.append(f"{old.case} {old.contrast}: {'; '.join(changes)}")
     return differences
@@ -455,7 +457,7 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
         windows = calibration.read(run, folder, plan, known)
         if settled and frozen and frozen != calibration.windows(plan, windows, run.described):
             differences.append(
-                f"{plan.name}: windows are {frozen}, the calibration launches give others"
+                f"{plan.name}: windows are {frozen}, but other windows follow from the pilots"
             )
         for launch in contrast_data.timed(run, plan, None):
             kept = run.window(plan, launch)

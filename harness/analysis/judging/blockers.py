@@ -453,14 +453,17 @@ def _differences(plan: Plan, contrast: Contrast) -> Iterator[str]:
     for arm, case in zip(baseline, _promised(contrast, subject.case, baseline), strict=True):
         if case is not None and arm.case.hash != case.hash:
             fields = ", ".join(_planned_unlike(arm.case, case)) or "another setting"
-            yield f"{arm.name} is not the {contrast.against} of {subject.case.id}: {fields}"
+            yield (
+                f"{arm.name} is not the {contrast.against} of {subject.case.id}:"
+                f" it differs in {fields}"
+            )
     if contrast.against == "sum_of_devices" and len({a.case.hash for a in baseline}) < len(
         baseline
     ):
         yield "the baseline counts a device twice"
     ideal = _ideal(contrast, subject, baseline)
     if abs(contrast.ideal / ideal - 1) > 1e-9:
-        yield f"its ideal ratio is {contrast.ideal:g}, but its ranks give {ideal:g}"
+        yield f"its ideal ratio is {contrast.ideal:g}, but the numbers of ranks imply {ideal:g}"
 
 
 def _wrong_on_purpose(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> Iterator[str]:

@@ -438,7 +438,7 @@ def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
     if r.ran.recompiled:
         yield f"rank {r.rank}: compiled again inside the window"
     if skipped := sum(step >= cut for step in r.ran.skipped or ()):
-        yield f"rank {r.rank}: {skipped} steps of the window skipped: gradients overflowed"
+        yield f"rank {r.rank}: {skipped} steps of the window were skipped: gradients overflowed"
 
 
 def _shared_devices(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:

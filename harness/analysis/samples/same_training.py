@@ -344,7 +344,7 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     if edited:
         yield (
             f"{first} of the other version, although both train on the same samples: the versions"
-            " train different models or losses, so their speeds are not comparable"
+            " train different models or losses, so the speeds are not comparable"
         )
     else:
         yield (

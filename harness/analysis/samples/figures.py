@@ -237,8 +237,8 @@ def perturbation(samples: Sequence[Samples], window: Window) -> Perturbation:
     If the window has ``pairs``, it contains single profiled steps. Each of them is compared with
     the step before and the step after it. ``low`` is then the lower end of the 95 % interval of the
     mean log-ratio (Student's t). Without ``pairs``, the ratio is the median of the profiled steps
-    divided by the median of the steps before them. The step in between warms up the profiler and is
-    ignored.
+    divided by the median of the steps before them. The step between these two groups warms up the
+    profiler and is ignored.
     """
     if not window.profiled:
         return Perturbation()

@@ -192,7 +192,7 @@ def _mean_samples(launch: LaunchRecord) -> float:
 
 
 def _usual_samples(launch: LaunchRecord) -> float:
-    """Return the number of samples in a median step, which is not a short last batch."""
+    """Return the median number of samples in a step, which short last batches do not affect."""
     usual = [rank.watched.usual for rank in launch.ranks if rank.watched is not None]
     return _mean_samples(launch) * median(usual)
 

@@ -363,8 +363,8 @@ def _blame(
 ) -> Blame | None:
     """Return the rank for which other ranks waited longest, or None if no rank waited.
 
-    Only waiting without concurrent compute counts. The result includes the term of that rank that
-    exceeds the median of the other ranks most.
+    Only waiting without concurrent compute counts. For the returned rank, the result also names the
+    term that exceeds the median of the other ranks most.
     """
     if len(closed) < 2:
         return None

@@ -122,9 +122,10 @@ def twice(run: RunRecord, other: RunRecord) -> str:
 def _stepped_alike(run: RunRecord, other: RunRecord) -> str:
     """Return a sentence if the launches of a case have the same mean steps as another run.
 
-    Such launches are copies whose times were changed slightly. In two measurements, the mean steps
-    differ more: they vary by some 1 % from launch to launch even on the quietest machine. Launches
-    of simulated compute are not compared, because their schedule makes the mean steps equal.
+    Such launches were copied, and their times were changed slightly. In two measurements, the
+    mean steps differ more: they vary by some 1 % from launch to launch even on the quietest
+    machine. Launches of simulated compute are not compared, because their schedule makes the mean
+    steps equal.
     """
     of_other = _mean_steps(other)
     for case, mine in _mean_steps(run).items():
@@ -238,7 +239,7 @@ def _stalled(run: RunRecord) -> Iterator[str]:
     for plan, of_plan in sorted(run.by_plan.items()):
         times = num_again(of_plan, Purpose.STALLED)
         if times > STALLS:
-            yield f"launches of plan {plan} were timed again {times} times; at most {STALLS} may be"
+            yield f"launches of plan {plan} were timed again {times} times; the limit is {STALLS}"
             return
 
 
@@ -257,7 +258,7 @@ def _flaked(run: RunRecord) -> Iterator[str]:
                 yield f"{launches[0].launch} was launched once more, but had no transient failure"
         times = sum(not any(launch.lost for launch in launches) for launches in slots.values())
         if times > FLAKES:
-            yield f"launches of plan {plan} were repeated {times} times; at most {FLAKES} may be"
+            yield f"launches of plan {plan} were repeated {times} times; the limit is {FLAKES}"
 
 
 def _seats(run: RunRecord) -> Iterator[str]:
@@ -328,28 +329,28 @@ def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if not says(sealed.get(name), getattr(run, name)):
-            yield f"{name} is not what was sealed before the first launch"
+            yield f"{name} differs from what was sealed before the first launch"
     if any(link.kind is Kind.SITTING for link in links):
         return  # in a resumed run, each process recorded its admission and environment
     if not says(sealed.get("admission"), run.admission):
-        yield "admission is not what was found before the first launch"
+        yield "admission differs from the findings before the first launch"
     if not says(sealed.get("environment"), run.environment):
-        yield "environment is not what was sealed before the first launch"
+        yield "environment differs from what was sealed before the first launch"
 
 
 def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
-    """Yield plans and descriptions of cases that differ from the ones announced in the chain."""
+    """Yield plans and descriptions of cases that differ from their entries in the chain."""
     plans = {plan.hash: plan for plan in run.plans}
     for body in chain.bodies(links, Kind.PLAN):
         if not says(body["plan"], plans.get(body["hash"])):
-            yield f"plan {body['plan']['name']} is not the one that was announced"
+            yield f"plan {body['plan']['name']} differs from its entry in the chain"
     for body in chain.bodies(links, Kind.DESCRIBED):
         for case, answer in body.items():
             if case not in run.described or not says(answer, run.described[case]):
-                yield f"the description of case {case} is not the one that was announced"
+                yield f"the description of case {case} differs from its entry in the chain"
     announced = {case for body in chain.bodies(links, Kind.DESCRIBED) for case in body}
     if unannounced := sorted(set(run.described) - announced):
-        yield f"the description of case {unannounced[0]} was never announced"
+        yield f"the description of case {unannounced[0]} has no entry in the chain"
 
 
 def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
@@ -381,4 +382,4 @@ def _alike(
             yield f"{kind} {i + 1} of the record differs from the one in the chain"
             return
     if len(record) > len(links) or (whole and len(record) < len(links)):
-        yield f"{len(record)} {kind} entries in the record, {len(links)} in the chain"
+        yield f"the record has {len(record)} {kind} entries, and the chain {len(links)}"

@@ -60,8 +60,8 @@ class Compared:
     """One case in both runs.
 
     ``ratio`` is B / A. It has a 95 % interval if each run has at least two launches of the case.
-    ``taken`` holds the largest share of time that other processes can have taken, for A and for B.
-    The interval is widened to contain the ratio without these processes.
+    ``taken`` holds the largest share of time that other processes can have taken, one value for A
+    and one for B. The interval is widened to contain the ratio without these processes.
     """
 
     case: CaseSpec

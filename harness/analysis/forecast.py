@@ -4,7 +4,7 @@
 
 All outputs with a predicted duration use this forecast: ``plan``, the line after collection, and
 the progress line with its ETA. The time of a launch is estimated from launches of the same kind if
-there are any, else from closed forms.
+there are any, else from closed forms of FLOPs and bytes.
 """
 
 from collections import Counter
@@ -52,13 +52,14 @@ PROFILE_S = {Device.CPU: 1.0, Device.CUDA: 4.0}
 SWEEP_S = 9.0
 #: Shortest time of a step in seconds, which is the time of its Python code.
 LEAST_STEP_S = 2e-3
-#: Average number of blocks that a judged plan needs after its first blocks. On a noisy host it
-#: needs more. On an H200 the interval after four pairs was 0.4 %, and bounds for GPUs lie at least
-#: 5 % below the values of healthy machines.
+#: Average number of blocks that a judged plan needs in addition to its planned blocks
+#: (``min_blocks``). On a noisy host, a plan needs more blocks. On an H200 the interval after four
+#: pairs was 0.4 %, and bounds for GPUs lie at least 5 % below the values of healthy machines.
 FURTHER = {Device.CPU: 0.5, Device.CUDA: 0.1}
 
 Slots = Callable[[Plan, Sequence[Arm]], Sequence[Sequence[Arm]]]
-#: The purpose of launches, the arms that run concurrently, and how often they are launched.
+#: The purpose of launches, the arms that run concurrently, and the number of times that these arms
+#: are launched.
 Launches = tuple[Purpose, Sequence[Arm], int]
 
 
@@ -75,8 +76,8 @@ class PendingLaunches:
 class LaunchCosts:
     """Predicts the times of launches of these plans, in s.
 
-    Times come from measured launches if there are any, else from closed forms. ``link_bytes`` is
-    the rate of a rank's slowest link in B/s, or 0 if it is unknown.
+    Times come from measured launches if there are any, else from closed forms of FLOPs and bytes.
+    ``link_bytes`` is the rate of a rank's slowest link in B/s, or 0 if it is unknown.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class LaunchCosts:
         return start + steps * step + more
 
     def lasting(self, plan: Plan, arm: Arm) -> Window:
-        """Return the numbers of steps of a timed launch while its pilot has not run.
+        """Return the numbers of steps of a timed launch whose pilot has not run yet.
 
         The protocol states the shortest duration of a launch.
         """
@@ -278,7 +279,8 @@ class Forecast:
     def _references(self, plan: Plan, arms: Sequence[Arm]) -> Iterator[Sequence[Arm]]:
         """Yield groups of arms whose references train concurrently.
 
-        A reference takes fewer devices than its arm, so more of them fit concurrently.
+        References take fewer devices than their arms, so more references than arms can run
+        concurrently.
         """
         streamed = [arm for arm in arms if self.costs.streams(arm.case)]
         named = {arm.name: arm for arm in arms if arm not in streamed}
@@ -332,10 +334,11 @@ class Forecast:
         compiled: set[object],
         last: bool,
     ) -> Iterator[PendingLaunches]:
-        """Yield the launches of arms that run concurrently.
+        """Yield the predicted launches of several arms.
 
-        ``last`` says that these are the last launches of a plan. The further blocks that a judged
-        plan needs on average are then added.
+        ``missing`` contains arms that run concurrently, each with its number of missing launches.
+        ``last`` says that no other launches of the plan follow. If the plan is judged, this
+        function then also yields the time of the further blocks that it needs on average.
         """
         arms = tuple(arm for arm, _ in missing)
         took_s = max(
@@ -363,7 +366,10 @@ class Forecast:
         return settled.get(arm.name) or self.costs.lasting(plan, arm)
 
     def _has_blocks(self, plan: Plan) -> bool:
-        """Return whether all first blocks of a plan were launched."""
+        """Return whether all planned blocks (``min_blocks``) of a plan were launched.
+
+        A plan may get further blocks if its verdicts are still open.
+        """
         begun = sum(
             launch.plan == plan.hash and launch.purpose is Purpose.TIMED for launch in self.launches
         )

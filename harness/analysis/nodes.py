@@ -8,7 +8,7 @@ from typing import Self
 from harness.base.documents import Json, from_doc
 from harness.host.admission import Finding
 
-#: Facts in which even identical nodes differ: their names.
+#: Facts that name a node. They differ even between identical nodes, so they are not compared.
 OWN = frozenset({"hardware: host"})
 #: Value of a fact that a node did not report.
 ABSENT = "none"

@@ -8,7 +8,10 @@ from harness.record import RunRecord
 
 
 def reached(run: RunRecord) -> list[tuple[Threshold, Reach, str]]:
-    """Return each threshold of a run with its reach, and with the reason if it judged nothing."""
+    """Return for each threshold of a run whether it judged a result, and why not.
+
+    The text is empty if the threshold judged a result.
+    """
     cases = [arm.case for plan in run.plans for arm in plan.arms]
     others = series(run)
     judged = [

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from harness.cases import CaseSpec, Device, Mode, Settings
 
-#: Fields of a case that need no ``--set``. Other options state them, or they follow from the
-#: machine.
+#: Fields of a case that need no ``--set``. Other options state these fields, or the machine
+#: determines them.
 _STATED = {
     "strategy", "model", "size", "mode", "world_size", "nodes", "device", "compressor", "stand_in",
     "first_device", "communicate",

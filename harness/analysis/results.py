@@ -233,8 +233,8 @@ def required(run: RunRecord) -> list[Result]:
 def defects(run: RunRecord) -> list[Result]:
     """Return the failures that no threshold judges, at most one for each case.
 
-    They fail the run, too. Examples are an incorrect training run, and a negative control that was
-    not detected. Cases with a failed threshold are omitted.
+    These failures also make the run fail. Examples are an incorrect training run, and a negative
+    control that was not detected. Cases with a failed threshold are omitted.
     """
     failing = (Status.ERROR, Status.FAIL)
     reported = {result.case for result in required(run) if result.counts in failing}

@@ -61,7 +61,7 @@ class Verification:
     have been removed from the record although all figures follow from the samples. ``signer`` is
     the key of the signature. ``num_traceless`` is the number of profiled launches whose traces are
     missing, so their time budgets could not be recomputed. ``worded`` says that this version of the
-    package wrote the verdicts. Only then their sentences are compared.
+    package wrote the verdicts. The sentences of verdicts are compared only in this case.
     """
 
     num_launches: int
@@ -208,13 +208,13 @@ def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = 
 def refuse_unsealed(run: RunRecord, folder: Path) -> None:
     """Raise RecordError if a record is not verified.
 
-    Callers use this before they derive data from the record that are stored.
+    Callers use this function before they store data that are derived from the record.
     """
     if why := unsealed(run, folder):
         raise RecordError(
             f"NOT VERIFIED: {why}",
             where=str(folder),
-            expected="a run whose figures follow from its samples, with its chain",
+            expected="a run with its hash chain, whose figures follow from its samples",
             fix=f"scaleproof verify {folder}",
         )
 
@@ -394,7 +394,9 @@ def _verdicts(run: RunRecord, again: Sequence[Verdict]) -> list[str]:
             if not same(to_doc(a := getattr(old, name)), to_doc(b := getattr(new, name)))
         ]
         if bool(old.doubt) is not bool(new.doubt):
-            changes.append(f"it has {'a' if new.doubt else 'no'} caveat, other than recorded")
+            changes.append(
+                f"it has {'a' if new.doubt else 'no'} caveat, unlike the recorded verdict"
+            )
         if changes:
             differences.append(f"{old.case} {old.contrast}: {'; '.join(changes)}")
     return differences
@@ -458,7 +460,7 @@ def _windows(run: RunRecord, folder: Path) -> list[str]:
         windows = calibration.read(run, folder, plan, known)
         if settled and frozen and frozen != calibration.windows(plan, windows, run.described):
             differences.append(
-                f"{plan.name}: windows are {frozen}, the calibration launches give others"
+                f"{plan.name}: windows are {frozen}, but other windows follow from the pilots"
             )
         for launch in contrast_data.timed(run, plan, None):
             kept = run.window(plan, launch)

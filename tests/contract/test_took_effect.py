@@ -130,7 +130,7 @@ def test_compiling_or_skipping_steps_inside_the_window_is_wrong(launch: Any) -> 
 
     assert wrong(world.case) == ""
     assert wrong(world.case, skipped=(0, 1)) == ""
-    assert "1 steps of the window skipped" in wrong(world.case, skipped=(1, 5))
+    assert "1 steps of the window were skipped" in wrong(world.case, skipped=(1, 5))
     assert "compiled again inside" in wrong(world.case, recompiled=True)
     compiled = replace(world.case, compiled=Compiled.INDUCTOR)
     assert "nothing was compiled" in wrong(compiled)

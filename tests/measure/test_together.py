@@ -82,7 +82,7 @@ def test_the_record_is_consistent_and_a_moved_launch_is_found(
     assert audit.audit(run, folder, links) == []
     other = {host: {**facts, "version: torch": "2.0"} for host, facts in run.facts.items()}
     (finding,) = audit.audit(replace(run, facts=other), folder, links)
-    assert finding == "facts is not what was sealed before the first launch"
+    assert finding == "facts differs from what was sealed before the first launch"
     shutil.copytree(folder, tmp_path / "copy")
     first = next(i for i, x in enumerate(run.launches) if x.slot and x.purpose is Purpose.TIMED)
     for doctored in (

@@ -82,7 +82,7 @@ def test_words_of_verdicts_are_held_against_those_of_the_version_that_wrote_them
 
     assert not verify(run, folder).worded
     assert not forged(detail="a node's power was lost") - found(run, folder)
-    assert any("caveat, other than recorded" in text for text in forged(doubt="x"))
+    assert any("caveat, unlike the recorded verdict" in text for text in forged(doubt="x"))
     launches = [
         dataclasses.replace(
             launch,

@@ -96,7 +96,7 @@ def test_an_older_schema_and_blocks_after_the_end_are_told_under_a_valid_signatu
     grown = Path(shutil.copytree(run, tmp_path / "grown"))
     doctored(run, older)
     code, out = verified(capsys, run, "--key", keys / "site.pub")
-    assert code == Exit.FAILED and "schema is not what was sealed" in out
+    assert code == Exit.FAILED and "schema differs from what was sealed" in out
     behind_the_end(grown, ("ended", {"notes": [], "out_of_time": []}))
     code, out = verified(capsys, grown, "--key", keys / "site.pub")
     assert code == Exit.FAILED and "continues after its end" in out

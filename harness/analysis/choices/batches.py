@@ -190,7 +190,7 @@ def noise_scale(
 ) -> NoiseScale | None:
     """Return B_simple, the variance of the gradient of a sample divided by the squared gradient.
 
-    The interval is a jackknife over the parts of the training. Return None without squares.
+    The interval is a jackknife over the parts of the training. Return None if ``squares`` is empty.
 
     Args:
         squares: two numbers for each rank and each part of a training: the mean square of the

@@ -44,9 +44,10 @@ class EncodingCost:
 
     ``sent_bytes`` is the number of bytes that the busiest rank sends in a step. ``encode_s`` and
     ``decode_s`` are the times for compression and decompression. ``exchange_s`` is the part of the
-    step in which ranks only exchange gradients. It is the difference to the step time of ranks that
-    do not communicate. It is None for compressors, and if no such ranks were measured. ``pays``
-    maps the name of each alternative to the break-even rate against it.
+    step in which ranks only exchange gradients: the step time, minus the step time of ranks that do
+    not communicate. ``exchange_s`` is None for compressors, and if ranks without communication were
+    not measured. ``pays`` maps the name of each form of dense training to the break-even rate
+    against it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Attainment: how much of the efficiency that a fabric allows is reached by a training run."""
+"""Attainment: the efficiency of a training run, divided by the one that the fabric allows."""
 
 from statistics import median
 
@@ -7,12 +7,12 @@ from harness.record import Expected, LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 
 #: Share of a step during which an all-reduce of gradients can overlap with compute. The backward
-#: pass takes two thirds of a step. The last bucket of gradients is ready only at the end of it.
+#: pass takes two thirds of a step. The last bucket of gradients is ready only when this pass ends.
 HIDDEN = 0.6
 
 
-#: Share of a step in which communication can overlap with compute if weights are sharded. Such
-#: weights are also gathered during the forward pass.
+#: Share of a step in which communication can overlap with compute if weights are sharded. In
+#: this case, weights are also gathered during the forward pass.
 HIDDEN_SHARDED = 0.9
 
 

@@ -26,8 +26,9 @@ from harness.record import (
     RunRecord,
 )
 
-#: Smallest background load that counts, as a share of the time. The kernel counts load in clock
-#: ticks of 10 ms, and the timed part of a launch may take only a third of a second.
+#: Largest background load that is ignored, as a share of the time of a launch's cores. Such small
+#: loads cannot be measured: the kernel counts load in clock ticks of 10 ms, and the timed part of a
+#: launch may take only a third of a second.
 LEAST_LOAD = 0.02
 #: Seconds of a clock tick. The kernel counts the busy time of a core in ticks, to within one tick.
 TICK_S = 0.01
@@ -119,8 +120,8 @@ def _cpu_of_step(launch: LaunchRecord) -> float | None:
 def sentence(launches: Sequence[LaunchRecord], name: str) -> str:
     """Return a sentence on the background load or the CPU quota in launches of one arm.
 
-    Return an empty string if neither exceeds the limits of the check of the host before a run
-    (``host.admission``).
+    Each of them has a limit, above which the host is reported as unfit before a run
+    (``host.admission``). Return an empty string if neither exceeds its limit.
     """
     known = [launch for launch in launches if launch.foreign_load is not None]
     if known and fmean(map(_sure, known)) > admission.FOREIGN_LOAD:
@@ -144,8 +145,8 @@ def _sure(launch: LaunchRecord) -> float:
 def kept(evidence: ContrastData) -> str:
     """Return a sentence if all launches of an arm had the same placement although several exist.
 
-    A placement is a choice of nodes or GPUs. A choice of cores is not a placement, because the
-    kernel moves ranks between cores. Return an empty string otherwise.
+    Return an empty string if no arm has this property. A placement is a choice of nodes or GPUs. A
+    choice of cores is not a placement, because the kernel moves ranks between cores.
     """
     if not metrics.metric(evidence.contrast.metric).of_time:
         return ""
@@ -190,8 +191,8 @@ def _numbers(numbers: Sequence[int]) -> str:
 #: Normal quantile of a one-sided 70 % bound. Together with the judge's interval it keeps wrong
 #: PASSes under 1 % (``benchmarks/experiments/rates.py``).
 UPPER = 0.52
-#: A slowdown is clear if it exceeds this many standard errors. Chance exceeds them once in 200
-#: times.
+#: A slowdown is clear if it exceeds this many standard errors. A slowdown
+#: exceeds this limit by chance once in 200 times.
 CLEAR = 2.6
 #: Largest number of probes that launch a baseline alone. Probes after the first one are made only
 #: if nothing but the effect of concurrent launches keeps a verdict open.
@@ -217,8 +218,8 @@ ODD = 4.0
 def disturb(run: RunRecord, plan: Plan) -> bool:
     """Return whether a baseline of the plan is clearly slower in concurrent launches than alone.
 
-    Also return True if all of its probes ran alone, because the machine has space for only one of
-    them. The slowdown is unknown then.
+    Also return True if all probes of a baseline ran alone, because the machine has too few devices
+    for two of them. The slowdown is unknown in this case.
     """
     for case in _baselines(plan, plan.contrasts):
         probes = [launch for launch in run.by_case.get(case, ()) if launch.purpose is Purpose.PROBE]
@@ -308,7 +309,8 @@ def _slowdown(run: RunRecord, case: str) -> tuple[float, float] | None:
     """Return the slowdown of a case in concurrent launches and its standard error, as logarithms.
 
     They are computed from the probes of the case. If the probes did not run both alone and
-    concurrently, they are computed from its timed launches. Return None if these did not either.
+    concurrently, they are computed from its timed launches. Return None if the timed launches did
+    not run in both ways either.
     """
     for purpose in (Purpose.PROBE, Purpose.TIMED):
         launches = [x for x in run.by_case.get(case, ()) if x.purpose is purpose and x.usable]
@@ -336,7 +338,8 @@ MEMORY_BYTES = {Device.CPU: 5e9, Device.CUDA: 1e12}
 #: of the shipped suites took 0.2 to 1.2 times as much as the subject, both on quiet cores and with
 #: 25 other programs running.
 MOST_TIMES = 1.5
-#: Fewest launches of an arm for these checks, which use the launch that was disturbed least.
+#: Smallest number of launches of an arm for which the two sides of a contrast are compared. The
+#: comparison uses the launch that was disturbed least.
 LEAST_LAUNCHES = 2
 #: Time by which a baseline may wait longer than the subject, as a share of the baseline's time per
 #: sample. Correct baselines usually wait less than the subject, because a single rank neither
@@ -391,7 +394,7 @@ def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
 def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> str:
     """Return a sentence if a baseline waits longer per sample than the subject, or an empty one.
 
-    Time in which other processes used the cores does not count as waiting. The subject's ranks also
+    Time in which other processes used the cores is not counted as waiting. The subject's ranks also
     wait for each other, so a correct baseline waits less.
     """
     least = _of_launches(baseline, idle_s)
@@ -551,7 +554,10 @@ def _clocks(arm: _Arm) -> list[float]:
 
 
 def _slowed(arm: _Arm, highest: float) -> float | None:
-    """Return the share by which the mean clock of an arm lies below ``highest``, in MHz."""
+    """Return the relative difference of an arm's mean clock from ``highest``, a clock in MHz.
+
+    The result is positive if the mean clock is lower. Return None if no clock was recorded.
+    """
     clocks = _clocks(arm)
     return 1 - fmean(clocks) / highest if clocks else None
 

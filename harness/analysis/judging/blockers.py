@@ -30,8 +30,8 @@ from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRec
 #: Largest relative difference of the first step's gradient norm between world sizes of a strong
 #: scaling sweep, by precision.
 NORM_LIMIT = {Precision.FP32: 1e-5}
-#: Sources of a launch that are versions of software instead of files. Each setup of a comparison
-#: has its separate versions.
+#: Names in ``RankRecord.sources`` that are versions of software. The other names are files.
+#: Versions may differ between the setups of a comparison.
 VERSIONS = ("scaleproof", "torch", "nccl")
 #: Torch's error for FP8 products on a GPU older than sm_89.
 _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
@@ -78,8 +78,8 @@ def _not_smallest(evidence: ContrastData) -> Caveat | None:
 def _edited(evidence: ContrastData) -> Caveat | None:
     """Return a blocker if a source file or version differs between launches of a contrast.
 
-    Versions are compared only between launches of the same setup. The same applies to the files of
-    a setup that is a separate checkout of the code.
+    Versions are compared only between launches of the same setup. If a setup is a separate checkout
+    of the code, its files are also compared only with those of launches of the same setup.
     """
     known: dict[tuple[str, str], tuple[str, str]] = {}
     setups = {arm.case.hash: arm.case.setup for arm in evidence.arms}
@@ -140,8 +140,8 @@ def _mismatched(evidence: ContrastData) -> Caveat | None:
 def _unreferenced(evidence: ContrastData) -> Caveat | None:
     """Return a blocker if the reference training of an arm failed or did not pass its checks.
 
-    A reference that ran out of memory does not block the contrast. The losses are then not compared
-    with it.
+    A reference that ran out of memory does not block the contrast. In this case, the losses of the
+    arm are not compared with a reference.
     """
     for arm in evidence.arms:
         run = evidence.run
@@ -180,7 +180,7 @@ def _unlike(evidence: ContrastData) -> str | None:
 def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Caveat | None:
     """Return why the result of a launch cannot be used, or None.
 
-    Discarded launches have no such reason.
+    Return None for a discarded launch, because its result is not used.
     """
     case = next((arm.case for arm in plan.arms if arm.case.hash == launch.case), None)
     if launch.discarded:
@@ -362,7 +362,8 @@ def blame(launch: LaunchRecord) -> str:
     """Return a sentence on the failure of a launch.
 
     It names the rank or node that ended the launch, its message, the phase and the step. It also
-    says whether another rank may be the cause, which other ranks ended, and where the log file is.
+    says whether another rank may be the cause, which ranks ended because of it, and where the log
+    file is.
     """
     cause = launch.cause
     if cause is None:
@@ -452,14 +453,17 @@ def _differences(plan: Plan, contrast: Contrast) -> Iterator[str]:
     for arm, case in zip(baseline, _promised(contrast, subject.case, baseline), strict=True):
         if case is not None and arm.case.hash != case.hash:
             fields = ", ".join(_planned_unlike(arm.case, case)) or "another setting"
-            yield f"{arm.name} is not the {contrast.against} of {subject.case.id}: {fields}"
+            yield (
+                f"{arm.name} is not the {contrast.against} of {subject.case.id}:"
+                f" it differs in {fields}"
+            )
     if contrast.against == "sum_of_devices" and len({a.case.hash for a in baseline}) < len(
         baseline
     ):
         yield "the baseline counts a device twice"
     ideal = _ideal(contrast, subject, baseline)
     if abs(contrast.ideal / ideal - 1) > 1e-9:
-        yield f"its ideal ratio is {contrast.ideal:g}, but its ranks give {ideal:g}"
+        yield f"its ideal ratio is {contrast.ideal:g}, but the numbers of ranks imply {ideal:g}"
 
 
 def _wrong_on_purpose(contrast: Contrast, subject: Arm, baseline: list[Arm]) -> Iterator[str]:

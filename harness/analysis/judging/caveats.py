@@ -60,7 +60,7 @@ def unfit_host(run: RunRecord, *, known: bool = False) -> Caveat | None:
     """Return a caveat if admission found the host unfit before the run, else None.
 
     ``known`` says that the launches recorded their background load. The load that admission
-    measured before the run is ignored then.
+    measured before the run is ignored in this case.
     """
     bad = [finding for finding in run.admission if finding.level is Level.BAD]
     bad = [finding for finding in bad if not (known and finding.check == "load")]
@@ -91,7 +91,7 @@ def _load_known(evidence: ContrastData) -> bool:
 
 
 def _slowed(launches: Sequence[LaunchRecord]) -> str:
-    """Return why GPUs lowered their clocks (temperature or hardware); empty if none did."""
+    """Return why GPUs lowered their clocks (temperature or hardware), or an empty string."""
     reasons = {reason for launch in launches for gpu in launch.gpus for reason in gpu.throttle}
     slowed = sorted(r for r in reasons if "thermal" in r or "hw_" in r)
     return f"devices were slowed ({', '.join(slowed)})" if slowed else ""
@@ -142,7 +142,7 @@ def _claims(evidence: ContrastData) -> Iterator[str]:
         yield "the ideal efficiency is stated by the user's files"
     if described.excuses:
         claims = ", ".join(described.excuses)
-        yield f"the user's files exclude it from the comparison with a reference ({claims})"
+        yield f"the user's files exclude this case from the comparison with a reference ({claims})"
     if described.theirs:
         yield from _of_files(evidence, described)
         yield from _of_floor(evidence, described)
@@ -154,7 +154,7 @@ def _of_script(evidence: ContrastData) -> Iterator[str]:
     if any(w is not None and not w.even for w in watched):
         yield "steps exchange different numbers of bytes, so only one observer counts the steps"
     if any(w is not None and len(w.roots) != 1 for w in watched):
-        yield "the user declared the number of its samples, and the harness did not count them"
+        yield "the user declared the number of samples, and the harness did not count them"
 
 
 def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:

@@ -118,7 +118,7 @@ def like_launches_sd(launches: Sequence[LaunchRecord]) -> float | None:
 
     Every block launches each arm more than once, so this A/A comparison costs no extra launches. It
     uses the median of the differences, because a single bad launch hardly changes a median. Two
-    calibration launches of a case count as a block. Return None without a pair.
+    calibration launches of a case count as a block. Return None if no block has two such launches.
     """
     alike: dict[tuple[str, Purpose, int, int], list[float]] = {}
     for launch in launches:

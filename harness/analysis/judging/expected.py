@@ -43,7 +43,8 @@ STATUSES = ("measured", "derived", "claimed", "provisional")
 class ExpectedValue:
     """One expected value.
 
-    ``lower`` and ``upper`` are the allowed deviations, relative to ``value``. None sets no limit.
+    ``lower`` and ``upper`` are the allowed deviations, relative to ``value``. If one of them is
+    None, there is no limit on that side.
     """
 
     case: str
@@ -142,9 +143,9 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
     """Return a run's values for a references file, and a (case, reason) for each unusable value.
 
     The values are every measured ratio and the throughput of each subject. Each may deviate by
-    ``tolerance`` on both sides. Values of simulated devices are omitted, because they say nothing
-    about hardware. A value is unusable if no verdict could be based on it, for example because of
-    incorrect training, a noisy host, or drifting step times.
+    ``tolerance`` on both sides. Values of simulated devices are omitted, because they do not
+    describe hardware. A value is unusable if no verdict could be based on it, for example
+    because of incorrect training, a noisy host, or drifting step times.
     """
     by_key: dict[tuple[str, str, str | None], ExpectedValue] = {}
     doubted: dict[tuple[str, str], None] = {}
@@ -184,9 +185,9 @@ def measured(run: RunRecord, tolerance: float) -> tuple[list[ExpectedValue], lis
 
 
 def rules(place: Path, hardware: str) -> tuple[Threshold, ...]:
-    """Return the thresholds of a references file or folder for a hardware class.
+    """Return the thresholds that a references file or folder has for a hardware class.
 
-    Raise ConfigError if there is no file.
+    Raise ConfigError if this hardware class has no file.
     """
     path = path_for(place, hardware)
     if not path.is_file():

@@ -98,7 +98,7 @@ ALPHA = 0.1
 FIRST_LOOK = 4
 #: Largest share of slow launches that the judge assumes if the measured pairs contain none.
 UNSEEN_SHARE = 0.2
-#: Relative slowdown that is assumed for such a slow launch.
+#: Relative slowdown that the judge assumes for a slow launch if the measured pairs contain none.
 UNSEEN_SLOWDOWN = 0.05
 #: Relative slowdown of the slower half of the launches, if there are two groups of launches. For
 #: example, half of them may run on a second rack.
@@ -215,7 +215,12 @@ class BoundSide:
         return self._interval[0] >= self.bound
 
     def cleared(self, loss: float = 0.0, times: float = 1.0) -> bool:
-        """Return whether the interval meets the bound plus ``times`` the margin plus ``loss``."""
+        """Return whether the interval also meets a stricter bound.
+
+        The stricter bound is the bound plus ``times`` the margin plus ``loss``. ``loss`` is the
+        amount by which a trend may lower the mean in further pairs. ``times`` is the factor by
+        which few pairs increase the margin.
+        """
         return self._interval[0] >= self.bound + self.margin * times + loss
 
     def missed(self) -> bool:
@@ -318,8 +323,8 @@ def _open(
 ) -> tuple[Reason, str] | None:
     """Return why the judge cannot confirm that a bound is met, or None if it is met.
 
-    The bound is known not to be missed. ``spare`` holds the allowance and the larger margin that
-    few pairs need (``kept_by_standard``).
+    The caller has found that the bound is not missed. ``spare`` holds the allowance and the larger
+    margin that few pairs need (``kept_by_standard``).
     """
     n = len(ends[0].values)
     allowance, kept = spare

@@ -17,10 +17,11 @@ from harness.record.launch import loads
 #: Growth of memory above which it is reported, in bytes per step. An allocator that has not yet
 #: reached its final size grows by less.
 LEAK_BYTES = 65_536
-#: Fewest steps in the timed part of a launch for which growth is reported, for the same reason.
+#: Smallest number of timed steps of a launch for which growth is reported. In a shorter launch, an
+#: allocator may not reach its final size.
 LEAK_STEPS = 20
-#: Load of an expert from which on it is reported, because the other experts wait for it. It is a
-#: multiple of the load with an even distribution.
+#: An expert is reported if its load is at least this multiple of the load with an even
+#: distribution. The other experts wait for an expert with a higher load.
 OVERLOADED = 2.0
 #: If the whole interval of an efficiency lies above this value, the result is reported as more than
 #: linear.
@@ -87,7 +88,7 @@ SLOWER_CLOCKS = 0.005
 def _clocks(run: RunRecord) -> Iterator[str]:
     """Yield a sentence on each subject whose clocks were lower than its baseline's.
 
-    For example, the power or the cooling of a chassis may not suffice for all devices.
+    A possible cause is a chassis whose power or cooling is not sufficient for all devices.
     """
     for plan in run.plans:
         for contrast in plan.contrasts:
@@ -141,7 +142,7 @@ def _measured(run: RunRecord) -> Iterator[tuple[CaseSpec, list[LaunchRecord]]]:
 def _superlinear(run: RunRecord) -> Iterator[str]:
     """Yield a sentence on each efficiency above linear scaling.
 
-    Caches or a slow baseline may explain it.
+    Caches or a slow baseline may be the reason.
     """
     for verdict in run.verdicts:
         surely = verdict.low is not None and verdict.low > SUPERLINEAR
@@ -244,10 +245,10 @@ def reproducible(run: RunRecord) -> str:
     """
     arms = alike(run)
     same = sum(arms.values())
-    message = f"equal bit for bit in all launches of {same} of {len(arms)} arms"
+    message = f"{same} of {len(arms)} arms had bit-identical losses in all launches"
     checked = {
         (launch.plan, launch.arm)
         for launch in run.launches
         if launch.purpose is Purpose.TIMED and launch.steps is not None and launch.compared
     }
-    return f"{message}; {len(checked)} of {len(arms)} compared with the harness's own training"
+    return f"{message}; {len(checked)} of {len(arms)} arms were compared with a reference training"

@@ -61,7 +61,7 @@ def more_pairs(question: Question, rule: Threshold | None, reason: Reason) -> in
 def _moved(question: Question, rule: Threshold, factor: float, total: int) -> Sequence[BoundSide]:
     """Return the ends of the bound with every value multiplied by the factor of a bias.
 
-    Their margin is the allowance for ``total`` pairs.
+    The margin of each end is the allowance for ``total`` pairs.
     """
     metric = metrics.metric(question.metric)
     allowance = rounding_allowance(total) if metric.of_time else 0.0

@@ -1,4 +1,4 @@
-"""Series: values that sweeps of the fabric and features measure, without a plan of launches."""
+"""Series: values measured without a plan of launches, by features or by sweeps of the fabric."""
 
 import math
 from collections.abc import Iterator, Mapping

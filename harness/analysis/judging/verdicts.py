@@ -283,8 +283,8 @@ def _compared(run: RunRecord, verdict: Verdict) -> list[CaseSpec]:
 def _closed(open_: Conclusion, rule: Threshold, run: RunRecord) -> Conclusion:
     """Return RECORDED for an open conclusion if its bound is provisional.
 
-    This applies to complete runs only. Before that the verdict stays open, because more pairs of
-    launches make the value more precise.
+    This applies to complete runs only. In an incomplete run the conclusion stays open, because
+    further pairs of launches will make the value more precise.
     """
     if not _is_provisional(rule, run):
         return open_
@@ -337,8 +337,8 @@ def of_series(run: RunRecord) -> tuple[Verdict, ...]:
 def of_plan(run: RunRecord, plan: Plan) -> list[Verdict]:
     """Return the verdicts of a plan, contrast by contrast.
 
-    Contrasts of the curve are those of world sizes below the largest. Thresholds judge them only if
-    another contrast with the same metric fails.
+    The curve consists of the contrasts of all world sizes below the largest. Thresholds judge these
+    contrasts only if another contrast with the same metric fails.
     """
     contrasts = judged_of(plan, run.thresholds, run.machine)
     by_name: dict[str, list[Verdict]] = {}
@@ -447,7 +447,8 @@ def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
 def _perfect(evidence: ContrastData) -> float | None:
     """Return the ratio of throughputs under perfect scaling, or None for all other metrics.
 
-    A comparison of two different cases does not measure scaling and has no such limit. For example,
+    A comparison of two different cases does not measure scaling, so perfect scaling does not limit
+    its ratio. For example,
     a compressor on a slow link or a newer torch may double the throughput.
     """
     metric = metrics.metric(evidence.contrast.metric)

@@ -38,8 +38,8 @@ def read(
 ) -> list[Pilot]:
     """Return every usable pilot and probe of a run.
 
-    If a plan is given, return only the launches before its first timed launch. ``known`` is a cache
-    of pilots by launch, to which pilots are added when they are read.
+    If a plan is given, return only the launches before the plan's first timed launch. ``known`` is
+    a cache of pilots by launch, to which pilots are added when they are read.
     """
     known = {} if known is None else known
     timed = (
@@ -95,7 +95,7 @@ def windows(
     """Return the window of each arm, by name.
 
     The arm's pilot determines the length of the warm-up and the number of timed steps. If ranks
-    communicate only every few steps, the window consists of whole periods of these steps.
+    communicate only every few steps, the number of timed steps is a multiple of this interval.
     """
     deviation = launch_sd(pilots)
     by_arm = {}
@@ -112,8 +112,8 @@ def unsettled(plan: Plan, arm: Arm, pilots: Sequence[Pilot]) -> bool:
     """Return whether an arm needs a second pilot.
 
     It does if the first pilot stalled, or if it indicates a warm-up that costs more than another
-    pilot, because every launch repeats the warm-up. In a single pilot, either may be caused by a
-    short load of the host. A second pilot shows whether it recurs.
+    pilot, because every launch repeats the warm-up. A short load of
+    the host can cause both in a single pilot. A second pilot shows whether they recur.
     """
     matching = _matching(plan, arm, pilots)
     if len(matching) != 1 or plan.protocol.fixed:

@@ -41,7 +41,7 @@ MESSAGE_SLACK = 16_384
 #: If a single rank is idle for more than this share of its window, its model is assumed to wait
 #: instead of computing.
 MOST_IDLE = 0.5
-#: Inputs for which a rank waits neither for a disk nor for another thread.
+#: Kinds of input for which a rank waits neither for a disk nor for another thread.
 UNREAD = (Data.RESIDENT, "loaded")
 #: A step that takes more than this many times the median is a stall.
 STALL = 3.0
@@ -234,10 +234,11 @@ class Perturbation(NamedTuple):
 def perturbation(samples: Sequence[Samples], window: Window) -> Perturbation:
     """Return the ratio of profiled steps to steps without a profiler.
 
-    If the window has ``pairs``, each of these single profiled steps is compared with the step
-    before and the step after it. ``low`` is then the lower end of the 95 % interval of their mean
-    log-ratio (Student's t). Otherwise the ratio is the median of the profiled steps divided by the
-    median of the steps before them. The step in between warms up the profiler and is ignored.
+    If the window has ``pairs``, it contains single profiled steps. Each of them is compared with
+    the step before and the step after it. ``low`` is then the lower end of the 95 % interval of the
+    mean log-ratio (Student's t). Without ``pairs``, the ratio is the median of the profiled steps
+    divided by the median of the steps before them. The step between these two groups warms up the
+    profiler and is ignored.
     """
     if not window.profiled:
         return Perturbation()
@@ -310,7 +311,7 @@ def growth(samples: Sequence[Samples], cut: int) -> Growth | None:
 
 
 def losses(samples: Sequence[Samples]) -> str:
-    """Return a digest of all ranks' losses; launches whose training is bit-identical share it."""
+    """Return a digest of all ranks' losses, which is equal for bit-identical trainings."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(sample.loss.tobytes())
@@ -377,7 +378,7 @@ def _cores(rank: RankRecord) -> Iterator[str]:
 
 
 def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterator[str]:
-    """Report a rank that sent too few or too many bytes, or data past the sockets."""
+    """Report a rank that sent too few or too many bytes, or moved data without its sockets."""
     if rank.sent_bytes is None:
         return
     window = range(cut, cut + steps)
@@ -390,7 +391,7 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
         yield f"bytes: rank {rank.rank} sent {ratio:.3f}x of {expected.formula}"
     beside = (rank.written_bytes or 0) - rank.sent_bytes
     if beside > BESIDE * want + MESSAGE_SLACK * steps:
-        much = f"{beside / steps:.3g} B a step past its sockets, to files or its output"
+        much = f"{beside / steps:.3g} B a step past its sockets, to files or to its output"
         yield f"bytes: rank {rank.rank} wrote {much}"
     if rank.shared:
         yield (
@@ -437,7 +438,7 @@ def _computed(case: CaseSpec, r: RankRecord, cut: int) -> Iterator[str]:
     if r.ran.recompiled:
         yield f"rank {r.rank}: compiled again inside the window"
     if skipped := sum(step >= cut for step in r.ran.skipped or ()):
-        yield f"rank {r.rank}: {skipped} steps of the window skipped: gradients overflowed"
+        yield f"rank {r.rank}: {skipped} steps of the window were skipped: gradients overflowed"
 
 
 def _shared_devices(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:

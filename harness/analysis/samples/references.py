@@ -14,8 +14,8 @@ from harness.record.store import Samples, load_samples
 #: Purposes of launches whose losses are compared. Pilots are not compared, because the length of
 #: the reference training is only known after them.
 COMPARED = (Purpose.TIMED, Purpose.PROFILE)
-#: Number of steps of a reference training if its model is too large for one device. Its blocks are
-#: then loaded in turn.
+#: Number of steps of a reference training if its model is too large for one device. The blocks of
+#: such a model are loaded in turn.
 STREAMED_STEPS = 2
 #: Number of replicates: trainings that repeat a reference with different rounding.
 REPLICATES = 3
@@ -80,7 +80,10 @@ class LossCurve:
         return np.asarray(np.clip(COURSE * widest, LEAST_LIMIT, MOST_LIMIT))
 
     def _spread(self, steps: int) -> np.ndarray:
-        """Return the relative differences of the replicates (replicates, steps)."""
+        """Return the relative differences of the replicates' losses from the reference's losses.
+
+        The result has the shape (replicates, steps).
+        """
         assert self.replicates is not None
         return relative(self.replicates[:, :steps], self.losses[:steps])
 

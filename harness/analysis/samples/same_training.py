@@ -22,12 +22,12 @@ RAGGED = 0.02
 #: errors, but at most ``MOST_RAGGED``.
 SIGMAS = 3.0
 MOST_RAGGED = 0.25
-#: Beginning of the message on the number of samples.
+#: Beginning of the message that reports a wrong number of samples in a step.
 _AMOUNTS = "count: a step has"
 #: If a launch has less than this share of another launch's work, or of its distinct rows, the two
 #: are not the same training.
 LESS = 0.9
-#: Largest number of ranks whose rows are listed.
+#: Largest number of ranks for which a message lists the numbers of rows.
 FEW = 4
 #: Allowed difference between two launches in the share of updates that change no weight.
 IDLE = 0.15
@@ -100,7 +100,7 @@ def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     starts = {_seen(launch).start: launch.launch for launch in launches}
     ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
-        yield "start: a fork begins with different parameters from a new interpreter: use --fresh"
+        yield "start: forks and new interpreters begin with different parameters: use --fresh"
     elif len(starts) > 1:
         few = " and ".join(list(starts.values())[:2])
         yield (
@@ -148,7 +148,7 @@ def _of(launch: LaunchRecord) -> str:
 def _amounts(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
 ) -> Iterator[str]:
-    """Report a number of samples that does not fit the mode.
+    """Report a number of samples that does not fit the scaling mode.
 
     In weak scaling, every rank has the same number of samples in a step at all world sizes. In
     strong scaling, the sum over ranks is the same. Either the mean step or the median step has to
@@ -172,8 +172,8 @@ def _amounts(
                 f" {there:g} --accept samples)"
             )
         yield (
-            f"{_AMOUNTS} {here:g}{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}: {case.mode}"
-            f" scaling would have {there * times[case.mode]:g}{ask}"
+            f"{_AMOUNTS} {here:g} samples{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}:"
+            f" {case.mode} scaling would have {there * times[case.mode]:g}{ask}"
         )
 
 
@@ -192,7 +192,7 @@ def _mean_samples(launch: LaunchRecord) -> float:
 
 
 def _usual_samples(launch: LaunchRecord) -> float:
-    """Return the number of samples in a median step, which is not a short last batch."""
+    """Return the median number of samples in a step, which short last batches do not affect."""
     usual = [rank.watched.usual for rank in launch.ranks if rank.watched is not None]
     return _mean_samples(launch) * median(usual)
 
@@ -244,7 +244,7 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
 
 
 def _updates(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Report if more updates change no weight in this world than in the baseline, or fewer."""
+    """Report if the share of updates that change no weight differs from the baseline's share."""
     here, there = (
         [rank.watched.idle for x in side for rank in x.ranks if rank.watched is not None]
         for side in (mine, base)
@@ -343,8 +343,8 @@ def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     first = f"gradients: their norm in the first step is {ratio:.4g} times that"
     if edited:
         yield (
-            f"{first} of the other version, with the same samples: it trains a different model or"
-            " loss, so the speeds are not comparable"
+            f"{first} of the other version, although both train on the same samples: the versions"
+            " train different models or losses, so the speeds are not comparable"
         )
     else:
         yield (

@@ -302,9 +302,9 @@ def _steps(watched: Sequence[ScriptObservations]) -> Iterator[str]:
     for rank, w in enumerate(watched):
         if not w.regular:
             yield (
-                f"steps: rank {rank} left its period of {len(w.optimizers)} updates within the"
-                " window, so a step is not well defined (an update was skipped, or the period is"
-                " longer, as with lazy regularisation)"
+                f"steps: rank {rank} left its period, a repeating pattern of {len(w.optimizers)}"
+                " updates, within the window, so a step is not well defined (an update was skipped,"
+                " or the pattern is longer, as with lazy regularisation)"
             )
             return
     if len({w.passes for w in watched}) > 1:
@@ -353,7 +353,10 @@ def _samples(
     reason = counted(ranks, samples)
     if reason:
         if stated is None:
-            yield f"count: {reason}: say how many a step has on one rank, {_stating(case)}"
+            yield (
+                f"count: samples cannot be counted ({reason}): say how many a step has on one rank,"
+                f" by {_stating(case)}"
+            )
         return
     last = len(samples[0].marks_s) - 2
     num_rows = rows(samples, last)
@@ -566,9 +569,10 @@ def own_parts(watched: Sequence[ScriptObservations]) -> list[str]:
     """Return the names of the rank-specific parts of the model.
 
     Each rank has different parameters in such a part, for example different experts, or different
-    classes of Partial FC. There are two kinds of them. The first kind differs between ranks at the
-    start, and ranks exchange activations by an all-to-all or all-gather. The second kind differs at
-    the end, and ranks exchange data within the forward passes of its root module.
+    classes of Partial FC. There are two kinds of such parts. The first kind differs between ranks
+    at the start, and ranks exchange activations by an all-to-all or all-gather. The second kind
+    differs at the end, and ranks exchange data within the forward passes of the root module that
+    contains the part.
     """
     names = watched[0].modules
     if {len(w.began) for w in watched} | {len(w.ended) for w in watched} != {len(names)}:
@@ -791,8 +795,9 @@ def _losses(samples: Sequence[Samples]) -> Iterator[str]:
             return
 
 
-#: A period is accepted only if it is repeated ``REPEATS`` times or more. The repetitions must cover
-#: at least the share ``SHARE`` of the observed update cycles, because the first cycles may differ.
+#: A period (a repeating pattern of updates) is accepted only if it occurs ``REPEATS`` times or
+#: more. Its repetitions must cover at least the share ``SHARE`` of the observed updates. The first
+#: updates may differ.
 REPEATS = 3
 SHARE = 0.75
 

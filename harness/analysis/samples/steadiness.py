@@ -20,7 +20,7 @@ DRIFT = 0.01
 #: Two-sided probability that a steady window is reported as drifting by chance. It is small,
 #: because a single drifting launch affects the verdict on its contrast.
 DRIFT_ALPHA = 1e-3
-#: A drift of more than this many deviations of an arm's drifts is an outlier.
+#: A launch is an outlier if its drift exceeds this many times the usual drift of its arm.
 OUTLYING = 5.0
 #: Smallest relative deviation between launches that is assumed when the number of steps is chosen.
 #: Smaller estimates are not trusted.
@@ -150,10 +150,11 @@ def long_run_variance(steps: Sequence[float]) -> float:
 def best_steps(steps: Sequence[float], launch_s: float, launch_sd: float, least: int) -> int:
     """Return the number of steps that a launch should time.
 
-    It is sqrt(cost_launch / cost_step * var_step / var_launch). With more steps, the same time
-    reduces the error more if it is spent on another launch (Kalibera and Jones, ISMM 2013). The
-    result is at least ``least``, because each arm has eight launches in any case. ``launch_s`` is
-    the time in seconds that a launch takes in addition to its steps.
+    It is sqrt(cost_launch / cost_step * var_step / var_launch). Beyond this number, another
+    launch reduces the error more than further steps of the same cost (Kalibera and Jones, ISMM
+    2013). The result is at least ``least``. Shorter launches would not pay for additional launches,
+    because each arm has eight launches in any case. ``launch_s`` is the time in seconds that a
+    launch takes in addition to its steps.
     """
     step_s = math.fsum(steps) / len(steps)
     between = max(launch_sd, MIN_LAUNCH_SD) ** 2

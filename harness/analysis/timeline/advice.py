@@ -42,7 +42,7 @@ class Remedy:
 def remedies(
     term: Term, case: CaseSpec, expected: Expected, catalogue: Catalogue
 ) -> Iterator[Remedy]:
-    """Yield the remedies that may reduce a term, those that change least first."""
+    """Yield the remedies that may reduce a term, beginning with the smallest change."""
     settings = {Term(t): setting.partition("=") for t, setting in expected.remedies.items()}
     if term in settings or (term is Term.WAIT and Term.BUBBLE in settings):
         name, _, value = settings.get(term) or settings[Term.BUBBLE]
@@ -56,7 +56,7 @@ def remedies(
 
 
 def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
-    """Yield twice as many loader workers, then inputs that take less time per step."""
+    """Yield a remedy with twice as many loader workers, then remedies with faster inputs."""
     entry = catalogue.get("inputs", case.data)
     facts = entry.head["INPUT"]
     if "more" in facts:
@@ -68,7 +68,7 @@ def _of_input(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
 
 
 def _of_communication(case: CaseSpec, catalogue: Catalogue) -> Iterator[Remedy]:
-    """Yield smaller and larger gradient buckets, then compressors that send fewer bytes.
+    """Yield remedies with smaller or larger gradient buckets, then remedies with a compressor.
 
     Compressors that are controls, which are incorrect on purpose, are omitted.
     """
@@ -108,21 +108,21 @@ def _number(value: str) -> Json:
 
 #: Smallest share of the step for which a term is reported.
 LARGE = 0.03
-#: To move blocks between stages is advised only if the longest stage becomes shorter by at least
+#: Moving blocks between stages is advised only if the longest stage becomes shorter by at least
 #: this share.
 MOVED = 0.05
 
 #: Advice for a user's script, whose settings the harness cannot change.
-_LARGER = "a larger batch on each rank, or to accumulate gradients over several"
+_LARGER = "a larger batch on each rank, or gradient accumulation over several batches"
 _OF_SCRIPTS = {
     Term.TRANSFER: _LARGER,
     Term.UNDIVIDED: _LARGER,
     Term.LAUNCH: _LARGER,
-    Term.DATA: "more workers in the DataLoader, and to log and evaluate less often",
+    Term.DATA: "more workers in the DataLoader, and less frequent logging and evaluation",
     Term.MOVE: "pinned memory and non_blocking copies",
 }
-#: ``_MORE`` are terms that more work per rank may reduce. ``_RESIDENT`` are terms that may be
-#: reduced by data that stay on the device.
+#: ``_MORE`` are terms that more work per rank may reduce. ``_RESIDENT`` are terms that may
+#: shrink if the data stay on the device.
 _MORE = (Term.TRANSFER, Term.UNDIVIDED, Term.LAUNCH, Term.IDLE, Term.OTHER)
 _RESIDENT = (Term.MOVE, Term.DATA)
 _WHAT = {
@@ -130,10 +130,10 @@ _WHAT = {
     Term.MOVE: "data are copied to or from the device while no kernel runs",
     Term.TRANSFER: "bytes are transferred while no compute runs",
     Term.UNDIVIDED: "ranks communicate while no compute runs",
-    Term.BUBBLE: "stages without a micro-batch to work on",
+    Term.BUBBLE: "stages wait because they have no micro-batch to work on",
     Term.DATA: "steps wait for their batch",
     Term.LAUNCH: "issuing operations takes longer than executing them",
-    Term.IDLE: "the host works between operations, under no named range",
+    Term.IDLE: "the host works between operations, outside of every named range",
     Term.OTHER: "the device idles although its next operation is queued",
 }
 
@@ -218,9 +218,9 @@ def _moved(
     what = "layers" if count > 1 else "layer"
     setting = {f"{case.strategy}.split": ",".join(map(str, split))}
     what_to_do = (
-        f"the longest stage computes {max(busy) / 1e6:.1f} ms per step, the mean"
-        f" {sum(busy) / len(busy) / 1e6:.1f} ms: move {count} {what} from stage {giver} to stage"
-        f" {taker}"
+        f"the longest stage computes {max(busy) / 1e6:.1f} ms per step, and the mean"
+        f" stage {sum(busy) / len(busy) / 1e6:.1f} ms: move {count} {what} from stage {giver} to"
+        f" stage {taker}"
     )
     uneven = (max(busy) - sum(busy) / len(busy)) / budget.step_ns
     return TermAdvice("uneven stages", uneven, what_to_do, None, command(case, settings, setting))
@@ -259,7 +259,7 @@ def starved(case: CaseSpec, budget: Budget, fed: Mapping[str, float] | None) -> 
 
 
 def _of_workers(fed: Mapping[str, float]) -> str:
-    """Return text on the workers' time for a batch, and on the larger part of it."""
+    """Return text on the workers' time for a batch: the total, and the longer of its two parts."""
     read, decode = fed["read_s"], fed["decode_s"]
     what, of_it = ("reading", read) if read > decode else ("decoding", decode)
     whole = read + decode

@@ -193,7 +193,8 @@ def close(
         unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
     if matched.lone:
         unsure.append(
-            f"{matched.lone} collectives are missing in the traces of some ranks: not divided"
+            f"{matched.lone} collectives are missing in the traces of some ranks, so"
+            " their time is not divided into wait and transfer"
         )
     steps = min(len(lanes.edges) for lanes in common)
     if any(len(lanes.edges) != steps for lanes in common):
@@ -362,8 +363,8 @@ def _blame(
 ) -> Blame | None:
     """Return the rank for which other ranks waited longest, or None if no rank waited.
 
-    Only waiting without concurrent compute counts. The result includes the term of that rank that
-    exceeds the median of the other ranks most.
+    Only waiting without concurrent compute counts. For the returned rank, the result also names the
+    term that exceeds the median of the other ranks most.
     """
     if len(closed) < 2:
         return None
@@ -411,7 +412,8 @@ def _blame(
     )
 
 
-#: This many traces or more are read in parallel processes. For fewer it takes longer.
+#: This many traces or more are read in parallel processes. For fewer traces, the processes take
+#: longer to start than they save.
 MANY = 4
 
 
@@ -449,9 +451,10 @@ def budget_of(
 ) -> Budget:
     """Return the budget of a launch with the operators that took longest.
 
-    ``steps`` is the number of profiled steps. ``talks`` states that every rank communicates. Raise
-    ScaleproofError if these steps, the activity of the device or the communication are missing in
-    the traces. Terms that were not recorded would otherwise be 0, and would pass every threshold.
+    ``steps`` is the number of profiled steps. ``talks`` states that every rank is expected to
+    communicate. Raise ScaleproofError if these steps, the activity of the device or the
+    communication are missing in the traces. Terms that were not recorded would otherwise be 0, and
+    would pass every threshold.
     """
     traces, rank_lanes, closed = close_launch(folder, launch, ranks)
     budget = closed.budget
@@ -459,18 +462,18 @@ def budget_of(
         raise ScaleproofError(
             "the traces have no device activity: CUPTI is missing, or another tool uses it",
             where=launch,
-            expected="kernels in the traces",
+            expected="traces that contain kernels",
             fix="end nsys and DCGM profiling, or use --no-timeline",
         )
     for trace, rank in zip(traces, budget.ranks, strict=True):
         num_steps = len(rank.step_ns) + (
             budget.device == "cuda"
-        )  # the first step on a device is only the anchor
+        )  # the first step on a device has no budget, because its begin is unknown
         problem = trace.partial
         if num_steps != steps:
-            problem = problem or f"has {num_steps} steps, expected {steps}"
+            problem = problem or f"it has {num_steps} steps, expected {steps}"
         if talks and not sum(rank.comm_ns):
-            problem = problem or "has no communication"
+            problem = problem or "it has no communication"
         if problem:
             raise ScaleproofError(f"the trace of rank {rank.rank}: {problem}", where=trace.path)
     return replace(budget, operators=operators(traces, rank_lanes, budget.steps))

@@ -42,9 +42,9 @@ def rows_of(trace: Trace, mask: NDArray[np.bool_]) -> Intervals:
 def host_steps(
     trace: Trace, step_name: str | None = None
 ) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
-    """Return the edges of the steps on the host, the thread that makes the steps, and notes.
+    """Return the edges of the steps on the host, the thread that runs them, and notes.
 
-    If several threads make steps, the thread that spends most time in them is used. Steps of zero
+    If several threads run steps, the thread that spends most time in them is used. Steps of zero
     length are omitted. The notes state the assumptions that had to be made.
     """
     pattern = STEP if step_name is None else re.compile(fnmatch.translate(step_name))
@@ -56,7 +56,7 @@ def host_steps(
         of_main = rows[trace.thread[rows] == main]
         more = len(set(trace.thread[rows].tolist())) - 1
         edges = np.unique(np.append(trace.start[of_main], trace.end[of_main[-1]]))
-        notes = [f"{more} other threads also make steps: left out"] if more else []
+        notes = [f"{more} other threads also run steps, which are ignored"] if more else []
         if step_name is None and (gone := _missing(trace, of_main)):
             notes.append(
                 f"{gone} steps are missing: their time counts as part of the steps before them"
@@ -67,7 +67,7 @@ def host_steps(
         raise ScaleproofError(
             f"no annotation is named {step_name!r}",
             where=trace.path,
-            expected=f"an annotation that repeats, of these: {repeated or 'none'}",
+            expected=f"the name of a repeated annotation, one of: {repeated or 'none'}",
             fix="scaleproof report timeline PATH --ranges",
         )
     busiest = int(np.bincount(trace.thread).argmax())
@@ -177,7 +177,7 @@ class Op:
 
     @property
     def p2p(self) -> bool:
-        """Return whether this is a send or recv, not a collective of a group."""
+        """Return whether this is a send or recv instead of a collective of a group."""
         return self.kind in _P2P
 
 

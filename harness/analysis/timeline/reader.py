@@ -82,7 +82,7 @@ class Blocks:
         while chunk := handle.read(max(1, BLOCK_BYTES // 8)):
             while chunk:
                 try:
-                    # The limit saves memory, because zeros can grow a thousandfold.
+                    # The limit saves memory: a compressed block of zeros can grow a thousandfold.
                     text = member.decompress(chunk, BLOCK_BYTES)
                 except zlib.error as error:
                     self.broken = f"the compressed file is damaged ({error})"
@@ -257,7 +257,7 @@ class Trace:
 
 
 def split(trace: Trace) -> list[Trace]:
-    """Split a trace into one trace for each process that makes steps.
+    """Split a trace into one trace for each process that runs training steps.
 
     A file may contain all ranks as processes.
     """
@@ -371,8 +371,8 @@ class _Growing:
     ) -> Iterator[NDArray[Any]]:
         """Yield the correlation ids, then the streams, and store needed arguments in ``extra``.
 
-        Arguments are decoded only if the kind of event can have such fields, because decoding is
-        slow.
+        Decoding arguments is slow. It is therefore limited to kinds of events that can have these
+        fields.
         """
         bare = np.array([cat in _BARE for cat, _, _ in self.places])
         rows = np.flatnonzero(~bare[place])

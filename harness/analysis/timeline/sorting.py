@@ -26,7 +26,7 @@ _ISSUE = re.compile(r"c10d::|_c10d_functional::|record_param_comms")
 #: range, so the range does not count as compute.
 _AROUND = re.compile(r"autograd::engine::evaluate_function|RegisterPostBackwardFunction")
 #: Operator names that identify a thread of the autograd engine. The work of these threads counts,
-#: in addition to the work of the thread that makes the steps.
+#: in addition to the work of the thread that runs the steps.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 GLOO = re.compile(r"gloo:")
 #: Spans in which a trainer works. The span ``step`` is omitted because it encloses all of them.
@@ -125,7 +125,11 @@ def host_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes:
         launch=issued,
         queued=EMPTY,
         unsure=unsure
-        + ((f"{beside} threads outside the step also run operators: left out",) if beside else ()),
+        + (
+            (f"{beside} threads outside the step also run operators, which are ignored",)
+            if beside
+            else ()
+        ),
     )
 
 
@@ -269,7 +273,9 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
     queued, launch = _gaps(trace, rows, launched, returned, busy, edges)
     ops = list(_device_ops(trace, talk))
     if nameless := sum(op.group == ALONE for op in ops):
-        more += (f"{nameless} kernels send or receive, but name no peer: they are not divided",)
+        more += (
+            f"{nameless} kernels send or receive, but name no peer, so their time is not divided",
+        )
     host_talk = host_ops(trace, trace.named(GLOO), lanes.marked(trace, Category.COMMUNICATION))
     return Lanes(
         rank=rank,
@@ -339,7 +345,9 @@ def _device_steps(
     reached = np.maximum.accumulate(ends)
     edges = np.unique(reached[reached != _NONE])
     empty = count - len(edges)
-    return edges, (f"{empty} steps launched nothing on the device: left out",) if empty else ()
+    return edges, (
+        f"{empty} steps launched nothing on the device and are ignored",
+    ) if empty else ()
 
 
 def _gaps(

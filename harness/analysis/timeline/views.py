@@ -92,7 +92,7 @@ class Kernel:
 def kernels(window: ShownBudget, most: int = 4) -> tuple[Kernel, ...]:
     """Return the ``most`` longest kernels of each term, in the order of the terms.
 
-    Return none if the ranks compute on the host.
+    Return an empty tuple if the ranks compute on the host.
     """
     spent: Counter[tuple[Term, str, str]] = Counter()
     count: Counter[tuple[Term, str, str]] = Counter()
@@ -175,7 +175,7 @@ class Idleness:
 def idleness(window: ShownBudget, most: int = 4) -> tuple[Idleness, ...]:
     """Return the ``most`` longest causes of idle time of each term.
 
-    Return none if the ranks compute on the host, because gaps are then time in Python.
+    Return an empty tuple if the ranks compute on the host, because gaps are time in Python there.
     """
     spent: Counter[tuple[Term, str, str]] = Counter()
     for trace, lane, terms in window.parts():
@@ -225,7 +225,7 @@ def _of_rank(trace: Trace, term: Term, instants: Intervals) -> Counter[tuple[Ter
 
 
 def _threads(trace: Trace) -> list[int]:
-    """Return the thread that makes the steps and the threads that call the device's driver."""
+    """Return the thread that runs the steps and the threads that call the device's driver."""
     _, main, _ = lanes.host_steps(trace)
     calling: NDArray[np.int32] = np.unique(trace.thread[trace.of_cat(*CALLS)])
     return sorted({main, *calling.tolist()})
@@ -270,7 +270,7 @@ class Communication:
 def communications(window: ShownBudget) -> tuple[Communication, ...]:
     """Return the communications of the profiled steps, in descending order of their total time.
 
-    Return none if the operations of the ranks could not be matched.
+    Return an empty tuple if the operations of the ranks could not be matched.
     """
     steps = window.closed.budget.steps
     offsets = window.closed.offsets_ns

@@ -231,7 +231,7 @@ def test_a_strategy_that_excuses_itself_passes_nothing(sample_run: RunRecord) ->
 
     verdict = judged(sample_run, excused)[SUBJECT]
     assert (verdict.status, verdict.counts) == (Status.RECORDED, Status.RECORDED)
-    assert "exclude it from the comparison with a reference (casts=True)" in verdict.detail
+    assert "exclude this case from the comparison with a reference (casts=True)" in verdict.detail
 
 
 def replanned(run: RunRecord, change: Callable[[Plan], Plan]) -> RunRecord:

@@ -166,5 +166,5 @@ def test_a_users_plan_may_compare_any_cases_with_a_correct_ideal() -> None:
     plan = replace(made(), arms=arms, contrasts=(fair, replace(fair, ideal=1.0)))
     assert [misnamed(plan, c) for c in plan.contrasts] == [
         "",
-        "its ideal ratio is 1, but its ranks give 2",
+        "its ideal ratio is 1, but the numbers of ranks imply 2",
     ]

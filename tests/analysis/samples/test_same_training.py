@@ -16,8 +16,12 @@ from harness.record import LaunchRecord, Purpose, RunRecord, ScriptObservations
 
 
 def test_ragged_batches_in_a_short_window_may_be_measured_again() -> None:
-    assert may_be_ragged("count: a step has 60.5, 32 on one rank: weak scaling would have 64")
-    asked = "count: a step has 32, 32 on one rank: weak scaling would have 64 (--mode strong?)"
+    assert may_be_ragged(
+        "count: a step has 60.5 samples, 32 on one rank: weak scaling would have 64"
+    )
+    asked = (
+        "count: a step has 32 samples, 32 on one rank: weak scaling would have 64 (--mode strong?)"
+    )
     assert not may_be_ragged(asked) and not may_be_ragged("optimizers: SGD steps here")
 
 

@@ -70,7 +70,7 @@ def test_steps_that_launch_nothing_are_left_out(tmp_path: Path) -> None:
         *kernel("gemm", 55, 60, 90, 2),
     )
     assert (lane.edges - BASE_NS).tolist() == [40_000, 90_000]
-    assert "2 steps launched nothing on the device: left out" in lane.unsure
+    assert "2 steps launched nothing on the device and are ignored" in lane.unsure
     assert close([lane]).budget.comm_share == 0.0
 
 
@@ -242,7 +242,7 @@ def test_steps_of_the_thread_with_the_longer_ones_count(tmp_path: Path) -> None:
     other = [step(k, 1000 * a, 1000 * a + 100, tid=5) for k, a in ((1, 0), (2, 50))]
     lane = of(tmp_path, *steps(0, 50, 100), *other, event("aten::mm", 0, 30_000))
     assert (lane.edges - BASE_NS).tolist() == [0, 50_000, 100_000]
-    assert "1 other threads also make steps: left out" in lane.unsure
+    assert "1 other threads also run steps, which are ignored" in lane.unsure
 
 
 def test_times_may_be_negative(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_operators_of_other_threads_do_not_count_as_compute(tmp_path: Path) -> N
         event("aten::mul", 41_000, 51_000, tid=12),
     )  # fmt: skip
     assert terms(lane) == {Term.COMPUTE: 50, Term.IDLE: 50}
-    assert "1 threads outside the step also run operators: left out" in lane.unsure
+    assert "1 threads outside the step also run operators, which are ignored" in lane.unsure
 
 
 def test_timestamps_since_1970_keep_their_nanoseconds(tmp_path: Path) -> None:

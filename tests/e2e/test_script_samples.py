@@ -180,11 +180,11 @@ def test_a_fixed_number_of_steps_is_timed(measured: Measured) -> None:
 def test_views_count_as_rows_unless_samples_are_declared(measured: Measured) -> None:
     """Two views of each image reach the model, like two answers in preference tuning."""
     assert measured("shapes.py", "views").value is not None and measured.wrong() == []
-    assert "--samples-per-step 16 counts the samples" in " ".join(measured.table().split())
+    assert "--samples-per-step 16 counts samples" in " ".join(measured.table().split())
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 64 * two.steps.count
     assert measured("shapes.py", "views", samples=16).value is not None and measured.wrong() == []
-    assert "counts the samples" not in measured.table()
+    assert "counts samples instead" not in measured.table()
     (two, *_) = measured.launches(2)
     assert two.steps is not None and two.consumed == 32 * two.steps.count
     assert measured("loop.py", "--mistake", "left out", samples=16).value is not None

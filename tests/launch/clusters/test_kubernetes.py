@@ -98,7 +98,7 @@ def test_custom_kinds_are_valid_for_their_published_models(
     [
         ({"image": ""}, "image is empty"),
         ({"kind": "pod"}, "'pod'"),
-        ({"kind": "trainjob"}, "equal nodes"),
+        ({"kind": "trainjob"}, "same number of ranks"),
     ],
 )
 def test_impossible_manifests_are_refused(

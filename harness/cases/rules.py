@@ -383,7 +383,7 @@ _SAME = (
 def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
     """Yield (key, mistake, expected) for each bound that cannot decide anything.
 
-    Either all possible values meet such a bound, or none does.
+    All possible values meet such a bound, or no possible value meets it.
     """
     metric = metrics.metric(rule["metric"])
     low, high = metric.possible

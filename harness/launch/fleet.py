@@ -332,7 +332,7 @@ class Fleet:
 def _ended(world: Running, ear: AgentMonitor, lost_s: float) -> Ended:
     """Return how a world ended.
 
-    If the world failed on several nodes, also find the nodes that the others cannot reach.
+    If the world failed on several nodes, also find the nodes that other nodes cannot reach.
     """
     agents = "+".join(link.about.agent for link in world.links if link.about is not None)
     asked = world.failing and len(world.links) > 1
@@ -407,7 +407,7 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple
             raise LaunchError(
                 f"{out_of[node].name} is lost ({out_of[node].lost}), and no other node is free",
                 where="engine",
-                expected=f"{len(taken)} nodes that can be used",
+                expected=f"{len(taken)} nodes whose agents are connected",
                 fix="scaleproof check",
             )
         stands_in[node] = spare.pop(0)

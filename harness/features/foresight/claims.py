@@ -539,7 +539,7 @@ def _finding(row: Row, base: Row | None, number: int) -> ClaimFinding:
 
 
 def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, float, str]]:
-    """Yield each figure that follows from the others.
+    """Yield each figure of a row that follows from other figures.
 
     An item is (name, stated figure, lowest and highest value that follow, derivation).
     """
@@ -610,7 +610,7 @@ def unexplained(row: Row, base: Row) -> float | None:
 
 def _missing(row: Row, base: Row) -> str:
     if row is base:
-        return "the smallest row, against which the others are checked"
+        return "the smallest row, with which the other rows are compared"
     has = {column for column in row if column is not ClaimedColumn.RANKS}
     if not has:
         return "only the number of ranks is stated"

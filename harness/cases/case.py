@@ -272,7 +272,7 @@ class Passes(StrEnum):
 class StandIn(StrEnum):
     """A kind of simulation that replaces missing hardware.
 
-    Every screen that shows a result shows this label.
+    Every screen that shows a simulated result shows the kind as a label.
     """
 
     PACED = "paced"

@@ -56,7 +56,8 @@ EXAMINE_S = 60.0
 class Fleet:
     """The agents of one run.
 
-    ``start`` starts them without waiting. Methods that need the agents wait until they are ready.
+    ``start`` starts the agents without waiting for them. Methods that need agents wait until all
+    agents are ready.
     """
 
     def __init__(self, begin: Begin, where: Where, again: Again | None = None) -> None:

@@ -91,7 +91,7 @@ def apportion(total: int, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def alike(case: CaseSpec, target: CaseSpec) -> CaseSpec:
-    """Return the case with the batch per rank that the larger world of ``target`` has.
+    """Return the case with the same batch per rank as ``target``, which has a larger world.
 
     Communication and waiting overlap with compute. Small worlds therefore predict a large one only
     if each of their ranks computes as much as a rank of the large one. Raises SpecError if the

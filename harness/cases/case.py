@@ -58,7 +58,7 @@ class Mesh:
             match = re.fullmatch(r"\s*([a-z]+):([1-9]\d*)\s*", part)
             if match is None or match[1] not in set(Dim) or match[1] in sizes:
                 raise ValueError(
-                    f"mesh: {part.strip()!r} is not DIM:SIZE, each of {', '.join(Dim)} once"
+                    f"mesh: {part.strip()!r} is not DIM:SIZE; DIM is {'|'.join(Dim)}, each once"
                 )
             sizes[Dim(match[1])] = int(match[2])
         return cls({dim: size for dim, size in sizes.items() if size > 1})
@@ -272,7 +272,7 @@ class Passes(StrEnum):
 class StandIn(StrEnum):
     """A kind of simulation that replaces missing hardware.
 
-    Every screen that shows a result shows this label.
+    Every screen that shows a simulated result shows the kind as a label.
     """
 
     PACED = "paced"

@@ -208,7 +208,7 @@ class Catalogue:
         Knobs with default values are dropped, and simulations are labelled.
         """
         if case.script:
-            return case  # of a user's script only the command is known, so nothing can be checked
+            return case  # only the command of a user's script is known, so nothing can be checked
         entries = self.entries_of(case)
         strategy, model, *_ = entries
         check(case, strategy.supports, model.head["SIZES"])

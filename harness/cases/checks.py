@@ -305,7 +305,7 @@ def check_knobs(
             raise SpecError(
                 f"knob {key} = {value!r}",
                 where=where,
-                expected=f"from {least:g} to {most:g}",
+                expected=f"a number from {least:g} to {most:g}",
                 fix=f"--set {key}={_like(defaults[key])}",
             )
         if value != defaults[key]:

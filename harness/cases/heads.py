@@ -96,7 +96,7 @@ class Supports:
             raise ValueError("oracle 'compressed' needs compressor=True")
         if self.oracle == "micro_batched" and not self.parts:
             raise ValueError(
-                "oracle 'micro_batched' needs 'parts': the knob that sets their number"
+                "oracle 'micro_batched' needs 'parts': the knob with the number of micro-batches"
             )
 
     def misses(self, head: Iterable[str], precision: Precision) -> str:
@@ -161,7 +161,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-#: Names that only models with simulated compute have. Such a model waits until a step has taken a
+#: Names that only models with simulated compute have. These models wait until a step has taken a
 #: certain time.
 SCHEDULED = ("AT_ONCE", "period_s", "step_s", "slow_down")
 
@@ -177,7 +177,7 @@ def check_imported(kind: str, path: Path, imported: Mapping[str, object]) -> Non
         raise SpecError(
             f"{waits} shows that the model waits instead of computing: its compute is simulated",
             where=str(path),
-            expected='STAND_IN = "paced", which every verdict on it then shows',
+            expected='STAND_IN = "paced", so that every verdict on the model shows it',
             fix=f"grep -n {waits} {path}",
         )
     for name in NAMES[kind]:
@@ -190,7 +190,7 @@ def check_imported(kind: str, path: Path, imported: Mapping[str, object]) -> Non
         raise SpecError(
             what,
             where=str(path),
-            expected=f"{name} = ..., a literal that nothing changes",
+            expected=f"{name} = ..., with a literal that the file does not change later",
             fix=f"grep -n {name} {path}",
         )
 

@@ -223,13 +223,13 @@ METRICS: Mapping[str, Metric] = {
         means="mfu including recomputed FLOPs: how busy a device is, not how fast it trains",
     ),
     "step_s": replace(
-        _STEP, means="mean step time of the window; the time of a step is that of its slowest rank"
+        _STEP, means="mean step time of the window; a step takes as long as its slowest rank"
     ),
     "median_step_s": replace(
         _STEP,
         read="steps.median_s",
         tail="",
-        means="median step time of the window; the time of a step is that of its slowest rank",
+        means="median step time of the window; a step takes as long as its slowest rank",
     ),
     "peak_bytes": replace(
         _PEAK, means="peak memory of the largest rank: allocated on a GPU, resident on CPUs"

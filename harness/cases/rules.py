@@ -256,7 +256,7 @@ _PREFIXES = {
 def _in_unit(values: Mapping[str, Json], unit: object, wanted: str) -> Iterator[str]:
     """Yield the bounds of a table, converted to the unit ``wanted``.
 
-    A suggested fix contains them. If a user corrected only the unit, the limit would change.
+    A suggested fix contains these bounds, because correcting only the unit would change the limit.
     """
     factor = _PREFIXES.get(str(unit).removesuffix(wanted)) if wanted != "1" else None
     factor = 0.01 if (unit, wanted) == ("%", "1") else factor
@@ -383,7 +383,7 @@ _SAME = (
 def bounds(rule: Mapping[str, Json]) -> Iterator[tuple[str, str, str]]:
     """Yield (key, mistake, expected) for each bound that cannot decide anything.
 
-    Either all possible values meet such a bound, or none does.
+    All possible values meet such a bound, or no possible value meets it.
     """
     metric = metrics.metric(rule["metric"])
     low, high = metric.possible

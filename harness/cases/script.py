@@ -129,7 +129,7 @@ def _missing(words: Sequence[str]) -> SpecError:
 
 
 def _unseen(words: Sequence[str]) -> SpecError:
-    """Return the error for a program, such as make, of which it is unknown what it starts."""
+    """Return the error for a program, such as make, whose words do not show what it starts."""
     expected = "the command that this program runs, or the word {ranks} if it starts the ranks"
     fix = f"{RUN} {shlex.join([*words, '{ranks}'])}"
     if Path(words[0]).name == "make":

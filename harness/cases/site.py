@@ -207,7 +207,7 @@ def _same_total(nodes: str, given: tuple[int, ...], gpus: str | None, cpus: int 
     if given and asked.isdigit() and int(asked) != sum(given):
         raise SpecError(
             f"{option} {asked}: --nodes {nodes} has {sum(given)} ranks",
-            expected="the same number of ranks in both options",
+            expected="both options have the same number of ranks",
             fix=f"--nodes {nodes} {option} {sum(given)}",
         )
 

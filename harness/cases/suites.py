@@ -210,7 +210,7 @@ def _twice(function: Callable[..., Any]) -> SpecError:
     """
     return SpecError(
         f"{function.__name__} has @scaling twice",
-        expected="one function for each @scaling",
+        expected="a separate function for each @scaling",
         fix="scaleproof new suites",
     )
 

@@ -325,7 +325,7 @@ def _files(target: str, site: Site) -> list[Path]:
     raise SpecError(
         "no function in it is marked @scaling, so it was not imported",
         where=path,
-        expected="a suite; a training script is measured with --script",
+        expected="a suite, or --script to measure a training script",
         fix=f"scaleproof run --script {ranks} -- {shlex.quote(path)}",
     )
 
@@ -412,7 +412,7 @@ def _call(recipe: Recipe, site: Site, path: Path) -> Sequence[Plan]:
         raise SpecError(
             f"{getattr(recipe, '__name__', recipe)!r} returns fault scenarios instead of plans",
             where=str(path),
-            expected="a recipe of plans; `faults recover` measures the cost of an interruption",
+            expected="a recipe that returns plans; `faults recover` runs fault scenarios",
             fix=f"scaleproof faults recover {plans[0].case.family}",
         )
     if not isinstance(plans, list | tuple) or not all(isinstance(plan, Plan) for plan in plans):

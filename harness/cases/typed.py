@@ -38,7 +38,7 @@ _PROCESS = re.compile(r"\bProcess\(\s*target\s*=")
 _GROUP = "init_process_group("
 #: Calls with which a script can start one interpreter for each rank.
 _INTERPRETERS = re.compile(r"\b(?:Popen|subprocess\.\w+|os\.system)\s*\(")
-#: Text with which a shell script uses its arguments, and text that sets a number of ranks.
+#: Patterns of text in a shell script: the use of an argument, and an option with a number of ranks.
 _ARGUMENT = re.compile(r"\$\{?[1@*]")
 _NUMBER = re.compile(
     r"(--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus|devices)[= ]|\bmpi\w+ -np? )\d+"

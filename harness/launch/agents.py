@@ -316,7 +316,7 @@ def mend(
 
 
 def _fits(fresh: AgentLink, place: int, links: list[AgentLink], where: Where) -> None:
-    """Raise LaunchError if the new agent does not match the others as the lost agent did."""
+    """Raise LaunchError if the new agent does not match the other agents as the lost agent did."""
     assert fresh.about is not None
     others = [link for i, link in enumerate(links) if i != place and link.about is not None]
     same = (other for other in others if other.about and other.about.machine == fresh.about.machine)

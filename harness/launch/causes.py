@@ -19,7 +19,7 @@ _PAIRED = ("send", "recv")
 #: first rank.
 LATE_S = 1.0
 
-#: The collectives of each rank: process group -> rank -> sequence number -> collective.
+#: All collectives by process group, then by rank, then by sequence number.
 Logs = dict[str, dict[int, dict[int, Collective]]]
 
 
@@ -336,7 +336,7 @@ def _short(failed: Sequence[RankEnd]) -> Suspect | None:
 def _asleep(failed: Sequence[RankEnd]) -> Suspect | None:
     """Return the only rank outside torch, if all other ranks wait, or have waited, inside torch.
 
-    Return None if a rank aborted itself, because the stacks of the others then prove nothing.
+    Return None if a rank aborted itself, because the other ranks' stacks then prove nothing.
     """
     if any(_aborts(end) for end in failed):
         return None
@@ -422,7 +422,7 @@ def _aborted(failed: Sequence[RankEnd]) -> Suspect | None:
 
 
 def _silent(failed: Sequence[RankEnd]) -> Suspect | None:
-    """Return the most suspicious rank without an error among those that the agent killed.
+    """Return the most suspicious rank without an error among the ranks that the agent killed.
 
     A rank outside torch comes first, then the lowest step, then the longest silence.
     """

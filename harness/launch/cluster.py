@@ -29,7 +29,7 @@ _MAY_BE_ZERO = frozenset({"queue_s", "collective_s"})
 def cluster_settings(path: Path | None, engine: str, known: Mapping[str, Entry]) -> dict[str, Json]:
     """Return the settings of an engine: its defaults, updated from its table in the file.
 
-    Raise ConfigError with all mistakes of the file, including those in tables of other engines.
+    Raise ConfigError with all mistakes of the file, including mistakes in tables of other engines.
     """
     defaults = WAITS | dict(known[engine].head.get("SETTINGS", {}))
     if path is None:

@@ -108,7 +108,7 @@ class InheritingJob(Job):
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """Wait for the agents to exit, and kill those that do not."""
+        """Wait for the agents to exit, and kill the agents that do not."""
         for process in self._processes.values():
             process.send_signal(signal.SIGCONT)  # a stopped process could not exit
             try:
@@ -247,7 +247,7 @@ class Processes(Job):
         return State.RUNNING, ""
 
     def stop(self) -> None:
-        """Wait for the commands to exit, and kill those that do not.
+        """Wait for the commands to exit, and kill the commands that do not.
 
         The agents exit by themselves after their connections are closed.
         """

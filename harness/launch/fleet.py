@@ -56,7 +56,8 @@ EXAMINE_S = 60.0
 class Fleet:
     """The agents of one run.
 
-    ``start`` starts them without waiting. Methods that need the agents wait until they are ready.
+    ``start`` starts the agents without waiting for them. Methods that need agents wait until all
+    agents are ready.
     """
 
     def __init__(self, begin: Begin, where: Where, again: Again | None = None) -> None:
@@ -332,7 +333,7 @@ class Fleet:
 def _ended(world: Running, ear: AgentMonitor, lost_s: float) -> Ended:
     """Return how a world ended.
 
-    If the world failed on several nodes, also find the nodes that the others cannot reach.
+    If the world failed on several nodes, also find the nodes that other nodes cannot reach.
     """
     agents = "+".join(link.about.agent for link in world.links if link.about is not None)
     asked = world.failing and len(world.links) > 1
@@ -407,7 +408,7 @@ def seats(specs: Sequence[LaunchSpec], links: Sequence[AgentLink]) -> list[tuple
             raise LaunchError(
                 f"{out_of[node].name} is lost ({out_of[node].lost}), and no other node is free",
                 where="engine",
-                expected=f"{len(taken)} nodes that can be used",
+                expected=f"{len(taken)} nodes whose agents are connected",
                 fix="scaleproof check",
             )
         stands_in[node] = spare.pop(0)

@@ -23,7 +23,7 @@ END_S = 10.0
 class Running:
     """The state of a launch that is in progress.
 
-    The owner passes every message to ``hear``, and calls ``watch`` a few times a second.
+    The fleet passes every message to ``hear``, and calls ``watch`` a few times a second.
     """
 
     def __init__(

@@ -70,8 +70,8 @@ def test_a_mesh_has_one_canonical_spelling() -> None:
     [
         ("fsdp", "tp:4", "no dimension 'tp'", "mesh=fsdp:4"),
         ("fsdp", "dp:2,fsdp:4", "has 8 ranks, but the world has 4", "mesh=fsdp:4"),
-        ("fsdp", "dp:2;fsdp:2", "'dp:2;fsdp:2' is not one of", "mesh=fsdp:4"),
-        ("fsdp", "dp:0", "'dp:0' is not one of", "mesh=fsdp:4"),
+        ("fsdp", "dp:2;fsdp:2", "'dp:2;fsdp:2' is not DIM:SIZE", "mesh=fsdp:4"),
+        ("fsdp", "dp:0", "'dp:0' is not DIM:SIZE", "mesh=fsdp:4"),
         ("ddp", "dp:2,dp:2", "is not DIM:SIZE", "mesh=dp:4"),
     ],
 )

@@ -174,7 +174,7 @@ def _footer(handover: Handover, archived: Archived) -> str:
 
 
 def _parties(handover: Handover, terms: Terms) -> list[tuple[str, str]]:
-    """Return the parties, the place and the system, with blanks for those that are unknown.
+    """Return the parties, the place and the system, with blanks for unknown facts.
 
     The blanks are filled in by hand.
     """

@@ -120,7 +120,7 @@ def parts(contract: Contract, per: str, runs: Sequence[RunRecord]) -> list[Machi
         if shared := sorted(first.hosts & second.hosts):
             raise SpecError(
                 f"node {shared[0]} is in {per} {first.name} and in {per} {second.name}",
-                expected="units of one kind that share no node, because each is counted separately",
+                expected="units of one kind that share no node, because each counts separately",
                 fix="scaleproof accept contract show CONTRACT --toml",
             )
     return units

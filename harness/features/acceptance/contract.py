@@ -32,7 +32,7 @@ from harness.base.toml import (
 from harness.cases import BoundSource, Threshold, metrics
 from harness.cases.rules import KEYS as RULE_KEYS, rule_of
 
-#: The folder of the contracts that the package ships. Their names are those of the files.
+#: The folder of the contracts that the package ships. Each contract has the name of its file.
 SHIPPED = Path(__file__).parent / "contracts"
 #: The default unit of a clause, and the unit of single nodes. Neither needs a list of nodes.
 SYSTEM = "system"

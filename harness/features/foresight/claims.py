@@ -159,7 +159,7 @@ def unit_in(text: str) -> str:
 
 
 def contradictions(table: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each row of a table that its other figures contradict."""
+    """Return a sentence for each row whose figures contradict other figures of the table."""
     stated = stated_table(table)
     if any(nonsense(row) for row in stated.rows):
         return []
@@ -499,7 +499,7 @@ def _row_name(row: Row, number: int) -> str:
 
 
 def nonsense(row: Row) -> str:
-    """Return a figure that no training run can have had, or an empty string."""
+    """Return a figure of the row that is impossible for any training run, or an empty string."""
     for name, stated in row.items():
         positive = name in (ClaimedColumn.RANKS, ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
         if not math.isfinite(stated.low + stated.high) or stated.middle < 0:
@@ -539,7 +539,7 @@ def _finding(row: Row, base: Row | None, number: int) -> ClaimFinding:
 
 
 def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, float, str]]:
-    """Yield each figure that follows from the others.
+    """Yield each figure of a row that follows from other figures.
 
     An item is (name, stated figure, lowest and highest value that follow, derivation).
     """
@@ -610,7 +610,7 @@ def unexplained(row: Row, base: Row) -> float | None:
 
 def _missing(row: Row, base: Row) -> str:
     if row is base:
-        return "the smallest row, against which the others are checked"
+        return "the smallest row, with which the other rows are compared"
     has = {column for column in row if column is not ClaimedColumn.RANKS}
     if not has:
         return "only the number of ranks is stated"

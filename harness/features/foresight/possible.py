@@ -105,7 +105,7 @@ def possibilities(
     site: FabricSite,
     catalogue: Catalogue,
 ) -> Iterator[Possibility | RuleLeftOut]:
-    """Yield a prediction for each threshold of a plan, or the reason why none is made."""
+    """Yield for each threshold of a plan a prediction, or the reason why it is not predicted."""
     for contrast in plan.contrasts:
         case = plan.arm(contrast.subject).case
         matched = [

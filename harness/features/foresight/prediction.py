@@ -1,4 +1,4 @@
-"""Predict the other sizes of a table from those on which it is calibrated."""
+"""Predict sizes of a table from the sizes on which the prediction is calibrated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -270,8 +270,7 @@ def _passed(shape: Shape) -> float:
 
 
 def departs(point: Point, points: Sequence[Point]) -> bool:
-    """Return whether a published rate differs by more than 10 % from those of both neighbouring
-    sizes.
+    """Return whether a published rate differs by over 10 % from the rate of each neighbouring size.
 
     The neighbours must agree within 5 %.
     """

@@ -16,7 +16,8 @@ from harness.base.documents import Json
 from harness.features.history import ledger
 from harness.features.history.night import QUANTITIES, Night, Value
 
-#: The files that asv 0.6 loads, by the end of their address -> the npm package, and the file in it.
+#: The files that asv 0.6 loads. Each key is the end of a file's address. Each value is the npm
+#: package that contains the file, and its path in the package.
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "jquery-3.3.1.min.js": ("jquery@3.3.1", "dist/jquery.min.js"),
     "jquery.flot.min.js": ("jquery-flot@0.8.3", "jquery.flot.js"),

@@ -167,7 +167,7 @@ class Versions:
             raise LaunchError(
                 f"version {name} cannot be installed: {output[-1]}",
                 where=command,
-                expected=f"exit status 0 and {python}",
+                expected=f"the command exits with 0 and creates {python}",
                 fix=command if name in (self.names[0], self.names[-1]) else f"--skip {name}",
             )
         done.touch()
@@ -199,7 +199,7 @@ class Bisector:
             raise SpecError(
                 f"{self._interleaver.blocks} blocks show no difference between {names[-1]} and"
                 f" {names[0]}",
-                expected="two versions that differ",
+                expected="two versions with different step times",
                 fix="scaleproof history CASE",
             )
 
@@ -259,7 +259,7 @@ def chosen(listed: Sequence[str], good: str, bad: str) -> tuple[str, ...]:
     if a >= b:
         raise SpecError(
             f"{bad} does not come after {good}",
-            expected="--versions, oldest first",
+            expected="--versions lists the oldest version first",
             fix=f"--good {bad} --bad {good}",
         )
     return tuple(listed[a : b + 1])

@@ -187,7 +187,7 @@ def _refuse(run: RunRecord, folder: Path) -> None:
         raise RecordError(
             f"{reason}: it cannot be added to the history",
             where=str(folder),
-            expected="a complete run of committed suites",
+            expected="a run that is complete and whose suites are committed",
             fix=fix,
         )
 

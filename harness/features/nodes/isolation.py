@@ -78,13 +78,14 @@ class Isolator:
 #: broke, but at most AT_MOST times.
 BREAKS = 3
 AT_MOST = 20
-#: Smallest share of broken launches that can be distinguished from flakes (FLAKES), and the largest
-#: share that is assumed. The latter is below 1, because no set is known to break in every launch.
+#: Smallest and largest share of broken launches that are assumed for a set that breaks. Below the
+#: smallest one, the set cannot be distinguished from working nodes (FLAKES). The largest one is
+#: below 1, because no set is known to break in every launch.
 SELDOM = 0.2
 MOST_OFTEN = 0.75
 #: Probability of a wrong decision on a set of nodes. It is the same for both decisions.
 WRONG = 0.005
-#: Share of launches that break although their nodes work. Such launches are called flakes.
+#: Share of launches that break although their nodes work (flakes).
 FLAKES = 0.02
 
 #: A function that launches on the nodes with these numbers and returns whether the launch broke.

@@ -138,7 +138,7 @@ def unseen(suspected: Suspects) -> tuple[str, ...]:
 
 
 def differences(run: RunRecord) -> Iterator[str]:
-    """Yield the differences between the slow nodes in a record and those that its pairs show."""
+    """Yield the differences between the recorded slow nodes and the result of recorded pairs."""
     if run.suspects is not None and run.suspects.most is not None:
         yield from replayed(run.suspects, run.suspects.most)
 

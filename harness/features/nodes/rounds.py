@@ -220,7 +220,7 @@ class Board:
         )
 
     def open_links(self) -> list[tuple[int, int]]:
-        """Return the links to measure once more. Each node is in at most one of them.
+        """Return the links to measure once more. Each node is in at most one of these links.
 
         A link is measured again only after its nodes were paired with other nodes at least as
         often. Otherwise the link would seem to be slow if a slow node had a single fast launch.

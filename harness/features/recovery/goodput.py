@@ -26,8 +26,8 @@ Faults: TypeAlias = Iterator[tuple[float, int]]
 TERMS = (
     "train", "slow", "checkpoint", "detect", "stop", "restart", "load", "recomputed",
 )  # fmt: skip
-#: A step is slow if it takes more than SLOW times as long as the usual (median) step. Its time
-#: beyond that limit belongs to the term ``slow``.
+#: A step is slow if it takes more than SLOW times the median duration of steps. Its time beyond
+#: that limit belongs to the term ``slow``.
 SLOW = 2
 #: A simulation ends after this many successive faults without a checkpoint between them.
 FRUITLESS = 1000

@@ -129,7 +129,7 @@ def deadlines(num_params: int, stall_s: float | None = None) -> Deadlines:
 def timeout_s(fault: Fault, limits: Deadlines) -> float:
     """Return the seconds of silence after which a fault is detected.
 
-    Return 0 for faults that are detected without such a wait.
+    Return 0 for faults that are detected immediately.
     """
     silent = min(limits.collective_s, limits.step_s)
     return {Fault.HANG: silent, Fault.NODE: min(silent, LOST_S)}.get(fault, 0.0)

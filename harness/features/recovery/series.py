@@ -12,7 +12,7 @@ SERIES = "recovery"
 
 
 def series(run: RunRecord) -> Iterator[Series]:
-    """Yield the series of recovery trials, then those of trainings with a schedule of faults."""
+    """Yield series of recovery trials, then series of trainings with a schedule of faults."""
     yield from recoveries(run.recoveries)
     yield from goodputs(run.played)
 

@@ -172,7 +172,7 @@ def _installed(source: Path, place: Path, install: str) -> Path:
         raise LaunchError(
             f"the install command failed for this version: {output[-1]}",
             where=command,
-            expected=f"exit status 0 and {python}",
+            expected=f"the command exits with 0 and creates {python}",
             fix=f"cd {source} && {command}",
         )
     done.write_text(install, encoding="utf-8")

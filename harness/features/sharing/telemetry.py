@@ -265,7 +265,7 @@ class Telemetry(Beside):
         if sending.is_alive():
             self._lost.told.append(f"the collector did not answer within {FLUSH_S:g} s")
         if self._lost.told:
-            self.note(f"{self._address} did not take all telemetry: {self._lost.told[-1]}")
+            self.note(f"{self._address} did not accept all telemetry: {self._lost.told[-1]}")
 
     def _send_rest(self) -> None:
         """Send the rest of the telemetry, gauges first, because the exit status matters most."""

@@ -153,7 +153,7 @@ class EmulatedJob(Job):
                 raise LaunchError(
                     "cannot create a network namespace",
                     where="emulated engine",
-                    expected="root, or user namespaces",
+                    expected="the user is root, or user namespaces are allowed",
                     fix="unshare --user --net true",
                 )
             time.sleep(0.002)

@@ -92,7 +92,7 @@ def manifests(deployment: Deployment) -> str:
         raise SpecError(
             f"a TrainJob cannot set {given[0]}",
             where="[kubernetes]",
-            expected="this setting in the runtime of the TrainJob, or kind = 'jobset'",
+            expected="the runtime of the TrainJob has this setting, or kind = 'jobset'",
             fix="edit the cluster file",
         )
     groups = _groups(deployment.nodes)
@@ -288,7 +288,7 @@ class Pods(Job):
             raise LaunchError(
                 f"the cluster does not answer: {error}",
                 where="kubernetes engine",
-                expected="a reachable API server",
+                expected="the API server can be reached",
                 fix="kubectl cluster-info",
             ) from None
         except BaseException:  # also Ctrl-C between the creation of two objects

@@ -126,7 +126,7 @@ def step(deployment: Deployment) -> list[str]:
     """Return the options of srun for every node.
 
     Either the agents bind ranks to CPUs, or Slurm binds each task to its CPUs. The setting ``srun``
-    of the cluster file adds options, for example those of a container. Since Slurm 22.05, srun does
+    of the cluster file adds options, for example to start a container. Since Slurm 22.05, srun does
     not inherit --cpus-per-task from its job.
     """
     asked = deployment.settings
@@ -324,7 +324,7 @@ def submit(command: Command) -> str:
         raise LaunchError(
             last_line(done.stderr, "sbatch failed"),
             where="slurm engine",
-            expected="a job that the cluster accepts",
+            expected="sbatch accepts the job",
             fix=shlex.join(command.argv),
         )
     return done.stdout.strip().split(";")[0]
@@ -347,7 +347,7 @@ def state_of(job: str) -> tuple[str, str]:
         raise LaunchError(
             f"squeue does not answer: {done.stderr.strip() or done.returncode}",
             where="slurm engine",
-            expected="a Slurm controller that answers",
+            expected="the Slurm controller answers",
             fix=f"squeue -j {job}",
         )
     lines = done.stdout.strip().splitlines()

@@ -340,7 +340,7 @@ class Listener:
     def accept(self, timeout_s: float) -> list[Channel]:
         """Return channels to the agents that authenticate within ``timeout_s`` seconds.
 
-        A slow peer never delays the others.
+        A slow peer never delays other peers.
         """
         proven = []
         with selectors.DefaultSelector() as selector:

@@ -175,7 +175,7 @@ def test_a_slow_collector_does_not_delay_a_run_and_the_oldest_spans_are_dropped(
     assert waiting[::-1] == [x.launch for x in last[-4:]], "the newest spans must be kept"
     shown.ended(sample_run)
     assert not collector.answers.is_set() and collector.spans == []
-    assert "did not take all telemetry" in notes.told[-1]
+    assert "did not accept all telemetry" in notes.told[-1]
 
 
 @pytest.mark.parametrize(

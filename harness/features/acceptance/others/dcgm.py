@@ -7,7 +7,7 @@ OTHERS = "DCGM"
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Return the number of tests by status, and the names of those that did not pass."""
+    """Return the number of tests by status, and the names of the tests that did not pass."""
     document = json.loads(text)
     diagnostic = document.get("DCGM Diagnostic", document.get("DCGM GPU Diagnostic"))
     if diagnostic is None:
@@ -22,7 +22,7 @@ def read(text: str) -> list[tuple[str, str]] | None:
 
 
 def _word(test: dict) -> str:  # type: ignore[type-arg]
-    """Return the worst status of a test, among those of its devices and of its summary."""
+    """Return the worst status of a test, among the statuses of its devices and of its summary."""
     results = [r["status"] for r in test.get("results", ())]
     if summary := test.get("test_summary"):
         results.append(summary["status"])

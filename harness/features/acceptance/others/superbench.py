@@ -6,7 +6,7 @@ OTHERS = "SuperBench"
 
 
 def read(text: str) -> list[tuple[str, str]] | None:
-    """Return for each node how many benchmarks succeeded, and the names of those that failed."""
+    """Return for each node how many benchmarks succeeded, and the names of failed benchmarks."""
     nodes = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not nodes or not all(isinstance(n, dict) and "node" in n for n in nodes):
         return None

@@ -327,7 +327,7 @@ def _check(args: argparse.Namespace) -> None:
             raise SpecError(
                 f"--{option.replace('_', '-')} applies to runs only",
                 where=str(args.table),
-                expected="fields of the table instead (calibrate_on, mbs, microbatches)",
+                expected="the same facts as fields of the table (calibrate_on, mbs, microbatches)",
                 fix=f"scaleproof predict --table {args.table} --sizes",
             )
     if not 0 < args.hold < 2:

@@ -50,7 +50,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    """Return a line for each row; exit with 1 if a row contradicts the others."""
+    """Return a line for each row; exit with 1 if a row contradicts another row."""
     path: Path = asked.options.file
     tables = documents(path, "scaleproof verify table TABLE.csv")
     rows = list[Row]()

@@ -31,7 +31,7 @@ def foresee(
     """Predict one size from a scaling sweep.
 
     Return Refused if no prediction is possible. Raise SpecError if the ranks of the target cannot
-    be divided as those of the sweep are.
+    be divided in the same way as the ranks of the sweep.
     """
     answer = target.described
     answered = answer.expected is not None or answer.unsupported or answer.error

@@ -1,4 +1,4 @@
-"""Derive the bytes that ranks exchange at any size from those at two sizes.
+"""Derive the bytes that ranks exchange at any size from their bytes at two sizes.
 
 The strategy's file states these bytes, or hooks observed them in the user's script.
 """

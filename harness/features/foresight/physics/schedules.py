@@ -22,7 +22,7 @@ class PipelineSchedule(StrEnum):
 
     @property
     def splits(self) -> bool:
-        """Return whether gradients of weights are computed separately from those of inputs."""
+        """Return whether gradients of weights and gradients of inputs are computed separately."""
         return self in (PipelineSchedule.ZERO_1P, PipelineSchedule.ZERO_2P)
 
 

@@ -56,8 +56,8 @@ PROVENANCE = (
 )  # fmt: skip
 #: Fields that state the owner of the machine. A different owner is noted, but not refused.
 OWNERS = ("system", "submitter", "owner", "cluster", "vendor", "cloud")
-#: Pattern of the data-parallel part of a strategy, whose size follows from the ranks. Other
-#: dimensions must match exactly.
+#: Pattern of the data-parallel part of a strategy's name, whose size follows from the ranks. Other
+#: dimensions in the name must match exactly.
 _DATA = r"[fh]?sdp|d?dp"
 _KNOWN = {
     *(name for names in NUMBERS.values() for name in names), *CONFIGURATION, *PROVENANCE, *OWNERS,

@@ -1,7 +1,7 @@
-"""The report section of the sizes that the recipes of a run want predicted.
+"""The report section with predictions for the sizes that the recipes of a run list.
 
-A prediction imports scipy's solvers, which takes half a second. Only a run with such sizes imports
-them.
+A prediction imports scipy's solvers, which takes half a second. They are
+imported only for runs with predictions.
 """
 
 from pathlib import Path

@@ -126,7 +126,7 @@ def _history(asked: Asked) -> Answer:
         raise RecordError(
             "the history is empty",
             where=str(args.results),
-            expected="at least one run",
+            expected="at least one run was added",
             fix="scaleproof history add results/runs/*/*",
         )
     _check_figure(args.figure, list(night.QUANTITIES))

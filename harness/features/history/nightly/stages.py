@@ -237,7 +237,7 @@ class NightlyRun:
             raise SpecError(
                 "the suites have uncommitted changes: the run could not be added to the history",
                 where=str(Path.cwd()),
-                expected="a clean tree",
+                expected="suites without uncommitted changes",
                 fix="git stash, or git commit",
             )
         return state.note(self.results, state.begin())
@@ -264,7 +264,7 @@ class NightlyRun:
             raise LaunchError(
                 f"the measurement was interrupted (pytest: status {status})",
                 where=str(folder),
-                expected="a complete run",
+                expected="pytest completes the run",
                 fix="scaleproof history nightly: it resumes the run",
             )
         return state.at(self.results, tonight, Stage.KEEP, suites=status)
@@ -299,7 +299,7 @@ class NightlyRun:
             raise LaunchError(
                 f"pytest ended with status {tonight.suites} and left no run",
                 where="suites",
-                expected="a run with timed launches",
+                expected="pytest leaves a run with timed launches",
                 fix=f"pytest {' '.join(self.config.suites)}",
             )
         try:

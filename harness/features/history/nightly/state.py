@@ -214,7 +214,7 @@ def alone(results: Path) -> Iterator[None]:
             raise NightRunsError(
                 "another nightly run is in progress here: nothing was measured",
                 where=str(results),
-                expected="one nightly run at a time",
+                expected="only one nightly run is in progress",
                 fix="scaleproof history nightly, after the other nightly run has ended",
             ) from None
         yield

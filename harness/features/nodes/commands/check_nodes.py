@@ -186,7 +186,7 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
 
 
 def _bits(session: Session, case: CaseSpec, steps: int) -> tuple[list[str], str]:
-    """Return the ranks whose results differ in any bit from those of other ranks, and a summary."""
+    """Return the ranks whose results differ in any bit from other ranks' results, and a summary."""
     launch = check_bits(session, case, steps)
     if launch.cause is not None:
         return [f"rank {launch.cause.rank}: {launch.cause.message}"], ""

@@ -110,7 +110,7 @@ def act(asked: Asked) -> Answer:
 def _exit(whole: TriedSet) -> Exit:
     """Return the exit status that follows from the launches on all nodes.
 
-    It is INCONCLUSIVE if some of them failed, but too few to bisect.
+    The status is INCONCLUSIVE if some launches failed, but too few for a bisection.
     """
     if whole.breaks:
         return Exit.FAILED

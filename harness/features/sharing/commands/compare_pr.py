@@ -105,7 +105,7 @@ def act(asked: Asked) -> Answer:
         raise SpecError(
             f"nothing has changed since {args.base}: base and head are {base.short}",
             where=str(project),
-            expected="a commit or an edited file since then",
+            expected="a commit or an edited file since the base version",
             fix="git log --oneline -3",
         )
     results = measuring.results(asked)

@@ -43,22 +43,22 @@ COMMANDS = {
     "run": "run ddp/mlp-nano/weak --cpus 2 --no-fabric --time-budget 15",
     "save": "run ddp/mlp-nano/weak --cpus 2 --no-fabric --no-timeline --time-budget 8",
     "run --script": "run --script --cpus 2 --no-fabric --time-budget 10 -- train.py",
-    "recover": "recover ddp/mlp-nano --cpus 2 --trials 1",
-    "goodput": "goodput ddp/mlp-nano --cpus 2 --mtbf 3s --steps 400",
-    "gate": "gate --case ddp/mlp-nano --cpus 2",
-    "fabric": "fabric --cpus 2 --sweeps 2",
-    "pairs": "pairs --cpus 4 --nodes 4x1 --engine emulated --case ddp/mlp-nano --rounds 1",
-    "nightly": "nightly --config nightly.toml",
-    "bisect": "bisect ddp/mlp-nano/weak --cpus 2 --good 1 --bad 3 --versions 1,2,3 --no-fabric"
+    "faults recover": "faults recover ddp/mlp-nano --cpus 2 --trials 1",
+    "faults goodput": "faults goodput ddp/mlp-nano --cpus 2 --mtbf 3s --steps 400",
+    "check nodes": "check nodes --case ddp/mlp-nano --cpus 2",
+    "network": "network --cpus 2 --sweeps 2",
+    "network pairs": "network pairs --cpus 4 --nodes 4x1 --engine emulated --case ddp/mlp-nano --rounds 1",
+    "history nightly": "history nightly --config nightly.toml",
+    "compare bisect": "compare bisect ddp/mlp-nano/weak --cpus 2 --good 1 --bad 3 --versions 1,2,3 --no-fabric"
     " --no-timeline --install 'sh install.sh {version} {folder}'",
     "report": f"report {SAMPLE.name}",
     "page": f"report {SAMPLE.name} --every",
-    "site": f"site {SAMPLE.name} --to kept",
-    "contract": f"contract check retained {SAMPLE.name} --accepted {SAMPLE.name}",
-    "pack": f"pack {SAMPLE.name} --to packed.tar.gz",
-    "handover": f"handover {SAMPLE.name} --to handed",
-    "baseline": f"baseline set {SAMPLE.name} --references kept",
-    "ingest": f"ingest {SAMPLE.name} --results kept",
+    "report site": f"report site {SAMPLE.name} --to kept",
+    "accept contract": f"accept contract check retained {SAMPLE.name} --accepted {SAMPLE.name}",
+    "accept pack": f"accept pack {SAMPLE.name} --to packed.tar.gz",
+    "accept report": f"accept report {SAMPLE.name} --to handed",
+    "history baseline": f"history baseline set {SAMPLE.name} --references kept",
+    "history add": f"history add {SAMPLE.name} --results kept",
 }
 #: These commands receive the signal near their end, because they write their output last.
 LATE = ("save", "page")
@@ -194,7 +194,7 @@ def undisturbed(verb: str, folder: Path) -> float:
     )
     lasts_s = time.monotonic() - began
     print(f"     {verb:<14} status {done.returncode}, {lasts_s:.1f} s", file=sys.stderr, flush=True)
-    alike = verb == "bisect"  # the versions do not differ, which the command reports
+    alike = verb == "compare bisect"  # the versions do not differ, which the command reports
     if done.returncode == Exit.INTERNAL or (done.returncode == Exit.USAGE and not alike):
         raise SystemExit(done.stdout + done.stderr)
     return lasts_s

@@ -173,5 +173,5 @@ def test_rules_without_an_answer_are_listed_with_their_reason() -> None:
     left = list(without_plan([rule(0.5), memory, cores], [made], "cuda", "suites"))
     assert [(rule_left.rule, rule_left.why) for rule_left in left] == [
         ("memory", "no test of suites measures it on this hardware"),
-        ("cores", "it applies to CPU ranks only"),
+        ("cores", "the threshold applies to CPU ranks only"),
     ]

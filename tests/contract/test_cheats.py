@@ -377,7 +377,7 @@ def test_a_codec_that_keeps_its_claims_for_twenty_calls_is_seen_in_its_reference
     assert seen in failed if seen else not failed
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["honest", "biases", "drifts", "frozen", "layer", "uneven"])
 def test_a_codec_that_ages_is_seen_in_its_reference(stand: Stand, how: str) -> None:
     """Its error stays within the bound, and the reference ages in the same way."""

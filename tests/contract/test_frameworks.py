@@ -65,7 +65,9 @@ def test_a_timed_framework_has_the_losses_of_ddp(
     assert (theirs.first_loss, theirs.last_loss) == (ours.first_loss, ours.last_loss)
 
 
-@pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
+@pytest.mark.parametrize(
+    "precision", [Precision.BF16, pytest.param(Precision.AUTOCAST, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize(("strategy", "knobs"), CASES)
 def test_a_framework_trains_in_reduced_precision(
     launch: Any, strategy: str, knobs: dict[str, Any], precision: Precision

@@ -249,15 +249,15 @@ def test_signs_that_flip_in_bf16_hide_no_bug(launch: Any, bug: str, model: str) 
     assert any(c.name == "fp32.sgd.parameters_after_4" for c in wrong.failed), wrong.failed
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("model", ["mlp-nano", pytest.param("moe-nano", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["mlp-nano", "moe-nano"])
 def test_signs_that_flip_in_bf16_are_no_error(launch: Any, model: str) -> None:
     knobs = {"mutant_signs.bug": "none"}
     right = launch(f"mutant_signs/{model}", 3, knobs=knobs, precision=Precision.BF16)
     assert right.cause is None and right.failed == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 def test_means_that_round_in_bf16_are_no_error(launch: Any) -> None:
     """The update of this seed is small, so sums in other orders differ as much as its ranks do."""
     right = launch("local_sgd/mlp-nano", 4, precision=Precision.BF16, seed=9)

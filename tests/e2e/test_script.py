@@ -306,6 +306,7 @@ def test_a_launcher_that_writes_its_script_for_each_world_is_measured(
     assert edited["train.py"] != first["train.py"]
 
 
+@pytest.mark.full
 def test_a_script_that_spawns_in_another_file_and_makes_no_group_of_one(
     measured: Measured,
 ) -> None:

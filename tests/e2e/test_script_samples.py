@@ -177,6 +177,7 @@ def test_a_fixed_number_of_steps_is_timed(measured: Measured) -> None:
     assert {x.steps.count for x in every if x.steps} == {3}
 
 
+@pytest.mark.full
 def test_views_count_as_rows_unless_samples_are_declared(measured: Measured) -> None:
     """Two views of each image reach the model, like two answers in preference tuning."""
     assert measured("shapes.py", "views").value is not None and measured.wrong() == []

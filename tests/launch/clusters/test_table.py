@@ -34,6 +34,7 @@ def test_every_check_of_the_suite_has_its_column() -> None:
     assert tests == set(table.CHECKS)
 
 
+@pytest.mark.full
 def test_the_command_prints_what_the_suite_noted() -> None:
     """The selected check is skipped, so nothing is started, but its properties are recorded."""
     words = ["-m", "tests.launch.clusters.table", "-k", "torchrun and next_world"]

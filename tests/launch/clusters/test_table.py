@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from . import table
 
 JUNIT = """<testsuites><testsuite>

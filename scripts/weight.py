@@ -50,7 +50,10 @@ def _here() -> tuple[Counter[str], Counter[str]]:
 
 
 def _at(commit: str) -> tuple[Counter[str], Counter[str]]:
-    """Return lines and files by folder in a commit; empty if this clone does not have it."""
+    """Return the numbers of lines and files of each folder in a commit.
+
+    Both are empty if this clone does not have the commit.
+    """
     lines: Counter[str] = Counter()
     files: Counter[str] = Counter()
     # git prints a line for each file: the number of matches of the empty pattern, which is the

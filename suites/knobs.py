@@ -166,8 +166,8 @@ def backends(site: Site) -> list[Plan]:
         "pat": told(sharded, NCCL_ALGO="allgather:pat;reducescatter:pat"),
     }
     return [
-        *_plan(site, "what NCCL is told, all-reduce", by_name, "exposed_comm_share"),
-        *_plan(site, "what NCCL is told, gathers", gathers, "exposed_comm_share"),
+        *_plan(site, "NCCL settings, all-reduce", by_name, "exposed_comm_share"),
+        *_plan(site, "NCCL settings, all-gather", gathers, "exposed_comm_share"),
     ]
 
 

@@ -42,7 +42,8 @@ def schedules(site: Site) -> list[Plan]:
 def schedule_memory(site: Site) -> list[Plan]:
     """Measure the memory that 1F1B saves relative to GPipe.
 
-    1F1B keeps the activations of as many micro-batches as there are stages, and GPipe of all.
+    1F1B keeps the activations of as many micro-batches as there are stages; GPipe keeps those of
+    all micro-batches.
     """
     here = site if site.world_size >= 4 else site.cpu(4)
     model = "decoder-1b3" if site.device == "cuda" else "decoder-mini"
@@ -144,9 +145,9 @@ def roles(site: Site) -> list[Plan]:
         return here.case(f"{strategy}/paced-small", Mode.WEAK, knobs=knobs)
 
     cases = {
-        "all learn": case("ddp"),
-        "half act": case("actor_learner"),
-        "half act, 4 passes": case("actor_learner", 4),
+        "all learners": case("ddp"),
+        "half actors": case("actor_learner"),
+        "half actors, 4 passes": case("actor_learner", 4),
     }
     return [beside("roles", cases, ("step_s", "throughput_ratio", "sent_bytes"), protocol=PACED)]
 

@@ -100,7 +100,7 @@ USUAL_GIB = 80
 #: Larger systems (nodes, GPUs per node) for which scaling sweeps on GPUs predict the efficiency.
 #: The predictions are recorded, but never judged.
 FORESEEN = {"ddp": (64, 8), "fsdp": (64, 8)}
-#: The metrics of scaling sweeps that are not judged by efficiency alone, by strategy.
+#: The metrics of the scaling sweep of each strategy that is not judged by efficiency alone.
 METRICS = {"pipeline": ("efficiency", "efficiency_of_ideal")}
 #: The baseline of a scaling sweep on several GPUs, by strategy. Sharded training is compared with
 #: the same wrapped training on one GPU. The cost of DDP's wrapper is measured on sites with one

@@ -109,8 +109,8 @@ class Stand:
         self._curves: dict[tuple[str, bool, bool], references.LossCurve] = {}
 
     def ratios(self, case: CaseSpec, described: Described) -> tuple[float, float, str] | None:
-        """Return the largest deviation of a step and of a block, over its limit, and any reported
-        error.
+        """Return the largest deviation of a step and of a block, each divided by its limit, and any
+        reported error.
 
         Return None if the case is refused or has no reference. The ratios are 0 if bits must be
         equal.

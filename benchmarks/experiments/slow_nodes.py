@@ -63,8 +63,8 @@ def between(count: int, of: int) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """The result of one world: slow nodes and links, those that were named, and the rounds until
-    then.
+    """The result of one world: its slow nodes and links, those that were named, and the number of
+    rounds until they were named.
     """
 
     planted: frozenset[tuple[int, ...]]
@@ -188,7 +188,7 @@ def _of(cell: np.ndarray) -> Noise:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, default=100)
-    parser.add_argument("--clusters", type=int, default=0, help="worlds per cluster's noise")
+    parser.add_argument("--clusters", type=int, default=0, help="worlds for each noise level")
     parser.add_argument("--real", type=int, default=0, help="worlds of real processes")
     asked = parser.parse_args()
     table = of_clusters(asked.clusters) if asked.clusters else lines(asked.worlds)

@@ -240,7 +240,8 @@ class KneesShown:
     """The number of worlds in which a measurement of each proposed size showed the knee.
 
     The sizes are the one advised for a knee, the one that narrows the target's interval most, and
-    twice the largest one. ``false`` is for the first of these, in the same worlds without a knee.
+    twice the largest measured size. ``false`` is the number of false alarms of the size advised for
+    a knee, in the same worlds without a knee.
     """
 
     worlds: int

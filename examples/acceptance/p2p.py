@@ -18,4 +18,7 @@ def beside(site: Site) -> list[Plan]:
 
 @scaling(beside)
 def test_p2p_off_beside_on(verdict):
-    """``scaleproof accept contract show fabric`` shows its clause, ``network_alone``."""
+    """Measure the clause ``network_alone`` of the contract ``fabric``.
+
+    ``scaleproof accept contract show fabric`` prints the contract.
+    """

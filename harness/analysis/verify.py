@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import multiprocessing
+import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -354,9 +355,8 @@ def _differing(
             recorded = tuple(w for w in recorded if not w.startswith("timeline: "))
             if len(recorded) == len(value):
                 continue  # The wording may change between versions.
-        if name == "accepted":  # Only the names of the checks are compared, for the same reason.
-            recorded = tuple(sentence.partition(":")[0] for sentence in recorded)
-            value = tuple(sentence.partition(":")[0] for sentence in value)
+        if name == "accepted":  # The names and figures are compared, for the same reason.
+            recorded, value = stated(recorded), stated(value)
         if recorded is None and run.schema < JUDGED_SINCE:
             continue  # The version that wrote the record did not measure this figure.
         watched = any(rank.watched is not None for rank in launch.ranks)
@@ -364,6 +364,11 @@ def _differing(
             value = _counted_then(samples, cut, value, recorded)
         if not same(to_doc(value), to_doc(recorded)):
             yield f"{launch.launch}: {name} is {recorded}, recomputed {value}"
+
+
+def stated(sentences: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the name of the check and the numbers in each sentence, which no rewording changes."""
+    return [(text.partition(":")[0], re.findall(r"\d+(?:\.\d+)?", text)) for text in sentences]
 
 
 def _counted_then(samples: Sequence[Samples], cut: int, today: int, recorded: int) -> int:

@@ -47,7 +47,7 @@ STEPS: Mapping[str, tuple[int, int, str]] = {
         "Lightning's Trainer and DeepSpeed, if their wheels are installed",
     ),
     "warm": (75, 100, "step time after two seconds and after a minute of load"),
-    "nsys": (40, 90, "run --nsys: agents fork under it; size of its report"),
+    "nsys": (40, 90, "run --nsys: agents fork under Nsight Systems; the size of its report"),
     "gates": (90, 150, "strategies x precisions and five compressors train correctly; margins"),
     "truth": (80, 110, "step times compared with a plain loop; MFU; ceilings with random data"),
     "nccl": (8, 40, "every collective at world size 1 is recorded with its bytes"),

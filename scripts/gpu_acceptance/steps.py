@@ -319,7 +319,7 @@ def memory(step: Step) -> None:
             if ranks and described.expected is not None:
                 ratios[case.id] = (ranks[0].peak_bytes or 0) / described.expected.memory_bytes
                 step.keep("peak_over_form", ratios)
-    step.check("every peak has a ratio", bool(ratios), ratios)
+    step.check("measured and computed peak memory were compared", bool(ratios), ratios)
 
 
 def profile(step: Step) -> None:
@@ -343,7 +343,7 @@ def profile(step: Step) -> None:
         longer = sum(terms["sleep"].values()) - sum(terms["none"].values())
         # Under the profiler the host is slower after a sleep, by 32 ms on an H200. The limit allows
         # this.
-        seen = f"{slept:.1f} ms of {longer:.1f} ms that the step is longer"
+        seen = f"the step is {longer:.1f} ms longer, of which {slept:.1f} ms count as idle"
         step.check("300 ms of sleep count as idleness", slept > 285 and slept > 0.95 * longer, seen)
         more = terms["kernel"][Term.COMPUTE] - terms["none"][Term.COMPUTE]
         step.check("an injected kernel counts as compute", more > 0, f"{more:+.2f} ms")
@@ -384,7 +384,9 @@ def cache(step: Step) -> None:
 def frameworks(step: Step) -> None:
     """Test Lightning's Trainer and DeepSpeed, if they are installed."""
     if importlib.util.find_spec("lightning") is None:
-        step.check("Lightning's Trainer is measured", None, "not installed: --wheels")
+        step.check(
+            "Lightning's Trainer is measured", None, "not installed; pass --wheels to install it"
+        )
     else:
         command = [sys.executable, "-m", "pytest", "-q", "tests/training/script/test_callbacks.py"]
         done = subprocess.run(
@@ -392,7 +394,7 @@ def frameworks(step: Step) -> None:
         )
         step.check("Lightning's Trainer is measured", done.returncode == 0, done.stdout[-300:])
     if importlib.util.find_spec("deepspeed") is None:
-        step.check("DeepSpeed trains correctly", None, "not installed: --wheels")
+        step.check("DeepSpeed trains correctly", None, "not installed; pass --wheels to install it")
         return
     with step.worlds() as fleet:
         case = step.case("deepspeed/decoder-nano", precision=Precision.BF16)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.verify import verify
+from harness.analysis.verify import stated, verify
 from harness.record import SETTLED_SINCE, RunRecord, Status
 from harness.record.store import load
 from tests.editing import change
@@ -94,3 +94,13 @@ def test_a_forged_window_is_found(copy: Path) -> None:
         "but other windows follow from the pilots" in d
         for d in verify(load(copy), copy).differences
     )
+
+
+def test_a_reworded_check_is_the_same_statement_and_a_changed_number_is_not() -> None:
+    recorded = ["replicas: rank 1 differs by 0.5 after 12 steps"]
+    assert stated(recorded) == stated(["replicas: after a difference of rank 1 by 0.5, 12 steps"])
+    for other in (
+        "replicas: rank 1 differs by 0.05 after 12 steps",
+        recorded[0].replace("r", "R", 1),
+    ):
+        assert stated(recorded) != stated([other])

@@ -128,7 +128,7 @@ def main() -> None:  # noqa: C901  (one loop, as scripts have it, with a line fo
     if asked.mistake == "counted":  # counts its FLOPs with a copy on the meta device, as litgpt
         counted_copy = copy.deepcopy(model).to("meta")
         counted_copy(torch.empty(8, 64, device="meta")).square().mean().backward()
-    if asked.mistake == "tried":  # calls layer by layer to find their shapes, as YOLO does
+    if asked.mistake == "tried":  # YOLO finds the shapes of outputs this way
         x = torch.randn(2, 64)
         for layer in layers:
             x = layer(x)

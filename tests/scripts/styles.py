@@ -43,7 +43,7 @@ class Named(nn.Module):
 
 
 class Around(nn.Module):
-    """A module that has no length: a compiled one asks it for its own."""
+    """A module without a length. If it is compiled, torch's wrapper asks it for its length."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

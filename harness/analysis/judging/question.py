@@ -44,7 +44,7 @@ class Caveat:
 
     @property
     def reason(self) -> Reason:
-        """Return the code as the reason of a verdict."""
+        """Return the reason of a verdict that this caveat decides."""
         return Reason(self.code)
 
 

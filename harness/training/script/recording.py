@@ -387,7 +387,7 @@ def _typed() -> tuple[str, ...]:
 
 
 def _source() -> str:
-    """Return 16 hex digits of the SHA-256 of this program's file, or "" in a notebook."""
+    """Return the first 16 hex digits of the SHA-256 of the program's file, or "" in a notebook."""
     file = _main_file()
     return files.digest_of_file(file) if file is not None else ""
 

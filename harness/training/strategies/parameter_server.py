@@ -92,7 +92,7 @@ class Server:
         return future
 
     def shown(self, step: int) -> tuple[Tensor, tuple[int, ...]]:
-        """Return the parameters with all received updates up to this step.
+        """Return the parameters after all updates that were received up to this step.
 
         Updates are added in the order of steps and ranks. Also return, for each rank, the last step
         whose update the parameters include.

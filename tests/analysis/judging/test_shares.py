@@ -58,7 +58,7 @@ def bounded(doc: Any, share: float, launches: int = 8, perturbation: float = 1.0
 def test_a_share_is_judged_like_any_other_metric(
     run: RunRecord, share: float, status: Status
 ) -> None:
-    """The last one would FAIL if a second set of profiled launches confirmed it."""
+    """The last bound would give a FAIL if a second set of profiled launches confirmed it."""
     verdict = judged(run, lambda doc: bounded(doc, share))["exposed_comm_share@2"]
     assert verdict.status is status and verdict.value == pytest.approx(share, abs=0.001)
     assert verdict.n == 8 and set(verdict.launches) == {f"p{i}" for i in range(8)}

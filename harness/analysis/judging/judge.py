@@ -295,18 +295,14 @@ def judge_values(
         few = f"n = {e.n}: a verdict needs at least {FIRST_LOOK} pairs of launches"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
     ends = sides(values, rule, form, allowance)
-    strict = rule.statistic is Statistic.WORST
-    below = [end for end in ends if end.missed()]
-    if strict:
-        below = [end for end in ends if min(end.values) < end.bound]
-    if below:
-        best = e.high if below[0].end is End.LOW else e.low
+    if (missed := _missed(ends, rule)) is not None:
+        best = e.high if missed is End.LOW else e.low
         detail = f"{best:.4g} at best, bound {rule.bound}"
-        if strict:
+        if rule.statistic is Statistic.WORST:
             detail = f"the worst of {e.n} pairs misses {rule.bound}"
         # The mean of e-values is an e-value; their maximum is not.
         against = math.fsum(end.evidence_against() for end in ends) / len(ends)
-        return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=below[0].end)
+        return judged(Status.FAIL, Reason.NOT_MET, detail, evidence=against, missed=missed)
     if (still_open := _open(ends, rule, (allowance, kept), horizon)) is not None:
         return judged(Status.INCONCLUSIVE, *still_open)
     if rule.source in (BoundSource.CLAIMED, BoundSource.PROVISIONAL):
@@ -316,6 +312,18 @@ def judge_values(
     detail = f"the whole interval meets {rule.bound}{spare if kept else ''}"
     evidence = min(end.evidence() for end in ends)
     return judged(Status.PASS, Reason.MET, detail, evidence=evidence)
+
+
+def _missed(ends: Sequence[BoundSide], rule: Threshold) -> End | None:
+    """Return the first end of a bound that is missed, or None.
+
+    A threshold on the worst pair is missed if a single pair misses it.
+    """
+    if rule.statistic is Statistic.WORST:
+        missed = (end.end for end in ends if min(end.values) < end.bound)
+    else:
+        missed = (end.end for end in ends if end.missed())
+    return next(missed, None)
 
 
 def _open(

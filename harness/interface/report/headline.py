@@ -152,7 +152,11 @@ def _unruled(run: RunRecord) -> str:
     if result is not None and all(r.status is Status.INCONCLUSIVE for r in every):
         when = "" if run.complete else "the run was interrupted; "
         return f"{result.status}: {result.case}: {when}{result.detail}"
-    return "RECORDED: results only, no threshold is configured"
+    if all(result.value is None for result in every):
+        reason = f": {every[0].detail}" if every else ""
+        return f"{Status.SKIP}: nothing was measured{reason}"
+    unjudged = "applies" if run.thresholds else "is configured"
+    return f"{Status.RECORDED}: results only, no threshold {unjudged}"
 
 
 def decide(run: RunRecord) -> list[str]:

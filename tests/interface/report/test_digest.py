@@ -37,6 +37,23 @@ def test_the_headline_of_a_passing_run_states_its_result(sample_run: RunRecord) 
     assert decide(sample_run) == []
 
 
+def test_a_run_that_measured_nothing_says_so(sample_run: RunRecord) -> None:
+    assert headline(replace(sample_run, verdicts=())) == "SKIP: nothing was measured"
+    missing = dict(value=None, rule=None, status=Status.SKIP, detail="2 GPUs are needed")
+    skipped = tuple(replace(verdict, **missing) for verdict in sample_run.verdicts)
+    run = replace(sample_run, verdicts=skipped)
+    assert headline(run) == "SKIP: nothing was measured: 2 GPUs are needed"
+
+
+def test_thresholds_that_do_not_apply_are_not_called_missing(sample_run: RunRecord) -> None:
+    unjudged = tuple(
+        replace(verdict, rule=None, status=Status.RECORDED) for verdict in sample_run.verdicts
+    )
+    run = replace(sample_run, verdicts=unjudged)
+    assert "no threshold applies" in headline(run)
+    assert "no threshold is configured" in headline(replace(run, thresholds=()))
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

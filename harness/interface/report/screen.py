@@ -74,6 +74,8 @@ class ScreenRow:
         result = self.result
         if result.waived:
             return f"{result.status} (waived)"
+        if self.caught:
+            return str(result.counts)
         if result.reason is Reason.WOULD_FAIL:
             return f"{result.status} (would fail)"
         doubtful = result.rule is None and result.status is Status.RECORDED and result.doubt

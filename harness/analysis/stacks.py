@@ -60,7 +60,8 @@ def own_line(stack: Sequence[Frame]) -> str:
 
 def tally(stacks: Iterable[Sequence[Frame]]) -> Activity:
     """Count the activities and lines in several stacks of one thread."""
-    seen, lines = Counter[str](), Counter[str]()
+    seen = Counter[str]()
+    lines = Counter[str]()
     for stack in stacks:
         seen[activity(stack)] += 1
         lines[own_line(stack)] += 1

@@ -213,7 +213,8 @@ def _moved(
     if longest > (1 - MOVED) * max(busy):
         return None
     change = [new - old for new, old in zip(split, expected.blocks, strict=True)]
-    giver, taker = change.index(min(change)), change.index(max(change))
+    giver = change.index(min(change))
+    taker = change.index(max(change))
     count = min(-change[giver], change[taker])
     what = "layers" if count > 1 else "layer"
     setting = {f"{case.strategy}.split": ",".join(map(str, split))}

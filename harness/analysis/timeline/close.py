@@ -6,13 +6,14 @@ terms add up to the step.
 
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.analysis.timeline import intervals
 from harness.analysis.timeline.intervals import (
@@ -189,18 +190,8 @@ def close(
     common = [lanes.shifted(offsets_ns.get(lanes.rank, 0)) for lanes in ranks]
     if any(offsets_ns.values()):
         matched = match(common)
-    if matched.refused:
-        unsure.append(f"communication is not divided into wait and transfer: {matched.refused}")
-    if matched.lone:
-        unsure.append(
-            f"{matched.lone} collectives are missing in the traces of some ranks, so"
-            " their time is not divided into wait and transfer"
-        )
+    unsure += _missing(matched, common)
     steps = min(len(lanes.edges) for lanes in common)
-    if any(len(lanes.edges) != steps for lanes in common):
-        unsure.append(
-            "the ranks recorded different numbers of steps: only steps that all recorded are used"
-        )
     by_rank: dict[int, list[_Seen]] = {lanes.rank: [] for lanes in common}
     for meeting in matched.meetings:
         for rank, op in meeting.ops.items():
@@ -225,6 +216,19 @@ def close(
         tracks=tracks,
         offsets_ns=offsets_ns,
     )
+
+
+def _missing(matched: Matched, ranks: Sequence[Lanes]) -> Iterator[str]:
+    """Yield a sentence for each kind of data that the traces of some ranks lack."""
+    if matched.refused:
+        yield f"communication is not divided into wait and transfer: {matched.refused}"
+    if matched.lone:
+        yield (
+            f"{matched.lone} collectives are missing in the traces of some ranks, so"
+            " their time is not divided into wait and transfer"
+        )
+    if len({len(lanes.edges) for lanes in ranks}) > 1:
+        yield "the ranks recorded different numbers of steps: only steps that all recorded are used"
 
 
 class _Seen(NamedTuple):
@@ -358,6 +362,29 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
     return sentences
 
 
+def _waiting(
+    matched: Matched, edges: Mapping[int, NDArray[np.int64]]
+) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Return the intervals (ns) in which a rank waited for another one, by (late rank, rank).
+
+    ``edges`` are the times at which the steps of each rank begin and end, in ns.
+    """
+    waiting: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    opening = min(matched.meetings, key=lambda meeting: meeting.last_start, default=None)
+    for meeting in matched.meetings:
+        late = meeting.last
+        for rank, op in meeting.ops.items():
+            first = int(edges[rank][0])
+            if meeting is opening:
+                # Ranks may begin to record at different times, which is no waiting.
+                first = max(first, op.start + max(0, int(edges[late][0]) - first))
+            start = max(op.start, op.waited, first)
+            end = min(op.end, meeting.last_start, int(edges[rank][-1]))
+            if rank != late and end > start:
+                waiting.setdefault((late, rank), []).append((start, end))
+    return waiting
+
+
 def _blame(
     lanes: Sequence[Lanes], closed: Sequence[RankBudget], matched: Matched, num_edges: int
 ) -> Blame | None:
@@ -370,21 +397,10 @@ def _blame(
         return None
     busy = {lane.rank: merge(lane.compute, lane.move) for lane in lanes}
     edges = {lane.rank: lane.edges[:num_edges] for lane in lanes}
-    spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    opening = min(matched.meetings, key=lambda meeting: meeting.last_start, default=None)
-    for m in matched.meetings:
-        for rank, op in m.ops.items():
-            low, high = int(edges[rank][0]), int(edges[rank][-1])
-            if m is opening:  # ranks may begin to record at different times, which is no waiting
-                low = max(low, op.start + max(0, int(edges[m.last][0]) - low))
-            start = max(op.start, op.waited, low)
-            end = min(op.end, m.last_start, high)
-            if rank != m.last and end > start:
-                spans.setdefault((m.last, rank), []).append((start, end))
     steps = len(closed[0].step_ns)
     gross = np.zeros(steps, dtype=np.int64)
     net = {budget.rank: np.zeros(steps, dtype=np.int64) for budget in closed}
-    for (late, rank), pairs in spans.items():
+    for (late, rank), pairs in _waiting(matched, edges).items():
         exposed = per_window(subtract(intervals.of(pairs), busy[rank]), edges[rank])
         gross += exposed
         net[late] += exposed

@@ -296,6 +296,7 @@ class Tally:
     failed: int
     errors: int
     undecided: int
+    not_comparable: int
     waived: int
     recorded: int
     stand_ins: int
@@ -310,6 +311,7 @@ class Tally:
             (Status.FAIL, self.failed, "failed"),
             (Status.FAIL, self.beside, "failed without a threshold"),
             (Status.INCONCLUSIVE, self.undecided, "inconclusive"),
+            (Status.NOT_COMPARABLE, self.not_comparable, "not comparable"),
             (Status.PASS, self.hold, "passed"),
             (Status.RECORDED, self.waived, "waived"),
             (Status.RECORDED, self.recorded, "with a provisional bound"),
@@ -347,6 +349,7 @@ def tally(run: RunRecord) -> Tally:
         failed=counts.count(Status.FAIL),
         errors=counts.count(Status.ERROR),
         undecided=counts.count(Status.INCONCLUSIVE),
+        not_comparable=counts.count(Status.NOT_COMPARABLE),
         waived=waived,
         recorded=counts.count(Status.RECORDED) - waived,
         stand_ins=sum(result.stand_in for result in judged),

@@ -21,6 +21,7 @@ class Exit(IntEnum):
     NOTHING_JUDGED = 5
     INCONCLUSIVE = 10
     ERROR = 11
+    NOT_COMPARABLE = 12
 
 
 class ScaleproofError(Exception):
@@ -61,6 +62,15 @@ class RecordError(ScaleproofError):
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", fix: str = "") -> None:
         super().__init__(plain(what), where=plain(where), expected=plain(expected), fix=plain(fix))
+
+
+class NotComparableError(ScaleproofError):
+    """The training cannot be compared with a reference, although it may be correct.
+
+    The message names the property of the model that no check supports, and what to change.
+    """
+
+    exit = Exit.NOT_COMPARABLE
 
 
 class LaunchError(ScaleproofError):

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from harness.base.errors import LaunchError, SpecError
+from harness.base.errors import LaunchError, NotComparableError, SpecError
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Collective, RankEnd, RankError
 from harness.record import Cause
+from harness.record.launch import NOT_COMPARABLE
 
 #: Point-to-point operations. Only two ranks take part and number them, so the numbers of different
 #: pairs cannot be compared.
@@ -158,7 +159,9 @@ _ABSENT = re.compile(
 
 
 #: Errors of this package. Their message is complete, so the type is not shown.
-_OURS = frozenset({LaunchError.__name__, SpecError.__name__})
+_OURS = frozenset(
+    error.__name__ for error in (LaunchError, NotComparableError, SpecError)
+)
 #: The phase of a rank that has finished its measurement window and waits for the other ranks.
 _THROUGH = Phase.FINISH.name.lower()
 
@@ -253,6 +256,8 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
         assert end.error is not None
         message = _in_words(end.error)
         kind = "memory" if _MEMORY.search(message) else "exception"
+        if end.error.type == NotComparableError.__name__:
+            kind = NOT_COMPARABLE
         sure = end in clear or len(failed) == 1
         return Suspect(rank=end.rank, kind=kind, message=message, sure=sure)
     return None

@@ -44,7 +44,7 @@ def of_files(
             message = f"{entry.path}: the head of this file has changed since the case was planned"
             return Described(error=message)
     expected = answer.expected
-    if not theirs or answer.error or answer.unsupported:
+    if not theirs or answer.refused:
         return answer
     if expected is None:
         return Described(error="the files of the case state no expectations")

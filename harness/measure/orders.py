@@ -182,7 +182,7 @@ def _possible(session: Session, arm: Arm) -> bool:
     """Return whether a case can run on this machine at all."""
     answer = session.run.described[arm.case.hash]
     fits = blockers.fits(answer, arm.case, session.run.machine)
-    return fits and not answer.error and not answer.unsupported
+    return fits and not answer.refused
 
 
 def missing_pilots(

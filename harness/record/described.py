@@ -181,7 +181,8 @@ class Described:
     efficiency. ``excuses`` are statements in a user's strategy that its losses cannot be compared,
     or not bit by bit. ``theirs`` lists the kinds of the case's files (such as models) that a user
     wrote. The statements in these files are not verified. ``unsupported`` is the reason, stated by
-    the case's files, why they do not support the case (SKIP). ``error`` is the message of an
+    the case's files, why they do not support the case (SKIP). ``not_comparable`` is the property of
+    the model that no check supports (NOT COMPARABLE). ``error`` is the message of an
     exception in these files (ERROR).
     """
 
@@ -194,4 +195,10 @@ class Described:
     theirs: tuple[str, ...] = ()
     twin: int = 0
     unsupported: str = ""
+    not_comparable: str = ""
     error: str = ""
+
+    @property
+    def refused(self) -> str:
+        """The reason why the case cannot be launched, or an empty string."""
+        return self.error or self.unsupported or self.not_comparable

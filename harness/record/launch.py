@@ -23,6 +23,8 @@ BEHIND = "-behind"
 #: messages. Exceptions, exits, lack of memory and mismatched collectives are not among them,
 #: because they would recur.
 PASSING = frozenset({"node", "signal", "hang", "late", "peer"})
+#: The kind of cause of a launch that ended because its model cannot be compared with a reference.
+NOT_COMPARABLE = "not comparable"
 #: Upper limit of how often launches of a plan are repeated after a temporary failure.
 FLAKES = 1
 
@@ -89,7 +91,7 @@ class Steadiness:
 class Cause:
     """The rank that ended a launch, and the reason.
 
-    ``kind`` is exception, memory, signal, exit, node, collective, hang, late or peer. ``sure`` is
+    ``kind`` is exception, not comparable, memory, signal, exit, node, collective, hang, late or peer. ``sure`` is
     True if it is certain which rank failed, even if the reason is not. ``phase`` and ``step`` are
     the phase and the step in which the rank failed. ``victims`` are the other ranks that failed.
     """

@@ -8,12 +8,13 @@ from harness.base.errors import Exit
 
 
 class Status(StrEnum):
-    """The six statuses of a verdict. Finer distinctions are Reasons."""
+    """The seven statuses of a verdict. Finer distinctions are Reasons."""
 
     PASS = "PASS"
     FAIL = "FAIL"
     INCONCLUSIVE = "INCONCLUSIVE"
     RECORDED = "RECORDED"
+    NOT_COMPARABLE = "NOT COMPARABLE"
     ERROR = "ERROR"
     SKIP = "SKIP"
 
@@ -23,6 +24,7 @@ SEVERITY = (
     Status.ERROR,
     Status.FAIL,
     Status.INCONCLUSIVE,
+    Status.NOT_COMPARABLE,
     Status.PASS,
     Status.RECORDED,
     Status.SKIP,
@@ -166,8 +168,9 @@ class ScalingPoint:
 
 
 def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
-    """Combine statuses into one exit status. ERROR overrides FAIL, and FAIL overrides INCONCLUSIVE.
+    """Combine statuses into one exit status: that of the worst one.
 
+    ERROR overrides FAIL, FAIL overrides INCONCLUSIVE, and INCONCLUSIVE overrides NOT COMPARABLE.
     RECORDED and SKIP judge nothing. If there are only these, the exit status is NOTHING_JUDGED. If
     ``inconclusive_fails`` is False, INCONCLUSIVE judges nothing either.
     """
@@ -177,4 +180,6 @@ def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True
         return Exit.FAILED
     if Status.INCONCLUSIVE in statuses and inconclusive_fails:
         return Exit.INCONCLUSIVE
+    if Status.NOT_COMPARABLE in statuses:
+        return Exit.NOT_COMPARABLE
     return Exit.PASSED if Status.PASS in statuses else Exit.NOTHING_JUDGED

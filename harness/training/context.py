@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from harness.base import programs
 from harness.base.documents import Json
@@ -20,7 +22,7 @@ from harness.cases import Batching, CaseSpec, Dim, Mesh, Precision, Supports
 from harness.cases.heads import NAMES, check_imported, facts, read_head
 from harness.record import ExecutedModel
 from harness.training import optimizers
-from harness.training.data import Batch
+from harness.training.data import Batch, set_seed
 from harness.training.optimizers import note_outer
 from harness.training.tuning.recompute import OnHost
 from harness.training.tuning.tuned import tune
@@ -269,7 +271,19 @@ class Loaded:
             model = build_model(self, case, seed)
         watch(model)
         trainer: Trainer = self.strategy.build(model, ctx, self.knobs(case))
-        return trainer
+        return _seeding(trainer, case.seed)
+
+
+def _seeding(trainer: Trainer, seed: int) -> Trainer:
+    """Seed torch's generators in each step of a trainer, before the strategy's ``step`` runs."""
+    step = trainer.step
+
+    def seeded(batch: Batch) -> Tensor | None:
+        set_seed(batch, seed)
+        return step(batch)
+
+    trainer.step = seeded  # type: ignore[method-assign]  # callers and strategies stay unaware
+    return trainer
 
 
 def load(files: Mapping[str, str]) -> Loaded:
@@ -341,6 +355,13 @@ def parts(model: nn.Module) -> tuple[nn.Module, ...]:
     The parts of an nn.Sequential are its children. Any other model is a single part.
     """
     return tuple(model.children()) if isinstance(model, nn.Sequential) else (model,)
+
+
+def tensors_of(output: object) -> list[Tensor]:
+    """Return the tensors of a model's output: a tensor, or a container or dataclass of tensors."""
+    if dataclasses.is_dataclass(output):
+        output = vars(output)
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def own_batch(loaded: Loaded, ctx: RankContext, ids: Tensor, of: int = 0) -> Batch:

@@ -25,6 +25,27 @@ class Batch:
     of: int = 0
 
 
+def generators(device: torch.device) -> list[torch.Generator]:
+    """Return torch's default generators of the CPU and of this device."""
+    found = [torch.default_generator]
+    if device.type != "cpu":
+        of_devices = getattr(torch.get_device_module(device), "default_generators", ())
+        found += [of_devices[device.index or 0]] if of_devices else []
+    return found
+
+
+def set_seed(batch: Batch, seed: int) -> None:
+    """Seed torch's default generators for a step on this batch.
+
+    The seed depends on the batch's first sample, which no other shard has in the same step. A
+    forward pass that draws random numbers, such as dropout, therefore draws the same ones in a
+    launch and in its reference.
+    """
+    first = int(batch.ids[0]) if len(batch.ids) else -1
+    for generator in generators(batch.inputs.device):
+        generator.manual_seed((seed + 1) * 1_000_003 + first)
+
+
 def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
     """Return the order of samples in an epoch, int64 of shape (num_samples,).
 

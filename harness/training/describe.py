@@ -5,14 +5,17 @@ The models are built on the meta device, so nothing is allocated or launched.
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.documents import Json
+from harness.base.errors import NotComparableError
 from harness.cases import (
     Batching,
     CaseSpec,
@@ -28,10 +31,11 @@ from harness.cases import (
 from harness.cases.limits import ROUNDED, loss_limit, rounding
 from harness.record import Described, Expected, ModelFacts, Reference, Work
 from harness.training import optimizers
-from harness.training.context import Loaded, build_model, make_batch, parts
+from harness.training.context import Loaded, build_model, make_batch, parts, tensors_of
+from harness.training.data import Batch
 from harness.training.parallel import traffic
 from harness.training.parallel.depth import likeness
-from harness.training.trainer import constant, element_bytes, training_bytes
+from harness.training.trainer import constant, parameter_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
 from harness.training.work import WorkBySamples, again_flops, flops, kept_bytes, step_work
 
@@ -64,6 +68,8 @@ def describe(loaded: Loaded, case: CaseSpec) -> Described:
         facts, model = _checked_facts(loaded, case)
         expected = expect(loaded, case, model, facts)
         check_bound(loaded, case)
+    except NotComparableError as error:
+        return Described(not_comparable=error.what)
     except ValueError as error:
         return Described(unsupported=str(error))
     compared = reference(loaded, case, facts, model) if expected.repeatable else None
@@ -207,7 +213,7 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
     key = digest([case.model, dict(loaded.size(case))])
     if key not in _FLOPS:  # the FLOPs of the plain model do not depend on how it is computed
         plain = replace(untuned(case), checkpoint=False, precision=Precision.FP32)
-        _FLOPS[key] = flops(loaded, plain, partial(_meta_flops, case=plain))
+        _FLOPS[key] = flops(loaded, plain, partial(_counted_flops, case=plain))
     counted = _FLOPS[key]
     stated = facts.flops_per_sample
     if stated > FLOPS_SLACK * counted:
@@ -221,14 +227,47 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
 _FLOPS: dict[str, float] = {}
 
 
-def _meta_flops(loaded: Loaded, case: CaseSpec) -> float:
-    """Count the FLOPs of forward and backward of one sample on the meta device."""
-    sample = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    with torch.device("meta"):
-        model = build_model(loaded, untuned(case), seed=case.seed)
-    with FlopCounterMode(display=False) as counter:
-        loaded.model.loss(model(sample.inputs), sample.targets).backward()
-    return float(counter.get_total_flops())
+def _counted_flops(loaded: Loaded, case: CaseSpec) -> float:
+    """Count the FLOPs of forward and backward of one sample."""
+
+    def count(device: torch.device, samples: int) -> float:
+        batch = make_batch(loaded, case, torch.arange(samples), device)
+        with device:
+            model = build_model(loaded, untuned(case), seed=case.seed)
+        with FlopCounterMode(display=False) as counter:
+            loaded.model.loss(model(batch.inputs), batch.targets).backward()
+        return float(counter.get_total_flops()) / samples
+
+    return without_values(count)
+
+
+T = TypeVar("T")
+#: The devices and numbers of samples with which a model is passed through, until one succeeds. The
+#: meta device has no values, statistics over a batch need two samples, and some models decide by
+#: values what they compute.
+ATTEMPTS = (("meta", 1), ("meta", 2), ("cpu", 2))
+
+
+def without_values(look: Callable[[torch.device, int], T]) -> T:
+    """Return ``look(device, samples)`` from the first of ``ATTEMPTS`` that succeeds.
+
+    Raise the error of the last one if none does: on a CPU it is the error of the model itself.
+    Modules that torch.compile made run uncompiled, because a description counts their operators.
+    """
+    with torch.compiler.set_stance("force_eager"):
+        for device, samples in ATTEMPTS[:-1]:
+            with contextlib.suppress(Exception):
+                return look(torch.device(device), samples)
+        device, samples = ATTEMPTS[-1]
+        return look(torch.device(device), samples)
+
+
+def compiles_itself(model: nn.Module) -> bool:
+    """Return whether the model's file compiled the model or one of its modules."""
+    return any(
+        hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
 
 
 def check_bound(loaded: Loaded, case: CaseSpec) -> None:
@@ -281,7 +320,7 @@ def reference(
         shards=1 if apart else cut.shards,  # one process simulates all ranks
         limit=loss_limit(case, mesh),
         memory_bytes=training_bytes(
-            facts.num_params, element_bytes(model), facts, cut.largest * case.accumulate
+            parameter_bytes(model), 1, facts, cut.largest * case.accumulate
         ),
     )
 
@@ -301,8 +340,9 @@ def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) 
     if not case.communicate:
         return replace(expected, sent_bytes=(0.0,) * case.world_size, payload_bytes={})
     if loaded.supports.buffers == "broadcast" and case.phase is not Passes.FORWARD:
-        return _with_buffers(expected, model, case)
-    return expected
+        expected = _with_buffers(expected, model, case)
+    # Torch compiles a module in other pieces under another wrapper, and their code rounds otherwise.
+    return replace(expected, reorders=True) if compiles_itself(model) else expected
 
 
 def _changing_buffers(model: nn.Module) -> bool:
@@ -334,19 +374,25 @@ def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expec
 def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
     """Return the facts of a model that need no training, and the model on the meta device."""
     size = loaded.size(case)
-    with torch.device("meta"):
-        model = build_model(loaded, untuned(case), seed=case.seed)
+
+    def look(device: torch.device, samples: int) -> tuple[nn.Sequential, Batch, int, int]:
+        with device:
+            model = build_model(loaded, untuned(case), seed=case.seed)
+        batch = make_batch(loaded, case, torch.arange(samples), device)
+        x: Any = batch.inputs
+        activations = 0
+        outputs: dict[object, Any] = {}
+        for place, block in enumerate(parts(model)):
+            key = likeness(block, x) if model.alike else place
+            if key not in outputs:
+                outputs[key] = block(x)
+            x = outputs[key]
+            activations += sum(tensor.nbytes for tensor in tensors_of(x))
+        elements = sum(tensor.numel() for tensor in tensors_of(x))
+        return model, batch, activations // samples, elements // samples
+
+    model, sample, activations, elements = without_values(look)
     refuse(model, case)
-    sample = make_batch(loaded, case, torch.zeros(1, dtype=torch.int64), torch.device("meta"))
-    x = sample.inputs
-    activations = 0
-    outputs: dict[object, Tensor] = {}
-    for place, block in enumerate(parts(model)):
-        key = likeness(block, x) if model.alike else place
-        if key not in outputs:
-            outputs[key] = block(x)
-        x = outputs[key]
-        activations += x.numel() * x.element_size()
     tokens = getattr(loaded.model, "tokens", None)
     step_s = getattr(loaded.model, "step_s", None)
     floor = getattr(loaded.model, "floor", None)
@@ -361,7 +407,7 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         loss_floor=None if floor is None else float(floor(size)),
         step_s=None if step_s is None else step_s(size),
         # The output of log_softmax and the gradient of nll_loss are fp32 for any dtype of x.
-        loss_bytes_per_sample=0 if forward else 2 * 4 * x.numel(),
+        loss_bytes_per_sample=0 if forward else 2 * 4 * elements,
         copies=1 if forward else optimizers.copies(case),
         frozen_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
     ), model

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.base.errors import NotComparableError
 from harness.cases import Passes
 from harness.record import Category, ExecutedModel, ModelFacts
 from harness.training.context import RankContext
@@ -171,18 +172,34 @@ def constant(model: nn.Module) -> Collection[str]:
     return names
 
 
+def parameter_bytes(model: nn.Module) -> int:
+    """Return the bytes of all parameters."""
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
 def trained_bytes(model: nn.Module) -> int:
     """Return the bytes of the parameters that are not frozen."""
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def element_bytes(model: nn.Module) -> int:
-    """Return the bytes of one element of the model's first parameter."""
+    """Return the bytes of one element of the parameters.
+
+    Raise NotComparableError if they have several dtypes or complex numbers. Strategies that count
+    elements, and not bytes, do not support these.
+    """
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if len(dtypes) > 1 or any(dtype.is_complex for dtype in dtypes):
+        named = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise NotComparableError(
+            f"the parameters are of {named}, but the expected bytes of this strategy count elements"
+            " of one real dtype: choose ddp, or give all parameters one dtype"
+        )
     return next(model.parameters()).element_size()
 
 
 def training_bytes(
-    elements: float, size: int, facts: ModelFacts, samples: int, *, gradients: bool = False
+    elements: float, size: float, facts: ModelFacts, samples: int, *, gradients: bool = False
 ) -> int:
     """Return the peak memory of a rank in bytes, which occurs at the loss or at the optimizer step.
 

@@ -25,7 +25,15 @@ from harness.cases import (
     recipes,
 )
 from harness.host.machine import Machine
-from harness.record import Described, LaunchRecord, LaunchStatus, Reason, RunRecord, Status
+from harness.record import (
+    Described,
+    LaunchRecord,
+    LaunchStatus,
+    Reason,
+    RunRecord,
+    Status,
+)
+from harness.record.launch import NOT_COMPARABLE
 
 #: Largest relative difference of the first step's gradient norm between world sizes of a strong
 #: scaling sweep, by precision.
@@ -58,6 +66,9 @@ def _not_launched(evidence: ContrastData) -> Caveat | None:
             return unmeasured(evidence.run, evidence.plan, f"{name} was not measured")
         if described.error:
             return blocker(Status.ERROR, Reason.LAUNCH_FAILED, f"{name}: {described.error}")
+        if described.not_comparable:
+            reason = f"{name}: {described.not_comparable}"
+            return blocker(Status.NOT_COMPARABLE, Reason.NOT_COMPARABLE, reason)
         if described.unsupported:
             return blocker(Status.SKIP, Reason.UNSUPPORTED, f"{name}: {described.unsupported}")
         if not fits(described, arm.case, evidence.run.machine):
@@ -126,7 +137,10 @@ def _gated(evidence: ContrastData) -> Caveat | None:
 def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Caveat:
     """Return a blocker for a case whose correctness check is missing."""
     if (lower := _stopped_at(run, plan, case, run.gates)) is not None:
-        reason = f"{case.id} was not launched, because the correctness check of {lower} failed"
+        of_model = not_here(lower, run.gates[lower.hash])
+        if of_model is not None and of_model.status is Status.NOT_COMPARABLE:
+            return of_model
+        reason = f"{case.id} was not launched, because the correctness check of {lower.id} failed"
         return blocker(Status.SKIP, Reason.CLIMB_STOPPED, reason)
     return unmeasured(run, plan, f"the correctness of {case.id} was never checked")
 
@@ -199,13 +213,16 @@ def _of_launch(run: RunRecord, plan: Plan, launch: LaunchRecord) -> Caveat | Non
 
 
 def not_here(case: CaseSpec, launch: LaunchRecord) -> Caveat | None:
-    """Return a SKIP if a launch failed because this device cannot run the case, else None.
+    """Return a blocker if a launch ended although the training may be correct, else None.
 
-    The case may need more memory than its closed form predicts, or the GPU may be too old for FP8
-    matrix products.
+    The model may have a property that no check supports (NOT COMPARABLE). The case may need more
+    memory than its closed form predicts, or the GPU may be too old for FP8 matrix products (SKIP).
     """
     if launch.cause is None:
         return None
+    if launch.cause.kind == NOT_COMPARABLE:
+        reason = f"{case.id}: {launch.cause.message}"
+        return blocker(Status.NOT_COMPARABLE, Reason.NOT_COMPARABLE, reason)
     if launch.cause.kind == "memory":
         reason = f"{case.id} does not fit: {blame(launch)}"
         return blocker(Status.SKIP, Reason.DOES_NOT_FIT, reason)
@@ -291,8 +308,8 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
 
 def _stopped_at(
     run: RunRecord, plan: Plan, case: CaseSpec, checked: Mapping[str, LaunchRecord]
-) -> str | None:
-    """Return the id of a smaller case whose correctness check failed, or None.
+) -> CaseSpec | None:
+    """Return a smaller case whose correctness check failed, or None.
 
     Correctness checks start at the smallest world size and stop at the first failure. A smaller
     case has the same strategy and fewer ranks.
@@ -301,7 +318,7 @@ def _stopped_at(
         gate = checked.get(arm.case.hash)
         below = arm.case.world_size < case.world_size and arm.case.strategy == case.strategy
         if below and gate is not None and gate_failure(gate) is not None:
-            return arm.case.id
+            return arm.case
     return None
 
 
@@ -313,6 +330,7 @@ def smallest_fit(run: RunRecord, plan: Plan) -> str:
         if arm.role is Role.SUBJECT
         and (d := run.described.get(arm.case.hash)) is not None
         and not d.unsupported
+        and not d.not_comparable
         and fits(d, arm.case, run.machine)
     ]
     return min(fitting, key=lambda a: a.case.world_size).name if fitting else ""
@@ -325,6 +343,8 @@ def gate_failure(gate: LaunchRecord) -> str | None:
     later failures.
     """
     if gate.status is not LaunchStatus.OK:
+        if gate.cause is not None and gate.cause.kind == NOT_COMPARABLE:
+            return gate.cause.message
         return f"correctness gate: {blame(gate)}"
     if (check := _failed(gate)) is not None:
         return check

@@ -40,7 +40,7 @@ class Isolator:
         plan = replace(plan, protocol=replace(plan.protocol, steps=self._steps, cut=0))
         session.describe([plan.arms[0].case])
         described = session.run.described[plan.arms[0].case.hash]
-        if reason := described.unsupported or described.error:
+        if reason := described.refused:
             raise SpecError(
                 reason,
                 where=plan.arms[0].case.id,

@@ -206,8 +206,7 @@ class Pairer:
             reason = gate.cause.message if gate is not None and gate.cause else ""
             raise SpecError(
                 reason
-                or described.unsupported
-                or described.error
+                or described.refused
                 or "its correctness check failed",
                 where=case.id,
                 expected="a case that two nodes can train",

@@ -37,7 +37,7 @@ BESIDE = ("history.html", "handover.html", "machines.html")
 #: One letter per status, so that the colour of a cell does not carry information alone.
 LETTERS = {
     Status.PASS: "P", Status.FAIL: "F", Status.INCONCLUSIVE: "?", Status.ERROR: "E",
-    Status.RECORDED: "·", Status.SKIP: "-",
+    Status.RECORDED: "·", Status.SKIP: "-", Status.NOT_COMPARABLE: "n",
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ _CATEGORY = {
     Status.FAIL: ("failed", "F", "FAILED"),
     Status.INCONCLUSIVE: ("inconclusive", "?", ("INCONCLUSIVE", {"yellow": True})),
     Status.RECORDED: ("recorded", "r", ("RECORDED", {"cyan": True})),
+    Status.NOT_COMPARABLE: ("not comparable", "n", ("NOT COMPARABLE", {"yellow": True})),
     Status.ERROR: ("error", "E", "ERROR"),
     Status.SKIP: ("skipped", "s", "SKIPPED"),
 }
@@ -316,7 +317,8 @@ def _enforce(item: pytest.Item, verdict: Verdict) -> None:
         pytest.skip(verdict.detail)
     warn = item.config.option.scaling_inconclusive == "warn"
     soft = verdict.status is Status.INCONCLUSIVE and warn
-    if verdict.counts in (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE) and not soft:
+    failing = (Status.FAIL, Status.ERROR, Status.INCONCLUSIVE, Status.NOT_COMPARABLE)
+    if verdict.counts in failing and not soft:
         lines = text.wrap(f"{verdict.case} {verdict.metric}: {verdict.detail}", 96, 2)
         pytest.fail("\n".join([f"{verdict.status} ({verdict.reason})", *lines]), pytrace=False)
 

@@ -32,6 +32,7 @@ from harness.measure.measurer import Measurer
 from harness.measure.progress import Progress
 from harness.measure.session import Session
 from harness.record import LaunchRecord, Purpose, RunRecord, Status, Verdict
+from harness.record.outcome import SEVERITY
 
 _SHOWN = pytest.StashKey[set[tuple[str, str]]]()
 _NOW = 0.0
@@ -144,12 +145,6 @@ def lines(
     return shown
 
 
-#: Statuses from the most harmless to the worst.
-_WORSE = (
-    Status.SKIP, Status.RECORDED, Status.PASS, Status.INCONCLUSIVE, Status.FAIL, Status.ERROR,
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Expectation:
     """One item: a contrast of a plan under one threshold or none.
@@ -253,7 +248,7 @@ class Scaling:
         ]
         if not verdicts:
             pytest.skip(f"no threshold applies to {course.name}")
-        return max(verdicts, key=lambda verdict: _WORSE.index(verdict.counts))
+        return min(verdicts, key=lambda verdict: SEVERITY.index(verdict.counts))
 
     def judged(self, expectation: Expectation) -> Verdict:
         """Return the verdict of an item, and measure its plan if necessary.

@@ -147,7 +147,7 @@ def _unruled(run: RunRecord) -> str:
     """Return the headline of a run without thresholds: its worst error, if it has one."""
     every = results(run)
     result = min(every, key=lambda r: SEVERITY.index(r.counts), default=None)
-    if result is not None and result.counts in (Status.ERROR, Status.FAIL):
+    if result is not None and result.counts in (Status.ERROR, Status.FAIL, Status.NOT_COMPARABLE):
         return f"{result.counts}: {result.case}: {result.detail}"
     if result is not None and all(r.status is Status.INCONCLUSIVE for r in every):
         when = "" if run.complete else "the run was interrupted; "

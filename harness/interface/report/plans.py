@@ -11,7 +11,7 @@ from harness.cases import Arm, Device, Plan, Threshold
 from harness.host.devices import Hardware
 from harness.host.machine import Machine
 from harness.interface.report import text
-from harness.record import Described
+from harness.record import Described, Status
 
 #: Width in characters of the column that explains why an arm is left out.
 TOLD_WIDE = 30
@@ -103,7 +103,8 @@ class PlanPlace:
         """Return how many thresholds judge an arm, or why it is left out."""
         d, many = line.described, line.num_rules
         if d.facts is None or d.expected is None:
-            message = f"ERROR: {d.error}" if d.error else f"SKIP: {d.unsupported}"
+            status = Status.NOT_COMPARABLE if d.not_comparable else Status.SKIP
+            message = f"{Status.ERROR if d.error else status}: {d.refused}"
             return "\n".join(text.wrap(message, TOLD_WIDE, 0))
         if not blockers.fits(d, line.arm.case, self.machine):
             return "SKIP: does not fit"

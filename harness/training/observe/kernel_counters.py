@@ -163,7 +163,8 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
     """Return the names of the writable memory mappings that this process shares with others.
 
     Mappings of its ``helpers`` are left out, because the workers of a DataLoader pass batches in
-    shared memory and use semaphores.
+    shared memory. So are deleted semaphores of one page: the locks of Python's multiprocessing,
+    which torch's compiler and DataLoaders make.
     """
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -171,7 +172,6 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
         return frozenset()
     fields = [line.split(None, 5) for line in lines if KERNELS_OWN not in line]
     prefixes = tuple(f"/dev/shm/torch_{pid}_" for pid in helpers)
-    prefixes += ("/dev/shm/sem.",) if helpers else ()
     return frozenset(
         field[5].strip()
         for field in fields
@@ -179,7 +179,15 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
         and field[1][1] == "w"
         and field[1][3] == "s"
         and not field[5].startswith(prefixes)
+        and not _is_lock(field[0], field[5])
     )
+
+
+def _is_lock(addresses: str, name: str) -> bool:
+    """Return whether a mapping is a semaphore of one page that no other process can open by name."""
+    begin, end = (int(address, 16) for address in addresses.split("-"))
+    deleted = name.startswith("/dev/shm/sem.") and name.rstrip().endswith("(deleted)")
+    return deleted and end - begin <= resource.getpagesize()
 
 
 @dataclass(frozen=True, kw_only=True)

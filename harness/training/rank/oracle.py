@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from harness.cases import Dim
 from harness.training.context import Loaded, RankContext
-from harness.training.data import Batch
+from harness.training.data import Batch, generators, set_seed
 from harness.training.optimizers import carry_outer
 from harness.training.parallel.outer import fill, vector
 from harness.training.rank.rounding import Rounding
@@ -98,6 +98,7 @@ class Oracle:
         """Return the mean loss over the shards in rank order, without training."""
         total = 0.0
         for batch in shards:
+            set_seed(batch, self.ctx.case.seed)
             cut = batch.inputs.chunk(self.parts), batch.targets.chunk(self.parts)
             loss = torch.zeros((), device=batch.inputs.device)
             for inputs, targets in zip(*cut, strict=True):
@@ -165,6 +166,7 @@ class Oracle:
         A parameter that the loss does not depend on has a gradient of zeros.
         """
         self.model.zero_grad(set_to_none=True)
+        set_seed(batch, self.ctx.case.seed)
         batching = self.ctx.batching
         parts = self.parts
         inputs, targets = batch.inputs.chunk(parts), batch.targets.chunk(parts)
@@ -474,8 +476,9 @@ class Streamed(Oracle):
             )
         given = []
         output = x
+        drawing = generators(self.ctx.device)
         for block in self.model.children():
-            given.append(output.cpu())
+            given.append((output.cpu(), [generator.get_state() for generator in drawing]))
             with self._there(block), torch.no_grad(), self.ctx.forward():
                 output = block(output)
         output = output.detach().requires_grad_()
@@ -483,7 +486,10 @@ class Streamed(Oracle):
             loss = self.ctx.loss(output, y) * scale
         (loss * self.ctx.loss_scale).backward()
         gradient = output.grad
-        for block, kept in zip(reversed(list(self.model.children())), reversed(given), strict=True):
+        blocks = reversed(list(self.model.children()))
+        for block, (kept, states) in zip(blocks, reversed(given), strict=True):
+            for generator, state in zip(drawing, states, strict=True):
+                generator.set_state(state)
             inputs = kept.to(self.ctx.device).detach()
             inputs.requires_grad_(inputs.is_floating_point())
             with self._there(block):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.base.errors import SpecError
+from harness.base.errors import NotComparableError
 from harness.cases import Batching, CaseSpec, Passes
 from harness.record import Expected, ModelFacts
 from harness.training import optimizers
@@ -18,8 +18,7 @@ from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
 from harness.training.trainer import (
     LocalTrainer,
-    element_bytes,
-    num_elements,
+    parameter_bytes,
     trained_bytes,
     training_bytes,
 )
@@ -50,8 +49,6 @@ def expect(
     also all-reduces one flag per parameter.
     """
     n = case.world_size
-    elements = num_elements(model)
-    size = element_bytes(model)
     knobs = {**KNOBS, **knobs}  # other strategies call this with fewer knobs
     if knobs["overlap_optimizer"] and (case.accumulate > 1 or not knobs["bucket_view"]):
         raise ValueError("overlap_optimizer=True needs bucket_view=True and accumulate=1")
@@ -71,7 +68,8 @@ def expect(
         dense_bytes=traffic.all_reduce(payload, n).sent,
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(
-            elements, size, facts, batching.largest, gradients=case.phase is Passes.TRAIN
+            parameter_bytes(model), 1, facts, batching.largest,
+            gradients=case.phase is Passes.TRAIN,
         ),
         formula="2 (N-1)/N bytes(P)" if case.phase is Passes.TRAIN else "0",
         global_batch=batching.global_batch,
@@ -127,7 +125,7 @@ class Replicated(LocalTrainer):
     def update(self) -> None:
         """Step the optimizer.
 
-        Raise SpecError if a parameter has no gradient after the first backward pass, although DDP
+        Raise NotComparableError if a parameter has no gradient after the first backward pass, although DDP
         waits for it. The error names the knob that makes DDP search for unused parameters.
         """
         assert isinstance(self.module, DistributedDataParallel)
@@ -137,7 +135,7 @@ class Replicated(LocalTrainer):
         ]
         if not (self._looked or finds) and unused:
             listed = ", ".join(unused[:3])
-            raise SpecError(
+            raise NotComparableError(
                 f"the loss does not depend on {listed}{', ...' if unused[3:] else ''}, but"
                 " DistributedDataParallel waits for the gradients of all parameters unless it"
                 " searches for unused ones: --set ddp.unused=true",

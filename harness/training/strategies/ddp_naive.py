@@ -21,7 +21,7 @@ def expect(
 ) -> Expected:
     """Expect the bytes of DDP, but one message per parameter and no overlap with backward."""
     like = ddp.expect(case, model, batching, facts, knobs)
-    largest = max(parameter.numel() for parameter in model.parameters()) * element_bytes(model)
+    largest = max(parameter.nbytes for parameter in model.parameters())
     return replace(like, largest_message=float(largest), module=type(model).__name__)
 
 

@@ -5,7 +5,7 @@ from torch import nn
 from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext, Trainer
-from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.training.trainer import LocalTrainer, parameter_bytes, training_bytes
 
 SUPPORTS = dict(
     worlds="one",
@@ -22,7 +22,7 @@ def expect(
     case: CaseSpec, model: nn.Module, batching: Batching, facts: ModelFacts, knobs: Knobs
 ) -> Expected:
     """Expect no communication."""
-    memory = training_bytes(num_elements(model), element_bytes(model), facts, batching.largest)
+    memory = training_bytes(parameter_bytes(model), 1, facts, batching.largest)
     return Expected(
         sent_bytes=(0.0,),
         payload_bytes={},

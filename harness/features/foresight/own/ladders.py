@@ -34,7 +34,7 @@ def foresee(
     be divided in the same way as the ranks of the sweep.
     """
     answer = target.described
-    answered = answer.expected is not None or answer.unsupported or answer.error
+    answered = answer.expected is not None or bool(answer.refused)
     table = runs.table(name, ladder, catalogue, on=on, target=target if answered else None)
     if isinstance(table, Refused):
         return table

@@ -282,7 +282,7 @@ def _shape(rung: MeasuredRung, catalogue: Catalogue) -> Shape:
 def shape_of(case: CaseSpec, described: Described, catalogue: Catalogue) -> Shape:
     """Return the shape of a described case. Raise ValueError if its description is incomplete."""
     facts, expected = described.facts, described.expected
-    if why := described.unsupported or described.error:
+    if why := described.refused:
         raise ValueError(f"{case.world} ranks: {why}")
     if facts is None or expected is None:
         raise ValueError("the bytes that its strategy sends are unknown")

@@ -175,7 +175,7 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
     if gate is None:
         described = session.run.described[case.hash]
         return [
-            described.unsupported or described.error or "its correctness check was not launched"
+            described.refused or "its correctness check was not launched"
         ], ""
     if (reason := blockers.gate_failure(gate)) is not None:
         return [reason], ""

@@ -176,7 +176,7 @@ def _try(
         return Attempt(micro=micro, peak_bytes=None, why=reason)
     sized = catalogue.normalise(replace(case, micro_batch=micro))
     (described,) = session.bench.describe([sized])
-    if reason := described.error or described.unsupported:
+    if reason := described.refused:
         raise SpecError(
             reason, where=sized.id, expected="a case that can run", fix="scaleproof run list"
         )

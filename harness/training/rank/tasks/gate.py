@@ -42,6 +42,7 @@ from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
 from harness.training.rank import gate_checks, invariants, transport, transport as of_nccl
 from harness.training.rank.ceiling import ceiling
+from harness.training.rank.examine import examine
 from harness.training.rank.gate_checks import STEPS, STEPS_PER_EPOCH, Seen, in_turn, inquiries
 from harness.training.rank.oracle import (
     Oracle,
@@ -53,6 +54,7 @@ from harness.training.rank.oracle import (
 )
 from harness.training.rank.rounding import OtherRounding
 from harness.training.rank.setup import Rank
+from harness.training.trainer import observe_dtype
 from harness.training.tuning import kernels
 
 #: The largest norm to which a twin's gradients are clipped. The gradient of every twin is longer,
@@ -181,6 +183,7 @@ def run_gate(
     A period is the number of steps from one exchange of the ranks to the next. ``context`` makes
     the context of a case, and ``beat`` writes a heartbeat.
     """
+    examine(loaded, case, context(case))
     if case.phase is Passes.FORWARD:
         return forward_only(loaded, replace(case, optimizer=Optimizer.SGD), context)
     checks: list[Check] = []
@@ -239,7 +242,7 @@ def forward_only(
     must match the closed form, which has no gradients. Return the same values as ``run_gate``.
     """
     ctx = context(case)
-    trainer, reference, sampler, origin = _start(loaded, case, ctx)
+    trainer, reference, sampler, origin, dtypes = _start(loaded, case, ctx)
     counter = gate_checks.ByteCounter(ctx, range(STEPS - 1, STEPS))
     checks, drawn = [], []
     for step in range(STEPS):
@@ -257,17 +260,21 @@ def forward_only(
     checks.append(_limit(f"parameters_after_{STEPS}", change, 0.0, "weights must not change"))
     checks.append(_whole("all_parameters", trainer.parameters(), origin, ctx))
     checks += gate_checks.byte_checks(loaded, case, ctx, counter.seen)
-    checks += [*gate_checks.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case)]
+    checks += [*gate_checks.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case, dtypes)]
     return checks, counter.seen.issued, trainer
 
 
 class TwinTraining(NamedTuple):
-    """A trainer and its reference, which begin with the same parameters ``origin``."""
+    """A trainer and its reference, which begin with the same parameters ``origin``.
+
+    ``dtypes`` collects the dtypes that the layers of the reference return.
+    """
 
     trainer: Trainer
     reference: Oracle
     sampler: Sampler
     origin: dict[str, Tensor]
+    dtypes: set[str]
 
 
 def _train(
@@ -283,7 +290,7 @@ def _train(
     checks = []
     watched: list[nn.Module] = []
     twin = _start(loaded, case, ctx, watched.append)
-    trainer, reference, sampler, origin = twin
+    trainer, reference, sampler, origin, _ = twin
     facts, model = model_facts(loaded, case)
     expected = expect(loaded, case, model, facts)
     gradient_limit, sgd_limit, adamw_limit = limits(case, ctx.mesh, supports.oracle, expected)
@@ -335,7 +342,7 @@ def _train(
     checks += _staleness(name, trainer, expected)
     if name == "sgd":
         checks += gate_checks.sampling(drawn, ctx, sampler.epoch)
-        checks += _dtype(trainer, case)
+        checks += _dtype(trainer, case, twin.dtypes)
     counted_by = counter.seen  # read before the watched step, which is not part of the training
     if watch and gate_checks.asked(case):
         checks += gate_checks.setting_checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
@@ -355,7 +362,7 @@ def _parameters(
     The error is relative to the change of the reference's parameters. If it is beyond ``limit``,
     replicates (references with other rounding errors) determine how large it may be.
     """
-    trainer, reference, _, origin = twin
+    trainer, reference, _, origin, _ = twin
     ctx = reference.ctx
     # One unit in the last place per two steps is allowed in bf16.
     ulps = STEPS // 2 if case.precision is Precision.BF16 else 0
@@ -474,7 +481,7 @@ def _gradient(
     with other rounding errors) determine how large the error may be. A gradient that happens to be
     short may consist mostly of rounding errors.
     """
-    trainer, reference, _, _ = twin
+    trainer, reference, *_ = twin
     ctx = reference.ctx
     wanted = dict(reference.gradients())
     factor = scale(trainer.gradients(), wanted)
@@ -523,11 +530,12 @@ def _start(
     own_seed = case.seed + (ctx.rank if supports.initial == "broadcast" else 0)
     with ctx.device:
         plain = build_model(loaded, case, case.seed)
+    dtypes = observe_dtype(plain)
     simulated = supports.oracle == "simulated"
     reference = Simulated(plain, loaded, ctx) if simulated else Oracle.of(plain, loaded, ctx)
     trainer = loaded.build(case, ctx, own_seed, watch)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
-    return TwinTraining(trainer, reference, sampler, snapshot(reference.parameters()))
+    return TwinTraining(trainer, reference, sampler, snapshot(reference.parameters()), dtypes)
 
 
 def _whole(
@@ -549,7 +557,7 @@ def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
 
     ``case`` must have these knobs. The gradients of every step are compared.
     """
-    trainer, reference, sampler, _ = _start(loaded, case, ctx)
+    trainer, reference, sampler, *_ = _start(loaded, case, ctx)
     error = 0.0
     dense: list[tuple[list[Batch], dict[str, Tensor]]] = []
     for step in range(STEPS):
@@ -585,7 +593,7 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
     wide = Precision.FP32 if case.precision is Precision.BF16 else case.precision
     twin = loaded.at_once(replace(case, optimizer=Optimizer.SGD, precision=wide, clip=0.0))
     ctx = context(twin)
-    trainer, reference, sampler, _ = _start(loaded, twin, ctx)
+    trainer, reference, sampler, *_ = _start(loaded, twin, ctx)
     if isinstance(reference, Simulated):
         with ctx.device:
             reference = Oracle.of(build_model(loaded, twin, twin.seed), loaded, ctx)
@@ -655,14 +663,18 @@ def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case:
     return _limit(f"{name}.step1_loss", abs(mean_loss - wanted) / max(abs(wanted), 1e-12), limit)
 
 
-def _dtype(trainer: Trainer, case: CaseSpec) -> list[Check]:
-    """Check that layers returned the dtype that follows from the case's precision."""
+def _dtype(trainer: Trainer, case: CaseSpec, of_reference: set[str]) -> list[Check]:
+    """Check that layers returned the dtype that follows from the case's precision.
+
+    A model may have layers of other dtypes, which the reference's layers then return as well.
+    """
     dtype = trainer.ran().compute_dtype
     if not dtype:
         return []
     wants = {Precision.BF16: "bfloat16", Precision.AUTOCAST: "bfloat16", Precision.FP16: "float16"}
     want = wants.get(case.precision, "float32")  # float8 is used only inside of matrix products
-    return [Check(name="compute_dtype", ok=dtype == want, detail=f"{dtype}, requested: {want}")]
+    ok = dtype == want or set(dtype.split(",")) == of_reference
+    return [Check(name="compute_dtype", ok=ok, detail=f"{dtype}, requested: {want}")]
 
 
 def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:

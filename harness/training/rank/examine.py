@@ -1,0 +1,123 @@
+"""Examine a model on this rank's device, before it is compared with a reference.
+
+A correct training run differs from its reference if its model has a property that the reference
+does not reproduce. The examination finds such a property and names it, so that the comparison is
+not made and the model is not called incorrect. It builds the twin and passes one batch through it
+twice.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from harness.base.errors import NotComparableError
+from harness.cases import CaseSpec, Device, Dim
+from harness.cases.case import SPLITS
+from harness.cases.limits import rounding
+from harness.training.context import Loaded, RankContext, build_model, make_batch
+from harness.training.data import Batch, generators, set_seed
+from harness.training.describe import compiles_itself
+from harness.training.observe.compiling import Compilations
+from harness.training.rank.oracle import Buffers
+
+#: Least number of samples in the batch. Statistics over a batch need two.
+SAMPLES = 2
+#: The generators outside torch from which a model may draw, with a function that reads their state.
+OTHER_GENERATORS: dict[str, Callable[[], Any]] = {
+    "Python's module random": random.getstate,
+    "numpy.random": np.random.get_state,
+}
+
+
+class Pass(NamedTuple):
+    """The loss and the gradients of one forward and backward pass, and whether it drew numbers."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    draws: bool
+
+
+def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
+    """Raise NotComparableError if no check supports a property of the case's model."""
+    with ctx.device:
+        model = build_model(loaded, case, case.seed)
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise NotComparableError(
+            f"{lazy[0]} has no shape before the first forward pass (a lazy module): run one forward"
+            " pass in build(size)"
+        )
+    samples = torch.arange(max(SAMPLES, ctx.batching.micros[ctx.shard]))
+    batch = make_batch(loaded, case, samples, ctx.device)
+    others = {name: str(state()) for name, state in OTHER_GENERATORS.items()}
+    compilations = Compilations()
+    compilations.watch()
+    buffers = Buffers(model, of_rank_0=False, frozen=True)
+    with buffers.of(0):
+        first = _pass(model, batch, ctx)
+    for name, state in OTHER_GENERATORS.items():
+        if str(state()) != others[name]:
+            raise NotComparableError(
+                f"the model draws from {name}, but only torch's generators are seeded before each"
+                " step: draw with torch.rand"
+            )
+    if compilations.spans_ns and not compiles_itself(model):
+        raise NotComparableError(
+            "the model calls a function that torch.compile made, which rounds differently under"
+            " each strategy: compile a module of the model, or use --set compiled=inductor"
+        )
+    if sparse := [name for name, gradient in first.gradients.items() if gradient.is_sparse]:
+        raise NotComparableError(
+            f"the gradient of {sparse[0]} is sparse: the number of bytes that a rank sends then"
+            " depends on its samples, so that nothing can be expected of it. Use sparse=False"
+        )
+    divided = [dim for dim in (Dim.PP, *SPLITS) if ctx.mesh.size(dim) > 1]
+    if first.draws and divided:
+        raise NotComparableError(
+            f"the model draws random numbers in its forward pass, which {case.strategy} divides"
+            " among ranks: they draw other numbers than one device. Switch the drawing off"
+            " (dropout 0), or choose a data parallel strategy"
+        )
+    with buffers.of(1):
+        second = _pass(model, batch, ctx)
+    if not _equal(first, second, 0.0 if case.device is Device.CPU else rounding(case)):
+        raise NotComparableError(
+            "two passes over the same batch differ, although weights, buffers and seeds were equal:"
+            " the model keeps a state in an attribute, or draws from a generator that it made. Keep"
+            " the state in a buffer, and draw from torch's default generator"
+        )
+
+
+def _pass(model: nn.Module, batch: Batch, ctx: RankContext) -> Pass:
+    """Run one forward and backward pass over a batch."""
+    set_seed(batch, ctx.case.seed)
+    before = [generator.get_state() for generator in generators(ctx.device)]
+    model.zero_grad(set_to_none=True)
+    with ctx.forward():
+        loss = ctx.loss(model(batch.inputs), batch.targets)
+    loss.backward()
+    after = [generator.get_state() for generator in generators(ctx.device)]
+    gradients = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    draws = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    return Pass(loss.detach(), gradients, draws)
+
+
+def _equal(first: Pass, second: Pass, limit: float) -> bool:
+    """Return whether two passes agree up to a relative error, or bit by bit if the limit is 0."""
+    if first.gradients.keys() != second.gradients.keys():
+        return False
+    pairs = [(first.loss, second.loss)]
+    pairs += [(first.gradients[name], second.gradients[name]) for name in first.gradients]
+    return all(
+        bool(((a - b).abs().max() <= limit * a.abs().max()) | (a.isnan().any() & b.isnan().any()))
+        for a, b in pairs
+        if a.numel()
+    )

@@ -159,9 +159,7 @@ _ABSENT = re.compile(
 
 
 #: Errors of this package. Their message is complete, so the type is not shown.
-_OURS = frozenset(
-    error.__name__ for error in (LaunchError, NotComparableError, SpecError)
-)
+_OURS = frozenset(error.__name__ for error in (LaunchError, NotComparableError, SpecError))
 #: The phase of a rank that has finished its measurement window and waits for the other ranks.
 _THROUGH = Phase.FINISH.name.lower()
 

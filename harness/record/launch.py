@@ -91,9 +91,10 @@ class Steadiness:
 class Cause:
     """The rank that ended a launch, and the reason.
 
-    ``kind`` is exception, not comparable, memory, signal, exit, node, collective, hang, late or peer. ``sure`` is
-    True if it is certain which rank failed, even if the reason is not. ``phase`` and ``step`` are
-    the phase and the step in which the rank failed. ``victims`` are the other ranks that failed.
+    ``kind`` is exception, not comparable, memory, signal, exit, node, collective, hang, late or
+    peer. ``sure`` is True if it is certain which rank failed, even if the reason is not. ``phase``
+    and ``step`` are the phase and the step in which the rank failed. ``victims`` are the other ranks
+    that failed.
     """
 
     rank: int | None

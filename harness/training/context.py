@@ -210,6 +210,11 @@ class Loaded:
         """The strategy's ``SUPPORTS``: the options it accepts, and the checks that apply to it."""
         return facts(Supports, self.strategy.SUPPORTS, self.strategy.__name__)
 
+    @property
+    def ships_strategy(self) -> bool:
+        """Whether the strategy is one of this package's, and not a user's."""
+        return Path(str(self.strategy.__file__)).is_relative_to(PACKAGE)
+
     def knobs(self, case: CaseSpec) -> Knobs:
         """Return the strategy's knobs, with the values that the case sets."""
         return case.knobs_of(case.strategy, getattr(self.strategy, "KNOBS", {}))

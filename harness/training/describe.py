@@ -5,7 +5,7 @@ The models are built on the meta device, so nothing is allocated or launched.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -336,13 +336,34 @@ def expect(loaded: Loaded, case: CaseSpec, model: nn.Module, facts: ModelFacts) 
     if (compressor := loaded.compressor(case)) is not None:
         arguments.append(compressor)
     with torch.device("meta"):
-        expected: Expected = loaded.strategy.expect(*arguments)
+        expected = _expected(loaded, case, arguments)
     if not case.communicate:
         return replace(expected, sent_bytes=(0.0,) * case.world_size, payload_bytes={})
     if loaded.supports.buffers == "broadcast" and case.phase is not Passes.FORWARD:
         expected = _with_buffers(expected, model, case)
-    # Torch compiles a module in other pieces under another wrapper, and their code rounds otherwise.
-    return replace(expected, reorders=True) if compiles_itself(model) else expected
+    # Under a wrapper torch compiles a module in other pieces, and it may lay parameters out in
+    # another memory format. Both change the order of sums.
+    laid_out = all(parameter.is_contiguous() for parameter in model.parameters())
+    reorders = expected.reorders or compiles_itself(model) or not laid_out
+    return replace(expected, reorders=reorders)
+
+
+def _expected(loaded: Loaded, case: CaseSpec, arguments: Sequence[Any]) -> Expected:
+    """Return what the strategy's ``expect`` returns.
+
+    A shipped strategy may pass the model through the meta device, where it cannot run if it decides
+    by values what it computes. Raise NotComparableError in this case.
+    """
+    try:
+        expected: Expected = loaded.strategy.expect(*arguments)
+    except (NotImplementedError, RuntimeError) as error:
+        if not loaded.ships_strategy:
+            raise
+        raise NotComparableError(
+            f"{case.strategy} derives its traffic on the meta device, which has no values, and the"
+            f" model does not run there ({str(error).splitlines()[0]}). Choose another strategy"
+        ) from error
+    return expected
 
 
 def _changing_buffers(model: nn.Module) -> bool:
@@ -374,6 +395,7 @@ def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expec
 def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
     """Return the facts of a model that need no training, and the model on the meta device."""
     size = loaded.size(case)
+    forward = case.phase is Passes.FORWARD
 
     def look(device: torch.device, samples: int) -> tuple[nn.Sequential, Batch, int, int]:
         with device:
@@ -388,6 +410,15 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
                 outputs[key] = block(x)
             x = outputs[key]
             activations += sum(tensor.nbytes for tensor in tensors_of(x))
+        model.unused = frozenset()  # type: ignore[assignment]  # nn.Module accepts any attribute
+        if not (model.alike or forward):  # the models of this package use all their parameters
+            loaded.model.loss(x, batch.targets).backward()
+            model.unused = frozenset(  # type: ignore[assignment]  # as above
+                name
+                for name, weights in model.named_parameters()
+                if weights.requires_grad and weights.grad is None
+            )
+            model.zero_grad(set_to_none=True)
         elements = sum(tensor.numel() for tensor in tensors_of(x))
         return model, batch, activations // samples, elements // samples
 
@@ -396,7 +427,6 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
     tokens = getattr(loaded.model, "tokens", None)
     step_s = getattr(loaded.model, "step_s", None)
     floor = getattr(loaded.model, "floor", None)
-    forward = case.phase is Passes.FORWARD
     return ModelFacts(
         num_params=sum(parameter.numel() for parameter in model.parameters()),
         flops_per_sample=float(loaded.model.flops(size)) / (3 if forward else 1),

@@ -172,6 +172,24 @@ def constant(model: nn.Module) -> Collection[str]:
     return names
 
 
+def hooked(parameters: Mapping[str, nn.Parameter]) -> str:
+    """Return the name of a parameter that has a hook on its gradient, or an empty string."""
+    with_hook = (
+        name
+        for name, weights in parameters.items()
+        if weights._backward_hooks or weights._post_accumulate_grad_hooks
+    )
+    return next(with_hook, "")
+
+
+def lost_hook(name: str, strategy: str) -> NotComparableError:
+    """Return the error for a parameter whose hook a strategy, or its reference, loses."""
+    return NotComparableError(
+        f"{name} has a hook, but {strategy} works on copies or shards of the parameters, which have"
+        " none: change the gradient in the loss, or in a torch.autograd.Function"
+    )
+
+
 def parameter_bytes(model: nn.Module) -> int:
     """Return the bytes of all parameters."""
     return sum(parameter.nbytes for parameter in model.parameters())

@@ -202,7 +202,7 @@ def scalars(d: int) -> nn.Module:
 @kind
 def parameter_list(d: int) -> nn.Module:
     weights = nn.ParameterList(nn.Parameter(torch.randn(d, d) / d**0.5) for _ in range(2))
-    return Layer(lambda self, x: ((x @ self.weights[0]).relu() @ self.weights[1]), weights=weights)
+    return Layer(lambda self, x: (x @ self.weights[0]).relu() @ self.weights[1], weights=weights)
 
 
 @kind
@@ -362,9 +362,7 @@ def experts_by_nonzero(d: int) -> nn.Module:
             out = out.index_add(0, rows, expert(x[rows]) * weight[rows, None])
         return out
 
-    return Layer(
-        forward, gate=nn.Linear(d, 4), experts=nn.ModuleList(linear(d) for _ in range(4))
-    )
+    return Layer(forward, gate=nn.Linear(d, 4), experts=nn.ModuleList(linear(d) for _ in range(4)))
 
 
 @kind

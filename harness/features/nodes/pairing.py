@@ -205,9 +205,7 @@ class Pairer:
             described = session.run.described[case.hash]
             reason = gate.cause.message if gate is not None and gate.cause else ""
             raise SpecError(
-                reason
-                or described.refused
-                or "its correctness check failed",
+                reason or described.refused or "its correctness check failed",
                 where=case.id,
                 expected="a case that two nodes can train",
                 fix="scaleproof run list",

@@ -184,7 +184,7 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
 
 
 def _is_lock(addresses: str, name: str) -> bool:
-    """Return whether a mapping is a semaphore of one page that no other process can open by name."""
+    """Return whether a mapping is a semaphore of one page that no process can open by its name."""
     begin, end = (int(address, 16) for address in addresses.split("-"))
     deleted = name.startswith("/dev/shm/sem.") and name.rstrip().endswith("(deleted)")
     return deleted and end - begin <= resource.getpagesize()

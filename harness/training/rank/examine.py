@@ -19,11 +19,13 @@ from harness.base.errors import NotComparableError
 from harness.cases import CaseSpec, Device, Dim
 from harness.cases.case import SPLITS
 from harness.cases.limits import rounding
-from harness.training.context import Loaded, RankContext, build_model, make_batch
-from harness.training.data import Batch, generators, set_seed
+from harness.training.context import Loaded, RankContext, build_model, make_batch, own_batch
+from harness.training.data import Batch, Sampler, generators, set_seed
 from harness.training.describe import compiles_itself
 from harness.training.observe.compiling import Compilations
-from harness.training.rank.oracle import Buffers
+from harness.training.rank.joining import reports_peer
+from harness.training.rank.oracle import Buffers, Simulated
+from harness.training.trainer import hooked, lost_hook
 
 #: Least number of samples in the batch. Statistics over a batch need two.
 SAMPLES = 2
@@ -57,8 +59,10 @@ def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
     compilations = Compilations()
     compilations.watch()
     buffers = Buffers(model, of_rank_0=False, frozen=True)
+    frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
     with buffers.of(0):
         first = _pass(model, batch, ctx)
+    changed = [name for name, old in frozen.items() if not model.get_parameter(name).equal(old)]
     for name, state in OTHER_GENERATORS.items():
         if str(state()) != others[name]:
             raise NotComparableError(
@@ -90,6 +94,45 @@ def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
             " the model keeps a state in an attribute, or draws from a generator that it made. Keep"
             " the state in a buffer, and draw from torch's default generator"
         )
+    del model, first, second, buffers
+    _wrap(loaded, case, ctx, changed[0] if changed else "")
+
+
+def _wrap(loaded: Loaded, case: CaseSpec, ctx: RankContext, changed: str) -> None:
+    """Wrap the model in the strategy, and raise NotComparableError if that loses a part of it.
+
+    ``changed`` is the name of a frozen parameter that a forward pass changes, or empty. This is a
+    collective of all ranks.
+    """
+    plain: list[tuple[nn.Module, dict[str, nn.Parameter]]] = []
+
+    def keep(model: nn.Module) -> None:
+        plain.append((model, dict(model.named_parameters())))
+
+    try:
+        if loaded.supports.oracle == "simulated":
+            with ctx.device:
+                Simulated(build_model(loaded, case, case.seed), loaded, ctx)
+        trainer = loaded.build(case, ctx, case.seed, keep)
+        sampler = Sampler(ctx.batching, steps_per_epoch=2, seed=case.seed)
+        trainer.step(own_batch(loaded, ctx, sampler.ids(0, ctx.shard), sampler.of(0)))
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        message = (str(error) or type(error).__name__).splitlines()[0]
+        by_torch = loaded.ships_strategy and not isinstance(error, torch.OutOfMemoryError)
+        if not by_torch or reports_peer(message):
+            raise
+        raise NotComparableError(f"{case.strategy} cannot train this model: {message}") from error
+    ((model, before),) = plain
+    after = {id(parameter) for parameter in model.parameters()}
+    replaced = {name: weights for name, weights in before.items() if id(weights) not in after}
+    if changed in replaced:
+        raise NotComparableError(
+            f"the forward pass changes the frozen parameter {changed}, but {case.strategy} computes"
+            " with a copy of it that is discarded: keep it in a buffer"
+        )
+    copied = before if loaded.supports.oracle == "simulated" else replaced
+    if name := hooked(copied):
+        raise lost_hook(name, case.strategy)
 
 
 def _pass(model: nn.Module, batch: Batch, ctx: RankContext) -> Pass:

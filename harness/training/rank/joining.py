@@ -18,6 +18,29 @@ from harness.launch.wire.messages import LaunchSpec
 #: The backend for tensors in the host's memory, if a case exchanges tensors there as well as on its
 #: GPUs.
 HOST_BACKEND = "gloo"
+#: Parts of error messages that only report the end of another rank. Letter case is ignored.
+PEER_ERRORS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "failed to connect",
+    "connection was likely closed",
+    "recvValue failed",
+    "remote process exited",
+    "Connection was closed",
+    "Application timeout caused pair closure",
+    "Read timeout",
+    "wait timeout after",
+    "Watchdog caught collective operation timeout",
+    "communicator was aborted",
+    "ncclRemoteError",
+)
+
+
+def reports_peer(message: str) -> bool:
+    """Return whether an error message only reports that another rank has ended."""
+    return any(text.lower() in message.lower() for text in PEER_ERRORS)
 
 
 def join(spec: LaunchSpec, store: dist.Store, rank: int, device: torch.device) -> None:

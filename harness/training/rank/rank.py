@@ -25,6 +25,7 @@ from harness.record.store import write_text
 from harness.training.contract import placed, placed_below
 from harness.training.observe import collectives, threads
 from harness.training.rank import tasks
+from harness.training.rank.joining import reports_peer
 from harness.training.rank.setup import RankPlace, set_up
 from harness.training.rank.tasks import script
 from harness.training.script import workplace
@@ -35,26 +36,6 @@ TASKS: Mapping[str, ModuleType] = {
     file.name: importlib.import_module(f"{tasks.__name__}.{file.name}")
     for file in pkgutil.iter_modules(tasks.__path__)
 }
-#: Parts of error messages that only report the end of another rank. Letter case is ignored.
-PEER_ERRORS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "failed to connect",
-    "connection was likely closed",
-    "recvValue failed",
-    "remote process exited",
-    "Connection was closed",
-    "Application timeout caused pair closure",
-    "Read timeout",
-    "wait timeout after",
-    "Watchdog caught collective operation timeout",
-    "communicator was aborted",
-    "ncclRemoteError",
-)
-
-
 #: Bytes of a rank's log file that are kept: half of them from its beginning, half from its end.
 LOG_BYTES = 1 << 20
 #: Number of file descriptors that are held open as a reserve. They are closed when the rank fails.
@@ -89,8 +70,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
         except BaseException as error:
             text = traceback.format_exc()
             failure = RankError.of(error, _message(error, spec, place), text)
-            short = failure.message.lower()
-            failure = replace(failure, peer=any(t.lower() in short for t in PEER_ERRORS))
+            failure = replace(failure, peer=reports_peer(failure.message))
             for spare in spares:
                 os.close(spare)
             write_text(folder / f"rank{place.rank}.error.json", json.dumps(to_doc(failure)))

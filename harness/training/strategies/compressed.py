@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.base.errors import NotComparableError
 from harness.cases import Batching, CaseSpec
 from harness.record import ExecutedModel, Expected, ModelFacts
 from harness.training.context import Compressor, Knobs, RankContext
@@ -44,6 +45,11 @@ def expect(
     compressor: Compressor,
 ) -> Expected:
     """Expect the bytes that the compressor promises, after ``start`` steps without compression."""
+    if any(weights.is_complex() for weights in model.parameters()):
+        raise NotComparableError(
+            "the model has complex parameters, but compressors are defined for real gradients:"
+            " choose ddp, or use torch.view_as_complex on real parameters"
+        )
     shapes = [weights.shape for weights in model.parameters() if weights.requires_grad]
     promise = compressor.promise(shapes, case.world_size)
     n = case.world_size

@@ -68,7 +68,10 @@ def expect(
         dense_bytes=traffic.all_reduce(payload, n).sent,
         ideal_efficiency=1.0,
         memory_bytes=training_bytes(
-            parameter_bytes(model), 1, facts, batching.largest,
+            parameter_bytes(model),
+            1,
+            facts,
+            batching.largest,
             gradients=case.phase is Passes.TRAIN,
         ),
         formula="2 (N-1)/N bytes(P)" if case.phase is Passes.TRAIN else "0",
@@ -125,8 +128,9 @@ class Replicated(LocalTrainer):
     def update(self) -> None:
         """Step the optimizer.
 
-        Raise NotComparableError if a parameter has no gradient after the first backward pass, although DDP
-        waits for it. The error names the knob that makes DDP search for unused parameters.
+        Raise NotComparableError if a parameter has no gradient after the first backward pass,
+        although DDP waits for it. The error names the knob that makes DDP search for unused
+        parameters.
         """
         assert isinstance(self.module, DistributedDataParallel)
         finds = self.module.find_unused_parameters or self.module.static_graph
@@ -135,12 +139,15 @@ class Replicated(LocalTrainer):
         ]
         if not (self._looked or finds) and unused:
             listed = ", ".join(unused[:3])
+            strategy = self.ctx.case.strategy
+            instead = "" if strategy in ("ddp", "compressed") else "choose ddp with "
+            knob = f"{strategy if strategy == 'compressed' else 'ddp'}.unused=true"
             raise NotComparableError(
                 f"the loss does not depend on {listed}{', ...' if unused[3:] else ''}, but"
                 " DistributedDataParallel waits for the gradients of all parameters unless it"
-                " searches for unused ones: --set ddp.unused=true",
+                f" searches for unused ones: {instead}--set {knob}",
                 expected="a gradient of every parameter that is not frozen",
-                fix="the same command with --set ddp.unused=true",
+                fix=f"the same command with --set {knob}",
             )
         self._looked = True
         super().update()

@@ -9,7 +9,7 @@ from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.strategies import ddp
-from harness.training.trainer import LocalTrainer, element_bytes
+from harness.training.trainer import LocalTrainer
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="broadcast", replicas=True, uneven=True

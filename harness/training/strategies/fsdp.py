@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
+from harness.base.errors import NotComparableError
 from harness.cases import Batching, CaseSpec, Device, Dim, Optimizer, Passes, Precision
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
@@ -42,7 +43,7 @@ def expect(
     size = element_bytes(model)
     n = mesh.size(Dim.FSDP)
     replicas = mesh.size(Dim.DP)
-    _refuse(case, n, replicas, knobs)
+    _refuse(case, model, n, replicas, knobs)
     again = int(knobs["reshard_to"])
     codec = _codec(knobs)
     forward = case.phase is Passes.FORWARD
@@ -59,8 +60,10 @@ def expect(
         scatter = _nothing
     gathered = 2 if knobs["mixed"] else size
     sent = traffic.Traffic()
+    unused = {model.get_parameter(name) for name in getattr(model, "unused", ())}
     trained = [
-        [w.shape for w in block.parameters() if w.requires_grad] for block in model.children()
+        [w.shape for w in block.parameters() if w.requires_grad and w not in unused]
+        for block in model.children()
     ]
     # Backward gathers all blocks from the last to the first that trains, and prefetches one more.
     first = next((number - 1 for number, shapes in enumerate(trained) if shapes), len(trained))
@@ -97,8 +100,15 @@ def expect(
     )
 
 
-def _refuse(case: CaseSpec, n: int, replicas: int, knobs: Knobs) -> None:
-    """Raise ValueError for knobs that contradict each other or the case."""
+def _refuse(case: CaseSpec, model: nn.Module, n: int, replicas: int, knobs: Knobs) -> None:
+    """Raise ValueError for knobs that contradict each other or the case.
+
+    Raise NotComparableError for a parameter that cannot be sharded.
+    """
+    if scalar := next((name for name, w in model.named_parameters() if not w.dim()), ""):
+        raise NotComparableError(
+            f"{case.strategy} cannot shard {scalar}, which has no dimension: give it the shape (1,)"
+        )
     again = int(knobs["reshard_to"])
     if again and (n % again or again in (1, n) or not knobs["reshard"]):
         raise ValueError(

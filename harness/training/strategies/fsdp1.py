@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
+from harness.base.errors import NotComparableError
 from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
 from harness.training import optimizers
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import traffic
-from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.training.trainer import (
+    LocalTrainer,
+    element_bytes,
+    hooked,
+    lost_hook,
+    num_elements,
+    training_bytes,
+)
 
 SUPPORTS = dict(
     worlds="any", oracle="shard_ordered", initial="same_seed",
@@ -41,6 +49,11 @@ def expect(
             "FSDP1 cannot run without communication, because each rank holds only a shard"
         )
     optimizers.refuse(case, "flat parameters")
+    if unused := sorted(getattr(model, "unused", ())):
+        raise NotComparableError(
+            f"the loss does not depend on {unused[0]}, which one device skips, but FSDP1"
+            " updates it with a gradient of 0: choose fsdp, or freeze it"
+        )
     if not isinstance(model, nn.Sequential):
         raise ValueError(
             f"build() of the model returned a {type(model).__name__}; FSDP1 expects an"
@@ -97,6 +110,9 @@ class FlatTrainer(LocalTrainer):
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """Wrap every block, then the root; parameters keep their names."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.fsdp")
+
+    if name := hooked(dict(model.named_parameters())):
+        raise lost_hook(name, ctx.case.strategy)
 
     def wrap(module: nn.Module) -> FullyShardedDataParallel:
         return FullyShardedDataParallel(

@@ -80,7 +80,10 @@ def expect(
         x = blocks[names[-1]].output
         for side, inside in ((before, i > 0), (x, i < schedule.stages - 1)):
             other = i - 1 if side is before else i + 1
-            if inside and schedule.holder(other) != schedule.holder(i):
+            # No gradient flows back into stages whose parameters are all frozen.
+            earlier = [model.get_submodule(name) for stage in stages[:i] for name in stage]
+            trains = side is x or any(map(_trains, earlier))
+            if inside and trains and schedule.holder(other) != schedule.holder(i):
                 sent += traffic.sent(side.nbytes / (cut if sequence else 1))
         per_stage.append(sent * schedule.micro + _of_samples(part, case, batching))
     rank_of = [mesh.place(rank, Dim.PP) for rank in range(case.world_size)]
@@ -120,6 +123,11 @@ def _check(case: CaseSpec, model: nn.Module, batching: Batching, knobs: Knobs) -
         raise ValueError(
             f"a batch of {batching.largest} samples does not divide into {micro} micro-batches"
         )
+
+
+def _trains(module: nn.Module) -> bool:
+    """Return whether a module has a parameter that is not frozen."""
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _of_samples(part: nn.Module, case: CaseSpec, batching: Batching) -> Traffic:
@@ -169,6 +177,24 @@ def _spanned(part: str, run: Callable[..., Any]) -> Callable[..., Any]:
     return one_chunk
 
 
+def _restored(part: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Restore the buffers and frozen parameters of a stage before its first call of ``run``.
+
+    Torch passes made-up inputs through a stage to infer the shapes of its outputs, which changes
+    the statistics of batch norm, for example.
+    """
+    frozen = [parameter for parameter in part.parameters() if not parameter.requires_grad]
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*part.buffers(), *frozen)]
+
+    def from_start(*args: Any, **more: Any) -> Any:
+        for tensor, value in kept:
+            tensor.detach().copy_(value)
+        kept.clear()
+        return run(*args, **more)
+
+    return from_start
+
+
 class PipelineTrainer:
     """The trainer of this rank's pipeline stages."""
 
@@ -192,7 +218,9 @@ class PipelineTrainer:
             stage = PipelineStage(part, index, plan.stages, ctx.device, group=group)
             for what in ("forward", "backward", "backward_weight"):
                 name = f"{what}_one_chunk"
-                setattr(stage, name, _spanned(what.split("_")[0], getattr(stage, name)))
+                run = getattr(stage, name)
+                run = _restored(part, run) if what == "forward" else run
+                setattr(stage, name, _spanned(what.split("_")[0], run))
             self.stages.append(stage)
         several = issubclass(plan.made, PipelineScheduleMulti)
         self.schedule = plan.made(

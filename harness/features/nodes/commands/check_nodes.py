@@ -174,9 +174,7 @@ def _step(session: Session, case: CaseSpec) -> tuple[list[str], str]:
     gate = session.run.bare().gates.get(case.hash)
     if gate is None:
         described = session.run.described[case.hash]
-        return [
-            described.refused or "its correctness check was not launched"
-        ], ""
+        return [described.refused or "its correctness check was not launched"], ""
     if (reason := blockers.gate_failure(gate)) is not None:
         return [reason], ""
     return (

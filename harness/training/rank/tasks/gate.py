@@ -484,9 +484,11 @@ def _gradient(
     trainer, reference, *_ = twin
     ctx = reference.ctx
     wanted = dict(reference.gradients())
-    factor = scale(trainer.gradients(), wanted)
+    # A pipeline stage whose parameters are all frozen has no gradient.
+    compares = any(name in wanted for name, _ in trainer.parameters())
+    factor = scale(trainer.gradients(), wanted) if compares else 1.0
     words = _scaled(factor, ctx.world_size)
-    error = relative_error(trainer.gradients(), wanted)
+    error = relative_error(trainer.gradients(), wanted) if compares else 0.0
     # Random errors grow with the square root of the number of shards.
     most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5
     layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
@@ -533,7 +535,14 @@ def _start(
     dtypes = observe_dtype(plain)
     simulated = supports.oracle == "simulated"
     reference = Simulated(plain, loaded, ctx) if simulated else Oracle.of(plain, loaded, ctx)
-    trainer = loaded.build(case, ctx, own_seed, watch)
+
+    def prepare(model: nn.Sequential) -> None:
+        """Set the buffers, which a strategy need not broadcast, and pass the model to ``watch``."""
+        for buffer, of_reference in zip(model.buffers(), plain.buffers(), strict=True):
+            buffer.copy_(of_reference)
+        watch(model)
+
+    trainer = loaded.build(case, ctx, own_seed, prepare if supports.buffers == "own" else watch)
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
     return TwinTraining(trainer, reference, sampler, snapshot(reference.parameters()), dtypes)
 

@@ -43,6 +43,7 @@ from harness.record.rank import (
     Check,
     CollectiveCount,
     ExecutedModel,
+    Probe,
     RankRecord,
     Routed,
     ScriptObservations,

@@ -93,8 +93,8 @@ class Cause:
 
     ``kind`` is exception, not comparable, memory, signal, exit, node, collective, hang, late or
     peer. ``sure`` is True if it is certain which rank failed, even if the reason is not. ``phase``
-    and ``step`` are the phase and the step in which the rank failed. ``victims`` are the other ranks
-    that failed.
+    and ``step`` are the phase and the step in which the rank failed. ``victims`` are the other
+    ranks that failed.
     """
 
     rank: int | None

@@ -252,6 +252,19 @@ class ScriptObservations:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Steps of a user's model outside the timed window (``training/rank/afterwards.py``).
+
+    ``flops`` counts the matrix products of one step on this rank. ``steps_s`` are the durations of
+    steps that follow one another, and ``paused_s`` those of steps after a pause, in s.
+    """
+
+    flops: float
+    steps_s: tuple[float, ...] = ()
+    paused_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """The measurements of one rank. Times are in s on the rank's monotonic clock, sizes in bytes.
 
@@ -276,7 +289,9 @@ class RankRecord:
 
     Profiled launches have ``clock_offset_ns``, which is the rank's clock minus the clock of rank 0,
     its error bound ``clock_half_ns``, and ``trace_sha256``, the digest of
-    ``rank<r>.trace.json.gz``. Launches of a user's script have ``watched``.
+    ``rank<r>.trace.json.gz``. Launches of a user's script have ``watched``. Launches of a user's
+    model have a ``probe``: correctness checks count the products of a step, timed launches also
+    time steps.
     """
 
     rank: int
@@ -325,3 +340,4 @@ class RankRecord:
     device_uuid: str = ""
     squares: tuple[tuple[float, float], ...] = ()
     sources: Mapping[str, str] | None = None
+    probe: Probe | None = None

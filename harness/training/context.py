@@ -213,7 +213,12 @@ class Loaded:
     @property
     def ships_strategy(self) -> bool:
         """Whether the strategy is one of this package's, and not a user's."""
-        return Path(str(self.strategy.__file__)).is_relative_to(PACKAGE)
+        return _shipped(self.strategy)
+
+    @property
+    def ships_model(self) -> bool:
+        """Whether the model is one of this package's, and not a user's."""
+        return _shipped(self.model)
 
     def knobs(self, case: CaseSpec) -> Knobs:
         """Return the strategy's knobs, with the values that the case sets."""
@@ -350,8 +355,12 @@ def alike(model_file: ModuleType) -> bool:
 
     Only the model files of this package can declare this, with ``ALIKE``.
     """
-    shipped = Path(str(model_file.__file__)).is_relative_to(PACKAGE)
-    return shipped and bool(getattr(model_file, "ALIKE", False))
+    return _shipped(model_file) and bool(getattr(model_file, "ALIKE", False))
+
+
+def _shipped(file: ModuleType) -> bool:
+    """Return whether a file belongs to this package."""
+    return Path(str(file.__file__)).is_relative_to(PACKAGE)
 
 
 def parts(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from harness.analysis.judging.blockers import gate_failure
+from harness.analysis.judging.caveats import AFTER_PAUSE
 from harness.analysis.samples import figures, references
 from harness.cases import (
     Arm,
@@ -404,14 +406,35 @@ def test_what_came_another_way_than_the_stated_bytes_does_not_pass_the_gate(stan
     assert (gate_failure(gate) or "").startswith("codec.bytes_suffice")
 
 
-@pytest.mark.parametrize("through", ["memory", "file"])
+@pytest.mark.parametrize("through", ["memory", "file", "socket", "short"])
 def test_bytes_past_the_sockets_are_seen(stand: Stand, through: str) -> None:
     plan, described = stand.described(
         "compressed:beside/mlp-small", knobs={"beside.through": through}
     )
     (timed,) = stand.launch(plan, described, Purpose.TIMED)
-    word = "shares memory" if through == "memory" else "past its sockets"
+    word = "past its sockets" if through == "file" else "that nothing counts"
     assert any(word in w for w in timed.wrong), timed.wrong
+
+
+def test_an_input_that_hands_out_one_batch_again_and_again_is_seen(stand: Stand) -> None:
+    """Its reference trains on the same samples, but the model's file makes others."""
+    plan, described = stand.described("ddp/mlp-nano", data="late_input", steps=24)
+    _, gate, timed = stand.launch(plan, described, Purpose.REFERENCE, Purpose.GATE, Purpose.TIMED)
+    assert gate_failure(gate) is None
+    assert any(w.startswith("samples:") for w in timed.wrong), timed.wrong
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("how", ["honest", "skips", "keeps a schedule"])
+def test_what_a_model_does_late_is_seen_after_the_window(stand: Stand, how: str) -> None:
+    """A layer is left out after twelve passes, or a wait takes up the time between passes."""
+    plan, described = stand.described("ddp/late_model-nano", knobs={"late_model.how": how})
+    gate, timed = stand.launch(plan, described, Purpose.GATE, Purpose.TIMED)
+    assert gate_failure(gate) is None and not timed.wrong
+    (probe, *_) = [rank.probe for rank in timed.ranks]
+    assert (probe.flops < 0.9 * gate.ranks[0].probe.flops) is (how == "skips")
+    after_a_pause = median(probe.paused_s) / min(probe.steps_s)
+    assert (after_a_pause < AFTER_PAUSE) is (how == "keeps a schedule")
 
 
 def test_a_model_that_overstates_its_flops_or_tokens_is_an_error(stand: Stand) -> None:

@@ -43,6 +43,9 @@ NORM_LIMIT = {Precision.FP32: 1e-5}
 VERSIONS = ("scaleproof", "torch", "nccl")
 #: Torch's error for FP8 products on a GPU older than sm_89.
 _NO_FP8 = re.compile(r"scaled_mm.* only supported on")
+#: Largest relative difference of the FLOPs of two steps of the same model on the same samples. Only
+#: a model whose weights decide what it computes exceeds it.
+PRODUCTS = 0.02
 #: The limit in place of ``NORM_LIMIT`` for precisions that round to fewer bits than fp32.
 ROUNDED_LIMIT = 2e-2
 
@@ -51,6 +54,7 @@ def find_blocker(evidence: ContrastData) -> Caveat | None:
     """Return the first reason why this contrast cannot be judged, or None."""
     for look in (
         _not_launched, _not_smallest, _edited, _gated, _mismatched, _unreferenced, _launched,
+        _computed_otherwise,
     ):  # fmt: skip
         if (reason := look(evidence)) is not None:
             return reason
@@ -143,6 +147,30 @@ def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Caveat:
         reason = f"{case.id} was not launched, because the correctness check of {lower.id} failed"
         return blocker(Status.SKIP, Reason.CLIMB_STOPPED, reason)
     return unmeasured(run, plan, f"the correctness of {case.id} was never checked")
+
+
+def _computed_otherwise(evidence: ContrastData) -> Caveat | None:
+    """Return a blocker if a user's model ran other matrix products than when it was checked.
+
+    Its correctness was then shown for another computation than the one that was timed.
+    """
+    for launch in evidence.all_launches:
+        gate = evidence.run.gates.get(launch.case)
+        checked = {rank.rank: rank.probe.flops for rank in gate.ranks if rank.probe} if gate else {}
+        for rank in launch.ranks:
+            before = checked.get(rank.rank)
+            if rank.probe is None or not before:
+                continue
+            ratio = rank.probe.flops / before
+            if abs(ratio - 1) > PRODUCTS:
+                reason = (
+                    f"a step after the window of {launch.launch} ran {ratio:.2f}x of the matrix"
+                    " products that a step of the correctness check ran: the model computes"
+                    " something else later in a training, so that its speed is not that of the"
+                    " checked computation"
+                )
+                return blocker(Status.NOT_COMPARABLE, Reason.NOT_COMPARABLE, reason)
+    return None
 
 
 def _mismatched(evidence: ContrastData) -> Caveat | None:

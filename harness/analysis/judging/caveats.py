@@ -16,6 +16,10 @@ from harness.record import Described, LaunchRecord, Reason, RunRecord
 #: Largest factor by which the profiler may lengthen steps. If the factor is larger, shares of
 #: profiled steps do not describe the unprofiled training.
 PERTURBED = 1.05
+#: A model keeps a schedule if its steps take less than this fraction of their usual time after a
+#: pause. Clock rates that recover during a pause shorten steps less
+#: (``benchmarks/experiments/pauses.py``).
+AFTER_PAUSE = 0.8
 
 
 def find_doubt(evidence: ContrastData) -> Caveat | None:
@@ -164,10 +168,35 @@ def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:
     trained = references.launch_of(run.references, run.described, case.hash)
     if trained is not None and trained.cause is not None and trained.cause.kind == "memory":
         yield "its reference ran out of memory, so none of its losses were compared"
+    if "models" in described.theirs and (reason := _keeps_schedule(evidence)):
+        yield reason
     if metrics.metric(evidence.contrast.metric).read == "peak_bytes" and _brings_files(evidence):
         yield "the user's files decide how much memory its baseline uses"
     if "strategies" in described.theirs and (reason := biases.excess(evidence, if_cut=True)):
         yield f"{reason}, and only the user's file says that ranks hold parts of the model"
+
+
+def _keeps_schedule(evidence: ContrastData) -> str:
+    """Return a sentence if steps of a user's model are faster after a pause, or an empty string.
+
+    A model that waits until a certain time has passed since its last step hides the communication
+    in that time. Its wait ends during a pause. Computation takes at least as long after a pause.
+    """
+    faster: list[float] = []
+    launches = [launch for launch in evidence.all_launches if launch.usable]
+    for launch in launches:
+        probes = [rank.probe for rank in launch.ranks if rank.probe and rank.probe.paused_s]
+        if probes:
+            steps_s = [max(times) for times in zip(*(p.steps_s for p in probes), strict=True)]
+            paused_s = [max(times) for times in zip(*(p.paused_s for p in probes), strict=True)]
+            faster.append(median(paused_s) / min(steps_s))
+    if not faster or median(faster) > AFTER_PAUSE:
+        return ""
+    less = 1 - median(faster)
+    return (
+        f"steps of the user's model take {less:.0%} less time after a pause: the model keeps a"
+        " schedule, which hides the time between its passes"
+    )
 
 
 def _brings_files(evidence: ContrastData) -> bool:

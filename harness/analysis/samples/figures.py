@@ -395,7 +395,8 @@ def _bytes(rank: RankRecord, expected: Expected, cut: int, steps: int) -> Iterat
         yield f"bytes: rank {rank.rank} wrote {much}"
     if rank.shared:
         yield (
-            f"bytes: rank {rank.rank} shares memory with other processes: {', '.join(rank.shared)}"
+            f"bytes: rank {rank.rank} can exchange bytes with other processes that nothing counts:"
+            f" {', '.join(rank.shared)}"
         )
 
 

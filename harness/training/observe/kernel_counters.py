@@ -8,8 +8,9 @@ import resource
 import socket
 import stat
 import struct
+import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
@@ -181,6 +182,73 @@ def shared_memory(helpers: Sequence[int] = ()) -> frozenset[str]:
         and not field[5].startswith(prefixes)
         and not _is_lock(field[0], field[5])
     )
+
+
+def uncounted(helpers: Sequence[int] = ()) -> frozenset[str]:
+    """Return the names of everything through which bytes can pass to other processes uncounted.
+
+    These are shared memory and all sockets but TCP's, open or opened by Python in the meantime.
+    Sockets to ``helpers`` are left out. If there are helpers, so are sockets that are closed again.
+    """
+    opened = frozenset() if helpers else frozenset(_opened)
+    return shared_memory(helpers) | opened | frozenset(_other_sockets(helpers))
+
+
+#: Kinds of sockets that Python opened since ``watch_sockets``, other than TCP's.
+_opened: set[str] = set()
+
+
+def watch_sockets() -> None:
+    """Begin to note the sockets that Python opens. They are noted until the process ends."""
+
+    def note(event: str, values: tuple[object, ...]) -> None:
+        if event == "socket.__new__":
+            _, family, kind, *_ = values
+            # A family of -1 says that the socket exists already, as in ``read``.
+            if family != -1 and not _is_tcp(family, kind):
+                _opened.add(f"{_kind_of(family)}, opened by Python")
+
+    sys.addaudithook(note)
+
+
+def _is_tcp(family: object, kind: object) -> bool:
+    """Return whether a socket's bytes are counted (``read``)."""
+    # Linux adds flags to the type of a socket, above its lowest four bits.
+    stream = isinstance(kind, int) and kind & 0xF == socket.SOCK_STREAM
+    return stream and family in (socket.AF_INET, socket.AF_INET6)
+
+
+def _kind_of(family: object) -> str:
+    """Return the name of a family of sockets, such as ``unix socket``."""
+    name = getattr(family, "name", "") or next(
+        (f.name for f in socket.AddressFamily if f == family), str(family)
+    )
+    return f"{name.removeprefix('AF_').lower()} socket"
+
+
+def _other_sockets(helpers: Sequence[int]) -> Iterator[str]:
+    """Yield the open sockets of this process, other than TCP's and those to its helpers."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith("socket:"):
+                continue
+            duplicate = os.dup(int(name))
+        except OSError:
+            continue  # the descriptor was closed after it was listed
+        with socket.socket(fileno=duplicate) as sock:
+            if _is_tcp(sock.family, sock.type) or _peer(sock) in helpers:
+                continue
+            yield f"{_kind_of(sock.family)} {target.removeprefix('socket:')}"
+
+
+def _peer(sock: socket.socket) -> int:
+    """Return the id of the process at the other end of a unix socket, or 0 if it is unknown."""
+    try:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except OSError:
+        return 0
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def _is_lock(addresses: str, name: str) -> bool:

@@ -86,8 +86,8 @@ class Rank:
     ``out`` is the folder of the launch, ``meet`` a barrier of all ranks, and ``lap`` times the
     phases of the set-up. ``tuned_threads`` is the number of gloo threads that were given another
     scheduling policy. ``known_modules`` are the modules that were imported before the rank was
-    forked. ``shared`` names the writable shared memory that the rank had mapped after its set-up.
-    ``prefix`` is put before the suffix of the files that the rank writes.
+    forked. ``shared`` names the writable shared memory and the sockets that the rank had after its
+    set-up. ``prefix`` is put before the suffix of the files that the rank writes.
     """
 
     spec: LaunchSpec
@@ -258,6 +258,7 @@ def set_up(
     case = spec.case
     folder = Path(spec.out)
     known = frozenset(sys.modules)
+    kernel_counters.watch_sockets()
     sources.watch(spec.files.values())
     set_backend(case.environment or {})
     os.sched_setaffinity(0, place.cpus)  # set before any thread exists, because threads inherit it
@@ -292,7 +293,7 @@ def set_up(
         lap=lap,
         tuned_threads=tuned,
         known_modules=known,
-        shared=kernel_counters.shared_memory(),
+        shared=kernel_counters.uncounted(),
         beats=beats,
     )
 

@@ -8,6 +8,7 @@ of the kept window.
 import functools
 import itertools
 import math
+import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,10 @@ class Measured:
     counted: bool
     shared: tuple[str, ...]
     window_ns: tuple[int, int]
+
+
+#: Number of steps whose batches are made from the model's file after the window.
+REMADE = 8
 
 
 class StepLog:
@@ -163,13 +168,17 @@ class StepLog:
         noted = self.losses[:steps]
         return noted.cpu().numpy() if isinstance(noted, torch.Tensor) else np.array(noted)
 
-    def samples(self, feed: Feed) -> Samples:
+    def samples(self, feed: Feed, made: Feed) -> Samples:
         """Return the recorded samples; on CUDA the step times come from the device's events.
 
         Each batch is made once more here, and its content is hashed. A sample depends only on its
-        id, so these hashes must equal the hashes of the inputs that reached the model.
+        id, so these hashes must equal the hashes of the inputs that reached the model. A user's
+        input could hand out other samples late in a run. The batches of some steps, which are drawn
+        only now, therefore do not come from the input (``feed``) but from the model's file.
         """
         steps = range(len(self.sample_ids))
+        drawn = set(random.SystemRandom().sample(steps, min(REMADE, len(steps))))
+        batches = [(made if i in drawn else feed)(self.behind + i) for i in steps]
         marks_s = np.array(self.marks_s)
         step_s = np.diff(marks_s)
         if self.events:
@@ -185,7 +194,7 @@ class StepLog:
             content=np.stack(
                 [
                     tensor.cpu().numpy()
-                    for tensor in every_row_hashed([feed(self.behind + i).inputs for i in steps])
+                    for tensor in every_row_hashed([batch.inputs for batch in batches])
                 ]
             ),
         )
@@ -214,12 +223,14 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     known: frozenset[str],
     observers: Sequence[StepObserver] = (),
     behind: int = 0,
+    made: Feed | None = None,
 ) -> Measured:
     """Run and time the steps of a window, and return the measurements of the kept window.
 
     All ranks wait for each other before the first step, but not between steps. ``known`` names the
     shared memory that the rank had mapped before. ``observers`` are called after each step.
-    ``behind`` is the number of steps that the training made before this window.
+    ``behind`` is the number of steps that the training made before this window. ``made`` returns
+    the batch of a step independently of the case's input.
     """
     steps, cut = window.steps, window.cut
     memory.spread(steps - cut)
@@ -256,11 +267,11 @@ def measure(  # noqa: PLR0913  (what the one window needs)
     beat(Phase.FINISH, steps)
     window_s = float(end - log.marks_s[cut])
     return Measured(
-        samples=log.samples(feed),
+        samples=log.samples(feed, made or feed),
         window_s=window_s,
         window_ns=(ended_ns - round(1e9 * window_s), ended_ns),
         misses=log.misses,
         grown=grown,
         counted=ctx.world_size > 1 and ctx.case.backend == "gloo" and ctx.case.communicate,
-        shared=tuple(sorted(kernel_counters.shared_memory(helpers_of(feed)) - known)),
+        shared=tuple(sorted(kernel_counters.uncounted(helpers_of(feed)) - known)),
     )

@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from harness.cases import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
-from harness.record import Category, Check, CollectiveCount, Expected, RankRecord, exchanges
+from harness.record import (
+    Category,
+    Check,
+    CollectiveCount,
+    Expected,
+    Probe,
+    RankRecord,
+    exchanges,
+)
 from harness.training.accelerator import Accelerator
 from harness.training.context import (
     Loaded,
@@ -41,6 +49,7 @@ from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
 from harness.training.rank import gate_checks, invariants, transport, transport as of_nccl
+from harness.training.rank.afterwards import counted_flops, first_batch
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.examine import examine
 from harness.training.rank.gate_checks import STEPS, STEPS_PER_EPOCH, Seen, in_turn, inquiries
@@ -128,7 +137,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     checks += gate_checks.sample_checks(loaded, context(twin), rank)
     rank.accelerator.usual()  # at full size deterministic kernels may need too much memory
     kernels.choose(case)
-    more, norm = full_size(loaded, case, context(case))
+    more, norm, flops = full_size(loaded, case, context(case))
     if (log := rank.file("nccl")).is_file():
         more = [
             *more,
@@ -143,6 +152,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
         checks=(*checks, *more),
         issued=sent,
         grad_norm=norm,
+        probe=None if flops is None else Probe(flops=flops),
         ceiling=ceiling(rank.accelerator, case) if alone else None,
     )
 
@@ -697,24 +707,32 @@ def replicas(trainer: Trainer, ctx: RankContext, name: str) -> Check:
     return Check(name=name, ok=not unlike, detail=message)
 
 
-def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Check], float | None]:
+def full_size(
+    loaded: Loaded, case: CaseSpec, ctx: RankContext
+) -> tuple[list[Check], float | None, float | None]:
     """Run one step of the case at full size, and check it.
 
     The loss must be finite, replicas must be equal, and the model may not read the size of the
-    world. Return the checks and the norm of the whole gradient. The norm is None if ranks train
-    separately or if there is no backward pass.
+    world. Return the checks, the norm of the whole gradient, and the FLOPs of the step's products.
+    The norm is None if ranks train separately or if there is no backward pass. The FLOPs are None
+    for a model of this package.
     """
     supports = loaded.supports
-    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=case.seed)
-    ids = sampler.ids(0, ctx.shard)
+    batch = first_batch(loaded, ctx)
     who = inquiries(loaded)
+    flops = None
+    losses: list[Tensor | None] = []
     with who.noted():
         trainer = loaded.build(case, ctx, case.seed)
-        loss = trainer.step(own_batch(loaded, ctx, ids))
+        if loaded.ships_model:
+            losses.append(trainer.step(batch))
+        else:
+            flops = counted_flops(lambda: losses.append(trainer.step(batch)))
+    (loss,) = losses
     finite = loss is None or math.isfinite(float(loss))
     checks = [who.check(), Check(name="full_size.finite_loss", ok=finite)]
     if supports.oracle == "simulated" or case.phase is Passes.FORWARD:
-        return checks, None  # there is no common gradient
+        return checks, None, flops  # there is no common gradient
     if supports.replicas:
         checks.append(replicas(trainer, ctx, "full_size.replicas"))
     norm = grad_norm(trainer.gradients())
@@ -723,4 +741,4 @@ def full_size(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> tuple[list[Ch
     equal = len(set(norms)) == len(parts)
     checks.append(Check(name="full_size.equal_norms", ok=equal, value=norm))
     total = math.fsum(part * part for part in parts.values()) ** 0.5
-    return checks, total if len(parts) > 1 else norm
+    return checks, total if len(parts) > 1 else norm, flops

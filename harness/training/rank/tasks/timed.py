@@ -26,6 +26,7 @@ from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.profiling import Allocations, Outline, Profiler
 from harness.training.parallel.experts import Routing, routings
+from harness.training.rank.afterwards import probe
 from harness.training.rank.setup import Rank
 from harness.training.rank.window import StepObserver, measure
 
@@ -46,6 +47,7 @@ class _Training:
     """A training and its observers.
 
     ``period_s`` is the period of the steps in s if compute is simulated on a schedule, else None.
+    ``made`` returns the batch of a step as the model's file makes it, and not the input's file.
     ``counted`` maps layers with experts to the observers of their routing.
     """
 
@@ -53,6 +55,7 @@ class _Training:
     ctx: RankContext
     trainer: Trainer
     feed: Feed
+    made: Feed
     memory: Memory
     intake: Intake
     compilations: Compilations
@@ -71,7 +74,11 @@ def run(task: Timed, rank: Rank) -> RankRecord:
         apart = replace(rank, prefix=BEHIND)
         profile = _window(task.behind, apart, training, task.steps)
         write_text(apart.file("json"), json.dumps(to_doc(profile)))
-    return record
+    if training.loaded.ships_model:
+        return record
+    settle = rank.accelerator.synchronize
+    probed = probe(training.loaded, training.ctx, training.trainer, rank.meet, settle)
+    return replace(record, probe=probed)
 
 
 def _built(task: Timed, rank: Rank) -> _Training:
@@ -95,7 +102,8 @@ def _built(task: Timed, rank: Rank) -> _Training:
     trainer = loaded.build(case, ctx, case.seed, watch)
     rank.lap("model")
     num_steps = task.steps + (task.behind.steps if task.behind else 0)
-    feed = loaded.feed(rank.source(loaded, ctx, num_steps, intake.pool))
+    source = rank.source(loaded, ctx, num_steps, intake.pool)
+    feed = loaded.feed(source)
     period = getattr(loaded.model, "period_s", None)
     period_s = None if period is None else period(loaded.size(case), case, task.draw)
     rank.lap("data")
@@ -104,6 +112,7 @@ def _built(task: Timed, rank: Rank) -> _Training:
         ctx=ctx,
         trainer=trainer,
         feed=feed,
+        made=source.make,
         memory=memory,
         intake=intake,
         compilations=compilations,
@@ -145,6 +154,7 @@ def _window(task: Timed, rank: Rank, training: _Training, behind: int) -> RankRe
         known=rank.shared,
         observers=observers,
         behind=behind,
+        made=training.made,
     )
     more = _seen(training)
     if profiler is not None and clock is not None:

@@ -1,9 +1,10 @@
-"""DDP that does not synchronise buffers, or that freezes parameters which the model trains."""
+"""DDP that does not synchronise buffers, freezes a layer, or changes the random numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from harness.training.context import RankContext
@@ -22,4 +23,12 @@ def build(model: nn.Sequential, ctx: RankContext, knobs: Any) -> Any:
     trainer = ddp.build(model, ctx, ddp.KNOBS)
     if knobs["bug"] == "own buffers":
         trainer.module.broadcast_buffers = False
+    if knobs["bug"] == "other numbers":
+        step = trainer.step
+
+        def other(batch: Any) -> Any:
+            torch.rand(())
+            return step(batch)
+
+        trainer.step = other
     return trainer

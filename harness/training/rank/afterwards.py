@@ -1,0 +1,72 @@
+"""Steps after the timed window, which show whether a user's model computed as it was checked.
+
+A user's model is a part of its own reference, so that no loss shows what it does late. Two things
+show it. A model that leaves out a part of its work runs fewer matrix products than in the
+correctness check. A model that keeps a schedule, and so hides the time that ranks spend on
+communication, takes less time for a step after a pause.
+"""
+
+import random
+import time
+from collections.abc import Callable
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.record import Probe
+from harness.training.context import Loaded, RankContext, Trainer, own_batch
+from harness.training.data import Batch, Sampler
+
+#: Number of steps without a pause, and of steps after a pause.
+STEPS = 3
+#: Number of steps in an epoch of the sampler, as in the correctness check.
+STEPS_PER_EPOCH = 2
+
+
+def first_batch(loaded: Loaded, ctx: RankContext) -> Batch:
+    """Return the batch with which the correctness check counts the products of a step."""
+    sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
+    return own_batch(loaded, ctx, sampler.ids(0, ctx.shard))
+
+
+def counted_flops(step: Callable[[], object]) -> float:
+    """Run a step, and return the FLOPs of its matrix products, convolutions and attention."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+def probe(
+    loaded: Loaded,
+    ctx: RankContext,
+    trainer: Trainer,
+    meet: Callable[[], object],
+    settle: Callable[[], object],
+) -> Probe:
+    """Run some steps with and without pauses, and one whose products are counted.
+
+    Pauses last one to two steps, drawn at random, so that they end at no fixed place of a schedule.
+    ``meet`` waits for all ranks, and ``settle`` for the device. This is a collective of all ranks.
+    """
+    batch = first_batch(loaded, ctx)
+
+    def timed(pause_s: float) -> float:
+        settle()
+        meet()
+        if pause_s:
+            time.sleep(pause_s)
+            meet()
+        began_s = time.perf_counter()
+        trainer.step(batch)
+        settle()
+        return time.perf_counter() - began_s
+
+    steps_s: list[float] = []
+    paused_s: list[float] = []
+    for _ in range(STEPS):
+        steps_s += [timed(0.0), timed(0.0)][1:]  # the first one follows a pause
+        paused_s.append(timed(random.uniform(1, 2) * steps_s[-1]))
+    return Probe(
+        flops=counted_flops(lambda: trainer.step(batch)),
+        steps_s=tuple(steps_s),
+        paused_s=tuple(paused_s),
+    )

@@ -76,6 +76,32 @@ def correlated(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np
     return out
 
 
+def between_blocks(correlation: float) -> Noise:
+    """Return noise that is correlated between successive blocks; the pairs of a block share 90 %."""
+
+    def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
+        runs, pairs = size
+        blocks = rng.normal(0, 1, (runs, pairs // 2))
+        for i in range(1, pairs // 2):
+            fresh = math.sqrt(1 - correlation**2) * blocks[:, i]
+            blocks[:, i] = correlation * blocks[:, i - 1] + fresh
+        shared = math.sqrt(0.9) * np.repeat(blocks, 2, 1)
+        return np.asarray(sd * (shared + math.sqrt(0.1) * rng.normal(0, 1, size)))
+
+    return noise
+
+
+def over_the_day(percent: float) -> Noise:
+    """Return noise with a sine of this amplitude, of which a run covers half a period."""
+
+    def noise(rng: np.random.Generator, size: tuple[int, int], sd: float) -> np.ndarray:
+        phase = rng.uniform(0, 2 * np.pi, (size[0], 1))
+        wave = np.sin(phase + np.pi * np.arange(size[1]) / size[1])
+        return np.asarray(rng.normal(0, sd, size) + percent / 100 * wave)
+
+    return noise
+
+
 def drift(percent: float) -> Noise:
     """Return noise in which the subject becomes steadily slower, by ``percent`` over all pairs."""
 
@@ -136,6 +162,11 @@ DECLARED: dict[str, Noise] = {
 BEYOND: dict[str, Noise] = {
     "20 % of launches 10 % slower": slow(0.2, 0.1),
     "10 % of launches 30 % slower": slow(0.1, 0.3),
+    "1 launch in 20 three times slower": slow(0.05, 2.0),
+    "AR(1) 0.5 between blocks": between_blocks(0.5),
+    "AR(1) 0.8 between blocks": between_blocks(0.8),
+    "1 % over the day": over_the_day(1),
+    "2 % over the day": over_the_day(2),
 }
 
 
@@ -173,8 +204,8 @@ def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarra
         x = logs[:, :n]
         mean, margin = x.mean(1), judge.rounding_allowance(n)
         kept = judge.kept_by_standard(n)
-        half = (judge.radius(1.0, n, judge.ALPHA) or math.inf) * x.std(1, ddof=1)
-        spare = mean - half - kept - _trend_loss(x, horizon)
+        half = (judge.radius(1.0, n, judge.ALPHA) or math.inf) * x.std(1, ddof=1) * _spread(x)
+        spare = mean - half - np.maximum(kept, margin + _trend_loss(x, horizon))
         while True:
             beside = -np.log1p(-counts[sums, probes] * min(1.0, BESIDE / n))
             met = spare - beside >= 0
@@ -187,6 +218,19 @@ def decide(logs: np.ndarray, taken: np.ndarray | None = None) -> tuple[np.ndarra
         status[new] = np.where(met, 1, -1)[new]
         pairs[new] = n
     return status, pairs
+
+
+def _spread(x: np.ndarray) -> np.ndarray:
+    """Return ``judge.correlation_spread`` of each row."""
+    n = x.shape[1]
+    if n < judge.CORRELATED_LOOK:
+        return np.ones(len(x))
+    off = x - x.mean(1, keepdims=True)
+    total = (off * off).sum(1)
+    lag = (off[:, 1:] * off[:, :-1]).sum(1) / np.where(total, total, 1.0)
+    r = np.minimum(lag + judge.LAG_BIAS / n, judge.MOST_CORRELATED)
+    wide = np.sqrt((1 + r) / (1 - r))
+    return np.where((total > 0) & (r > judge.UNCORRELATED), wide, 1.0)
 
 
 def _trend_loss(x: np.ndarray, horizon: int) -> np.ndarray:

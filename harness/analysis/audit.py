@@ -355,6 +355,7 @@ def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 
 def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     """Yield measurements of the record that differ from their entries in the chain."""
+    yield from _entered_late(run, links)
     for kind, entries in (
         (Kind.LAUNCH, run.launches),
         (Kind.BLOCK, run.blocks),
@@ -368,6 +369,26 @@ def _entered(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     yield from _alike(Kind.PAIRED, pairs, chain.bodies(links, Kind.PAIRED), whole=run.complete)
     for module in heads.modules("AUDIT"):
         yield from module.differences(run)
+
+
+#: Longest plausible time in s between the end of a launch and its entry in the chain. The entry is
+#: made at once, unless the program or its machine is suspended.
+LATEST_S = 86_400.0
+
+
+def _entered_late(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """Yield the first launch whose entry was made before the launch ended, or long after that."""
+    entries = [link for link in links if link.kind is Kind.LAUNCH]
+    for launch, link in zip(run.launches, entries, strict=False):
+        began = datetime.datetime.fromisoformat(launch.started_at)
+        entered = datetime.datetime.fromisoformat(link.at)
+        after_s = (entered - began).total_seconds() - launch.wall_s
+        if not -CLOCK_S <= after_s <= LATEST_S:
+            yield (
+                f"{launch.launch} was entered into the chain at {link.at}, but it began at"
+                f" {launch.started_at} and took {launch.wall_s:.3g} s"
+            )
+            return
 
 
 def _alike(

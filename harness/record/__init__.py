@@ -52,6 +52,7 @@ from harness.record.rank import (
 )
 from harness.record.record import (
     ASIDE_SINCE,
+    CORRELATED_SINCE,
     DIRECTED_SINCE,
     HALVES_SINCE,
     JUDGED_SINCE,

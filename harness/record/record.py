@@ -26,7 +26,7 @@ Entry = TypeVar("Entry")
 Derived = TypeVar("Derived")
 
 #: Version of the record's layout. ``upgrade`` converts older ones.
-SCHEMA = 11
+SCHEMA = 12
 #: The first schema whose verdicts were judged by the present rules.
 JUDGED_SINCE = 6
 #: The first schema whose windows (numbers of steps and of warm-up steps) were chosen by the present
@@ -42,6 +42,8 @@ HALVES_SINCE = 9
 #: this schema, a verdict shows the interval that was judged, and waiting is attributed within each
 #: step.
 ASIDE_SINCE = 10
+#: The first schema in which correlation between pairs widens the interval that is judged.
+CORRELATED_SINCE = 12
 
 
 def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:

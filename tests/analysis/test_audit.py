@@ -46,6 +46,16 @@ def hurried(run: RunRecord) -> RunRecord:
     return edited(run, timed(run)[0], wall_s=1e-3)
 
 
+def postponed(run: RunRecord) -> RunRecord:
+    """All launches a month later, while the entries of the chain keep their times."""
+    month = datetime.timedelta(days=30)
+    later = [
+        replace(x, started_at=(datetime.datetime.fromisoformat(x.started_at) + month).isoformat())
+        for x in run.launches
+    ]
+    return replace(run, launches=tuple(later))
+
+
 def dropped(run: RunRecord) -> RunRecord:
     place = timed(run)[0]
     return replace(run, launches=(*run.launches[:place], *run.launches[place + 1 :]))
@@ -63,6 +73,7 @@ def test_an_unchanged_run_has_no_findings(sample: Path, sample_run: RunRecord) -
         (copied, "has the samples of another rank"),
         (hurried, "its steps take"),
         (dropped, "is not in the record"),
+        (postponed, "was entered into the chain at"),
     ],
 )
 def test_an_impossible_record_is_reported(

@@ -176,8 +176,7 @@ def named(run: RunRecord, folder: Path, to: Path) -> Path:
     # The verdicts are judged again because the renamed cases match other rules.
     edited = dataclasses.replace(edited, verdicts=verdicts(edited))
     shutil.copytree(folder, to)
-    (to / "chain.jsonl").unlink()
-    links = chain.Chain(to)
+    links: list[chain.Link] = []
     for link in chain.read(folder):
         body = link.body
         if link.kind is chain.Kind.SEALED:
@@ -203,8 +202,10 @@ def named(run: RunRecord, folder: Path, to: Path) -> Path:
             for a, b in hashes.items():
                 told = told.replace(f'"{a}"', f'"{b}"')
             body = json.loads(told)
-        links.add(link.kind, body)
-    whole = json.dumps({**to_doc(edited), "head": links.head})
+        before = links[-1].hash if links else ""
+        links.append(dataclasses.replace(link, before=before, body=body))
+    (to / "chain.jsonl").write_text("".join(link.line + "\n" for link in links))
+    whole = json.dumps({**to_doc(edited), "head": links[-1].hash})
     (to / "record.json").write_text(whole)
     (to / "record.sha256").write_text(hashlib.sha256(whole.encode()).hexdigest())
     return to

@@ -20,7 +20,7 @@ def test_every_status_has_a_severity() -> None:
 
 @given(statuses)
 def test_exit_status_is_0_only_for_a_pass_without_worse_verdicts(them: list[Status]) -> None:
-    worse = {Status.ERROR, Status.FAIL, Status.INCONCLUSIVE}
+    worse = {Status.ERROR, Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARABLE}
     passed = Status.PASS in them and worse.isdisjoint(them)
     assert (exit_status(them) == Exit.PASSED == 0) is passed
 
@@ -29,6 +29,13 @@ def test_exit_status_is_0_only_for_a_pass_without_worse_verdicts(them: list[Stat
 def test_no_verdict_hides_a_worse_one(them: list[Status], bad: Status) -> None:
     assert exit_status([*them, bad]) != Exit.PASSED
     assert exit_status([*them, bad]) in (Exit.ERROR, Exit.FAILED, Exit.INCONCLUSIVE)
+
+
+@given(statuses)
+def test_what_cannot_be_compared_has_its_own_exit_status(them: list[Status]) -> None:
+    worse = {Status.ERROR, Status.FAIL, Status.INCONCLUSIVE}
+    alone = worse.isdisjoint(them)
+    assert (exit_status([*them, Status.NOT_COMPARABLE]) == Exit.NOT_COMPARABLE == 12) is alone
 
 
 @given(statuses)

@@ -391,6 +391,29 @@ def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
     )
 
 
+def faster_alone(evidence: ContrastData) -> float:
+    """Return how many times less CPU time a sample takes in strong scaling than on the baseline.
+
+    In strong scaling a rank has fewer samples, whose activations may fit into caches. The result is
+    1 if the subject takes longer, and if it is not measured: in weak scaling, on devices, and with
+    a user's strategy, which could make the baseline slow.
+    """
+    case = evidence.subject
+    theirs = [
+        kind
+        for arm in evidence.arms
+        for kind in evidence.run.described[arm.case.hash].theirs
+        if kind != "models"
+    ]
+    if case.mode is not Mode.STRONG or case.device is not Device.CPU or theirs or case.script:
+        return 1.0
+    subject_s = _cpu_s(evidence.timed_of([evidence.contrast.subject]))
+    baseline_s = _cpu_s(evidence.timed_of(evidence.contrast.baseline))
+    if subject_s is None or baseline_s is None:
+        return 1.0
+    return max(1.0, baseline_s / subject_s)
+
+
 def _waits_longer(subject: list[LaunchRecord], baseline: list[LaunchRecord]) -> str:
     """Return a sentence if a baseline waits longer per sample than the subject, or an empty one.
 

@@ -19,14 +19,14 @@ from harness.record import Reason, Status
 MIXTURE = 2.0
 
 
-def t_sequence(values: Sequence[float], alpha: float) -> Interval:
-    """Return the mean with its t confidence sequence.
+def t_sequence(values: Sequence[float], alpha: float, spread: float = 1.0) -> Interval:
+    """Return the mean with its t confidence sequence, whose half-width is multiplied by ``spread``.
 
     This interval stays valid if it is computed again after each new value. Each end errs with
     probability ``alpha`` / 2. ``low`` and ``high`` are None while the half-width is infinite. At
     the usual levels it is infinite for fewer than 4 values.
     """
-    return interval(values, lambda sd, n: radius(sd, n, alpha))
+    return interval(values, lambda sd, n: radius(sd * spread, n, alpha))
 
 
 def radius(sd: float, n: int, alpha: float) -> float | None:
@@ -41,7 +41,7 @@ def radius(sd: float, n: int, alpha: float) -> float | None:
     return sd / math.sqrt(n) * math.sqrt((n - 1) * (k - 1) / (1 - k / a))
 
 
-def t_evidence(values: Sequence[float], bound: float) -> float:
+def t_evidence(values: Sequence[float], bound: float, spread: float = 1.0) -> float:
     """Return the e-value against the hypothesis "the mean is at most ``bound``".
 
     A value of 1 / alpha or more rejects the hypothesis at level alpha. This is the dual of
@@ -54,7 +54,7 @@ def t_evidence(values: Sequence[float], bound: float) -> float:
     a = 1 + n * MIXTURE**2
     if n < 2 or mean <= bound:
         return 1 / math.sqrt(a)  # the least e-value over all means that the hypothesis allows
-    sd2 = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    sd2 = spread**2 * math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     ratio = a
     if sd2 > 0 and math.isfinite(bound):
         u = n * (mean - bound) ** 2 / sd2 / (n - 1)
@@ -108,6 +108,31 @@ HALF_SLOWER = 0.1
 BARE_FAIL = 8
 #: One-sided error probability at which falling values count as a trend.
 TREND_ALPHA = 0.25
+
+
+#: Number of pairs (4 blocks) from which on correlation between pairs is estimated.
+CORRELATED_LOOK = 8
+#: The lag-1 autocorrelation of n pairs is too small by about this number divided by n, because it
+#: is computed with their own mean: (1 + 4 r) / n for a correlation r, here 0.5 (Marriott and Pope,
+#: Biometrika 41, 1954).
+LAG_BIAS = 3.0
+#: A correlation up to this value is not distinguished from none.
+UNCORRELATED = 0.3
+#: Largest correlation that is assumed.
+MOST_CORRELATED = 0.9
+
+
+def correlation_spread(values: Sequence[float]) -> float:
+    """Return the factor by which correlation between pairs widens the interval of their mean.
+
+    For values whose correlation decreases geometrically (AR(1)), the variance of a mean is larger
+    by (1 + r) / (1 - r), where r is the correlation of consecutive values.
+    """
+    lag = lag1(values)
+    if lag is None or len(values) < CORRELATED_LOOK:
+        return 1.0
+    r = min(lag + LAG_BIAS / len(values), MOST_CORRELATED)
+    return math.sqrt((1 + r) / (1 - r)) if r > UNCORRELATED else 1.0
 
 
 def unseen_share(n: int) -> float:
@@ -178,7 +203,8 @@ class Judged:
 
     ``mde`` is the smallest relative change that these pairs detect. ``evidence`` is the e-value of
     a PASS or FAIL. ``missed`` is the end of the bound that was missed in a FAIL. ``allowance`` is
-    the relative margin by which a PASS has to clear the bound.
+    the relative margin by which a PASS has to clear the bound. ``spread`` is the factor by which
+    correlation between pairs widened the interval.
     """
 
     status: Status
@@ -189,6 +215,7 @@ class Judged:
     evidence: float | None = None
     missed: End | None = None
     allowance: float = 0.0
+    spread: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,17 +223,19 @@ class BoundSide:
     """One end of a bound, with the measured values; all are transformed so that larger is better.
 
     ``values``, ``bound`` and ``margin`` are on the scale on which values are averaged, which is
-    logarithmic for ratios. ``margin`` is the allowance on that scale.
+    logarithmic for ratios. ``margin`` is the allowance on that scale. ``spread`` is the factor by
+    which correlation widens the interval.
     """
 
     end: End
     values: tuple[float, ...]
     bound: float
     margin: float
+    spread: float
 
     @property
     def _interval(self) -> tuple[float, float]:
-        interval = t_sequence(self.values, ALPHA)
+        interval = t_sequence(self.values, ALPHA, self.spread)
         assert interval.low is not None and interval.high is not None
         return interval.low, interval.high
 
@@ -228,26 +257,27 @@ class BoundSide:
         return self._interval[1] < self.bound - (self.margin if early else 0.0)
 
     def evidence(self) -> float:
-        return t_evidence(self.values, self.bound + self.margin)
+        return t_evidence(self.values, self.bound + self.margin, self.spread)
 
     def evidence_against(self) -> float:
-        return t_evidence([-v for v in self.values], -self.bound)
+        return t_evidence([-v for v in self.values], -self.bound, self.spread)
 
 
-def estimate(values: Sequence[float], form: Form) -> Estimate:
+def estimate(values: Sequence[float], form: Form, spread: float = 1.0) -> Estimate:
     """Return the geometric mean of ratios, or the mean of absolute values, with its interval.
 
+    ``spread`` is the factor by which correlation between the values widens the interval.
     For SAVED the value is 1 - ratio, so ``low`` and ``high`` are swapped.
     """
     if form is Form.ABSOLUTE:
-        interval = t_sequence(values, ALPHA)
+        interval = t_sequence(values, ALPHA, spread)
         relative = (
             None if interval.sd is None or not interval.mean else interval.sd / abs(interval.mean)
         )
         return Estimate(
             value=interval.mean, low=interval.low, high=interval.high, sd=relative, n=interval.n
         )
-    interval = t_sequence([math.log(v) for v in values], ALPHA)
+    interval = t_sequence([math.log(v) for v in values], ALPHA, spread)
     low, high = (None if x is None else math.exp(x) for x in (interval.low, interval.high))
     value = math.exp(interval.mean)
     if form is Form.SAVED:
@@ -264,6 +294,7 @@ def judge_values(
     timed: bool = True,
     horizon: int = 0,
     halves: bool = True,
+    correlated: bool = True,
 ) -> Judged:
     """Judge paired values against a threshold; without a threshold they are RECORDED.
 
@@ -272,8 +303,11 @@ def judge_values(
         horizon: the largest possible number of pairs, up to which a trend is extrapolated.
         halves: whether to allow for a slower half of the launches that the pairs may have missed.
             Records with an older schema are judged without this allowance.
+        correlated: whether to allow for correlation between pairs. Records with an older schema
+            are judged without it.
     """
-    e = estimate(values, form)
+    spread = _spread(values, form) if timed and correlated else 1.0
+    e = estimate(values, form, spread)
     allowance = rounding_allowance(e.n) if timed else 0.0
     kept = kept_by_standard(e.n) if timed and halves else allowance
     mde = smallest_detectable(e.sd, e.n, ALPHA, allowance)
@@ -286,6 +320,7 @@ def judge_values(
             estimate=e,
             mde=mde,
             allowance=allowance,
+            spread=spread,
             **more,
         )
 
@@ -294,7 +329,7 @@ def judge_values(
     if e.n < FIRST_LOOK:
         few = f"n = {e.n}: a verdict needs at least {FIRST_LOOK} pairs of launches"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
-    ends = sides(values, rule, form, allowance)
+    ends = sides(values, rule, form, allowance, spread)
     if (missed := _missed(ends, rule)) is not None:
         best = e.high if missed is End.LOW else e.low
         detail = f"{best:.4g} at best, bound {rule.bound}"
@@ -312,6 +347,11 @@ def judge_values(
     detail = f"the whole interval meets {rule.bound}{spare if kept else ''}"
     evidence = min(end.evidence() for end in ends)
     return judged(Status.PASS, Reason.MET, detail, evidence=evidence)
+
+
+def _spread(values: Sequence[float], form: Form) -> float:
+    """Return the ``correlation_spread`` of values, on the scale on which they are averaged."""
+    return correlation_spread(values if form is Form.ABSOLUTE else [math.log(v) for v in values])
 
 
 def _missed(ends: Sequence[BoundSide], rule: Threshold) -> End | None:
@@ -354,7 +394,7 @@ def _open(
 
 
 def sides(
-    values: Sequence[float], rule: Threshold, form: Form, allowance: float
+    values: Sequence[float], rule: Threshold, form: Form, allowance: float, spread: float = 1.0
 ) -> list[BoundSide]:
     """Return each end of the bound on the scale on which values are averaged.
 
@@ -374,6 +414,7 @@ def sides(
             values=tuple(sign * v for v in up),
             bound=sign * b,
             margin=allowance * (1.0 if ratio else abs(b)),
+            spread=spread,
         )
         for end, b, sign in ends
         if b is not None

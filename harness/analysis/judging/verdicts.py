@@ -31,7 +31,16 @@ from harness.cases import (
     metrics,
 )
 from harness.host.machine import Machine
-from harness.record import ASIDE_SINCE, HALVES_SINCE, Purpose, Reason, RunRecord, Status, Verdict
+from harness.record import (
+    ASIDE_SINCE,
+    CORRELATED_SINCE,
+    HALVES_SINCE,
+    Purpose,
+    Reason,
+    RunRecord,
+    Status,
+    Verdict,
+)
 
 
 def conclude(question: Question, rule: Threshold | None, run: RunRecord) -> Verdict:
@@ -133,7 +142,8 @@ def _interval(
     corrected by this bias. Without a threshold it is the interval of the measured pairs.
     """
     estimate = judged.estimate
-    measured = _Interval(estimate.low, estimate.high)
+    correlated = "lag-1" if judged.spread > 1 else ""
+    measured = _Interval(estimate.low, estimate.high, correlated)
     if rule is None or run.schema < ASIDE_SINCE or estimate.low is None or estimate.high is None:
         return measured
     interval = measured
@@ -153,7 +163,8 @@ def _judged(
 ) -> Judged:
     """Return the judge's answer for these values of the question's metric.
 
-    For records since ``HALVES_SINCE``, the judge allows for a slow half of the launches.
+    For records since ``HALVES_SINCE``, the judge allows for a slow half of the launches, and since
+    ``CORRELATED_SINCE`` for correlation between pairs.
     """
     metric = metrics.metric(question.metric)
     return judge_values(
@@ -163,6 +174,7 @@ def _judged(
         timed=metric.of_time,
         horizon=question.horizon,
         halves=run.schema >= HALVES_SINCE,
+        correlated=run.schema >= CORRELATED_SINCE,
     )
 
 
@@ -398,6 +410,12 @@ def _caveats(evidence: ContrastData) -> Iterator[Caveat]:
         yield Caveat(code=Reason.PROVISIONAL, severity=Severity.CLAIMS, sentence=sentence)
     if sentence := biases.kept(evidence):
         yield Caveat(code=Reason.NOT_COMPARABLE, severity=Severity.LIMITS, sentence=sentence)
+    if (times := biases.faster_alone(evidence)) > metrics.IMPLAUSIBLE:
+        sentence = (
+            f"more than linear: a sample takes {times:.2f} times less CPU time than on the"
+            " baseline, because the smaller batch of a rank may fit into caches"
+        )
+        yield Caveat(code=Reason.IMPLAUSIBLE, severity=Severity.NOTES, sentence=sentence)
     if sentence := unquiet(evidence):
         yield Caveat(code=Reason.NOISY_HOST, severity=Severity.NOTES, sentence=sentence)
 
@@ -469,7 +487,7 @@ def _gain(evidence: ContrastData) -> float:
     If ranks divide the optimizer's work among themselves, each rank does less of it than the
     baseline's. AdamW moves 28 B for every parameter: it reads the weight, the gradient and two
     moments, and writes the weight and the moments. The optimizer is assumed to take at most half of
-    a baseline's step.
+    a baseline's step. In strong scaling, the smaller batch of a rank may also fit into caches.
     """
     case = evidence.subject
     described = evidence.run.described[case.hash]
@@ -479,11 +497,12 @@ def _gain(evidence: ContrastData) -> float:
     )
     below = evidence.timed_of(evidence.contrast.baseline)
     steps = [launch.steps.mean_s for launch in below if launch.steps and not launch.attempt]
+    faster = biases.faster_alone(evidence)
     if not sharded or facts is None or not steps or case.world_size < 2:
-        return 1.0
+        return faster
     optimizer_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device]
     saved = min(0.5, optimizer_s / fmean(steps)) * (1 - 1 / case.world_size)
-    return 1 / (1 - saved)
+    return faster / (1 - saved)
 
 
 def undecided(run: RunRecord, plan: Plan) -> list[Verdict]:

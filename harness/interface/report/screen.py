@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.analysis import earlier
 from harness.analysis.judging import notices
 from harness.analysis.judging.points import piloted
 from harness.analysis.ladder import LadderRow, in_table, ladder_rows
@@ -95,7 +96,7 @@ def lines(
     shown += side_by_side.lines(run, width)
     shown += [*script.lines(run, width), *fabric.brief(run, width)]
     shown += topology.lines(run, width) if run.fabric and not run.plans else []
-    shown += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, width)]
+    shown += [*sections.lines(run, width), *_spent(run, width), *_noticed(run, folder, width)]
     shown += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 3)]
     return [*shown, *_next(run, folder, rerun, width, page)]
 
@@ -321,9 +322,10 @@ def _lost(r: Rung) -> str:
     return f"{float(lost_ns) / 1e6:.1f} of {float(r.losses.step_ns) / 1e6:.1f} lost: {parts}"
 
 
-def _noticed(run: RunRecord, width: int) -> list[str]:
+def _noticed(run: RunRecord, folder: Path, width: int) -> list[str]:
     """Return the first notices, and the number of the others."""
-    every = [*notices.sentences(run, load=not why_open(run)), *run.notes]
+    every = [*earlier.sentences(run, folder), *notices.sentences(run, load=not why_open(run))]
+    every += run.notes
     skipped = dict.fromkeys(
         result.detail for result in results(run) if result.status is Status.SKIP
     )

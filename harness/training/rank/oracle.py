@@ -289,12 +289,12 @@ def relative_error(
     compared = 0
     for name, tensor in seen:
         compared += 1
-        reference = wanted[name].double()
-        off = (tensor.double() - reference).abs()
+        reference = wide(wanted[name])
+        off = (wide(tensor) - reference).abs()
         if ulps:
-            off = (off - ulps * _ulp(reference, tensor.dtype)).clamp(min=0)
+            off = (off - ulps * _ulp(reference, tensor.dtype.to_real())).clamp(min=0)
         difference += float(off.square().sum())
-        start = origin[name].double() if origin is not None else 0.0
+        start = wide(origin[name]) if origin is not None else 0.0
         size += float((reference - start).square().sum())
     if not compared:
         return math.inf
@@ -310,10 +310,15 @@ def scale(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> floa
     """
     product = size = 0.0
     for name, tensor in seen:
-        reference = wanted[name].double()
-        product += float((tensor.double() * reference).sum())
+        reference = wide(wanted[name])
+        product += float((wide(tensor) * reference).sum())
         size += float(reference.square().sum())
     return product / size if size else math.inf
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64; complex numbers become pairs of real ones."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def _ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -331,7 +336,7 @@ def grad_norm(named: Iterator[tuple[str, Tensor]]) -> float:
     """Return the Euclidean norm over all tensors, computed in float64."""
     return float(
         sum(
-            (tensor.double().square().sum() for _, tensor in named),
+            (wide(tensor).square().sum() for _, tensor in named),
             torch.zeros((), dtype=torch.float64),
         )
         ** 0.5
@@ -376,9 +381,16 @@ class Simulated(Oracle):
     """
 
     def __init__(
-        self, model: nn.Module, loaded: Loaded, ctx: RankContext, *, begin: int = 0
+        self,
+        model: nn.Module,
+        loaded: Loaded,
+        ctx: RankContext,
+        *,
+        begin: int = 0,
+        rounding: Rounding | None = None,
     ) -> None:
-        super().__init__(model, ctx, parts=ctx.case.accumulate, scale_last=False)
+        parts = ctx.case.accumulate
+        super().__init__(model, ctx, parts=parts, scale_last=False, rounding=rounding)
         models = [copy.deepcopy(model) for _ in range(ctx.batching.shards)]
         for worker in models:
             carry_outer(model.parameters(), worker.parameters())
@@ -412,7 +424,7 @@ class Simulated(Oracle):
             self.model, self.optimizer = worker
             loss, gradients = self.backward(batch)
             losses += float(loss)
-            every.append(gradients)
+            every.append(list(self.rounding.gradients(gradients)))
         if hasattr(self.rules, "before"):
             every = self.rules.before(self.count, every)
         for gradients, worker in zip(every, self.workers, strict=True):
@@ -431,6 +443,7 @@ class Simulated(Oracle):
         """
         self.begin_step()
         loss, gradients = self.backward(batch)
+        gradients = list(self.rounding.gradients(gradients))
         if hasattr(self.rules, "before"):
             of_all = zip(*(self._from_all(gradient) for gradient in gradients), strict=True)
             gradients = self.rules.before(self.count, list(of_all))[self.place]

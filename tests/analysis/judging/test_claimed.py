@@ -38,10 +38,28 @@ def a_reference_without_memory(doc: Any) -> None:
             launch["compared"] = 0
 
 
+def probed(doc: Any, steps_s: list[float], paused_s: list[float]) -> None:
+    of_subject(doc)["theirs"] = ["models"]
+    for launch in doc["launches"]:
+        for rank in launch["ranks"] if launch["purpose"] in ("timed", "pilot") else ():
+            rank["probe"] = {"flops": 1e6, "steps_s": steps_s, "paused_s": paused_s}
+
+
+def a_schedule(doc: Any) -> None:
+    probed(doc, [0.025, 0.025, 0.025], [0.012, 0.003, 0.003])
+
+
+def noise(doc: Any) -> None:
+    """Under background load, a step after a pause may be faster than the one before it."""
+    probed(doc, [0.025, 0.004, 0.012], [0.003, 0.004, 0.030])
+
+
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
         (nothing, ""),
+        (noise, ""),
+        (a_schedule, "keeps a schedule"),
         (a_reference_without_memory, "ran out of memory"),
     ],
 )

@@ -30,7 +30,7 @@ def decide(values: list[float], threshold: Threshold | None, form: Form = Form.R
     return judge_values(values, threshold, form)
 
 
-def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 0) -> list[float]:
+def scattered(center: float, n: int = 8, sd: float = 0.005, seed: int = 1) -> list[float]:
     """Return seeded pairs around a value; their logarithms have exactly this mean and standard
     deviation.
     """

@@ -42,6 +42,38 @@ def test_a_correctness_check_without_checks_is_an_error(sample_run: RunRecord) -
     assert {v.status for v in judged(sample_run, empty).values()} == {Status.ERROR}
 
 
+@pytest.mark.parametrize(("ratio", "status"), [(1.0, Status.PASS), (0.9, Status.NOT_COMPARABLE)])
+def test_a_model_that_computes_less_when_timed_is_not_comparable(
+    sample_run: RunRecord, ratio: float, status: Status
+) -> None:
+    def probe(doc: Any) -> None:
+        for x in doc["launches"]:
+            for rank in x["ranks"]:
+                if x["purpose"] in ("gate", "timed"):
+                    checked = x["purpose"] == "gate"
+                    rank["probe"] = {"flops": 1e6 * (1.0 if checked else ratio)}
+
+    verdict = judged(sample_run, probe)["efficiency@2/plain"]
+    assert verdict.status is status
+    assert status is Status.PASS or "0.90x of the matrix products" in verdict.detail
+
+
+def test_a_model_that_no_check_supports_is_not_comparable(sample_run: RunRecord) -> None:
+    """It is not an ERROR of the training, and larger world sizes say the same."""
+    why = "the model draws from numpy.random"
+    cause = dict(rank=0, kind="not comparable", message=why, phase="gate", step=0, sure=True)
+
+    def end(doc: Any) -> None:
+        for x in doc["launches"]:
+            if x["purpose"] == "gate" and x["arm"] == "@1":
+                x.update(status="failed", cause=cause, ranks=[])
+        doc["launches"] = [x for x in doc["launches"] if (x["purpose"], x["arm"]) == ("gate", "@1")]
+
+    for verdict in judged(sample_run, end).values():
+        assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.NOT_COMPARABLE)
+        assert why in verdict.detail
+
+
 def test_without_a_correctness_check_nothing_passes(sample_run: RunRecord) -> None:
     def drop(doc: Any) -> None:
         doc["launches"] = [x for x in doc["launches"] if x["purpose"] == "timed"]

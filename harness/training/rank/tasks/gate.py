@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.cases import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
+from harness.cases.limits import rounding
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Gate, LaunchSpec
 from harness.record import (
@@ -61,8 +62,16 @@ from harness.training.rank.oracle import (
     scale,
     snapshot,
 )
-from harness.training.rank.rounding import OtherRounding
 from harness.training.rank.setup import Rank
+from harness.training.rank.tolerance import (
+    FLOOR,
+    Outcome,
+    Tolerance,
+    dense_step,
+    eps_of,
+    replicates,
+    train,
+)
 from harness.training.trainer import observe_dtype
 from harness.training.tuning import kernels
 
@@ -74,40 +83,8 @@ PROGRESS_STEPS = 8
 #: In these steps the loss of a compressed training must decrease by at least this fraction of the
 #: decrease in a dense training.
 PROGRESS = 0.05
-#: Largest relative error of the gradients of a lossless compressor in fp32.
-LOSSLESS = 1e-4
-#: The same limit for 16 bits and less. The dense gradient itself is then rounded differently, and
-#: small differences of the weights change the rounding of a step. The value is the limit of a first
-#: gradient in 16 bits (``limits``).
-LOSSLESS_ROUNDED = 3e-2
-
-#: Largest relative error of a gradient's scale. Rounding to bf16 on 8 ranks gives 2e-3 in mlp-nano.
-SCALE = 5e-3
-#: Number of shards up to which ``SCALE`` applies. With more shards, the limit grows with the square
-#: root of their number.
-SCALE_SHARDS = 8
-#: Largest value to which replicates can raise the limit ``SCALE``. Replicates are used if layers
-#: round differently from the reference.
-SCALE_WIDEST = 2e-2
-
-#: Number of replicates (reference training runs with other rounding errors). An update is compared
-#: with them if its error exceeds the limit.
-REPLICATES = 3
-#: Factor by which the error of an update may exceed the largest error of a replicate.
-APART = 10.0
-#: Largest relative error of an update that replicates can justify. A router that sends one token to
-#: another expert moves weights farther than any rounding. With experts in bf16 on 3 ranks, correct
-#: updates have an error of 0.04. The smallest error of an incorrect update is 0.17.
-WIDEST = 0.12
-#: Factor that replaces ``APART`` in two cases. In a first gradient, the rounding errors of several
-#: steps do not add up. If ranks train separately, references whose sums begin with other ranks have
-#: 0.9 to 1.1 times the error of correct training runs (an error of at most 0.2, for experts in
-#: bf16).
-NEAR = 2.0
-#: Limit that replaces ``WIDEST`` if ranks send the signs of the changes of their parameters. The
-#: error of a flipped sign is as large as the sent values. The limit is the error of an incorrect
-#: training run.
-FLIPPED_WIDEST = 0.5
+#: Largest relative error of the gradient's scale that a message does not mention.
+SHOWN = 5e-3
 
 MakeContext = Callable[[CaseSpec], RankContext]
 
@@ -157,31 +134,15 @@ def run(task: Gate, rank: Rank) -> RankRecord:
     )
 
 
-def limits(
-    case: CaseSpec, mesh: Mesh, oracle: str, expected: Expected
-) -> tuple[float, float, float]:
-    """Return the limits of three relative errors: first gradient, update of SGD, update of AdamW.
+def is_exact(case: CaseSpec, mesh: Mesh, expected: Expected) -> bool:
+    """Return whether every bit of a training run must equal the reference.
 
-    All three are 0 on CPUs if the mesh adds gradients in the order of the reference, and nothing is
-    cast or reordered. A pipeline adds its micro-batches in the reference's order at any size. On
-    CUDA, kernels may add in another order.
+    It must on CPUs if the mesh adds gradients in the order of the reference, and nothing is cast or
+    reordered. A pipeline adds its micro-batches in the reference's order at any size. On CUDA,
+    kernels may add in another order.
     """
     on_cpu = case.device is Device.CPU
-    casts = expected.casts
-    if on_cpu and mesh.exact and not (casts or expected.reorders):
-        return 0.0, 0.0, 0.0
-    # AdamW needs a wide limit, because it divides by a root that can be near zero. SGD does not.
-    apart = oracle == "simulated"  # averages of parameters have larger rounding errors
-    if case.precision is Precision.FP32 and (apart or not casts):
-        return 1e-5, 2e-3 if apart else 2e-5, 2e-3 if apart else 1e-3
-    # Autocast on CPUs rounds the same batches in the same way if the weights are equal.
-    if case.precision is Precision.AUTOCAST and on_cpu and not (casts or apart):
-        return 1e-5, 2e-5, 6e-2
-    if case.precision is Precision.FP8:  # three mantissa bits: one rounding is 6 % of an element
-        return 3e-2, 6e-2, 0.25
-    # In 8 bits the signs of tiny values flip: errors of up to 0.11 were measured on 4 ranks. An
-    # incorrect training run has an error of 0.5.
-    return 3e-2, 3e-2, 0.25
+    return on_cpu and mesh.exact and not (expected.casts or expected.reorders)
 
 
 def run_gate(
@@ -222,7 +183,7 @@ def run_gate(
     if loaded.codec is not None and hasattr(loaded.codec, "LOSSLESS"):
         knobs = {f"{case.compressor}.{key}": value for key, value in loaded.codec.LOSSLESS.items()}
         lossless = replace(case, optimizer=Optimizer.SGD, knobs={**case.knobs, **knobs})
-        checks += _lossless(loaded, lossless, context(lossless))
+        checks += _lossless(loaded, lossless, context(lossless), beat)
     return checks, first, trainer
 
 
@@ -268,7 +229,7 @@ def forward_only(
         checks.append(_loss(f"forward{step}", loss, wanted, ctx, case))
     change = relative_error(trainer.parameters(), origin)
     checks.append(_limit(f"parameters_after_{STEPS}", change, 0.0, "weights must not change"))
-    checks.append(_whole("all_parameters", trainer.parameters(), origin, ctx))
+    checks.append(_whole("all_parameters", dict(trainer.parameters()), origin, ctx))
     checks += gate_checks.byte_checks(loaded, case, ctx, counter.seen)
     checks += [*gate_checks.sampling(drawn, ctx, sampler.epoch), *_dtype(trainer, case, dtypes)]
     return checks, counter.seen.issued, trainer
@@ -288,12 +249,19 @@ class TwinTraining(NamedTuple):
 
 
 def _train(
-    loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None], *, watch: bool
+    loaded: Loaded,
+    case: CaseSpec,
+    ctx: RankContext,
+    beat: Callable[[], None],
+    *,
+    watch: bool,
+    lossless: bool = False,
 ) -> tuple[list[Check], Seen, Trainer]:
     """Train the twin and its reference for ``STEPS`` steps, and compare them.
 
-    With ``watch``, one more step checks whether the case's settings took effect. Return the checks,
-    the traffic of one period, and the trainer.
+    With ``watch``, one more step checks whether the settings of the case took effect. ``lossless``
+    states that the compressor discards nothing, and only rounds. Return the checks, the traffic of
+    one period, and the trainer.
     """
     supports = loaded.supports
     name = case.optimizer
@@ -303,17 +271,9 @@ def _train(
     trainer, reference, sampler, origin, _ = twin
     facts, model = model_facts(loaded, case)
     expected = expect(loaded, case, model, facts)
-    gradient_limit, sgd_limit, adamw_limit = limits(case, ctx.mesh, supports.oracle, expected)
-    update_limit = sgd_limit if name == "sgd" else adamw_limit
-    compressed = supports.oracle == "compressed" and ctx.compressor is not None
-    if compressed and ctx.compressor is not None:
-        # Both gradients are clipped to the same norm. A relative error e rotates a gradient by an
-        # angle of at most asin(e). After clipping the distance is therefore at most sqrt(2) e.
-        cut = math.sqrt(2) if case.clip else 1.0
-        gradient_limit = max(gradient_limit, ctx.compressor.error_bound * cut)
     start_error = relative_error(trainer.parameters(), origin)
     checks.append(_limit(f"{name}.start_parameters", start_error, 0.0))
-    checks.append(_whole(f"{name}.all_parameters", trainer.parameters(), origin, ctx))
+    checks.append(_whole(f"{name}.all_parameters", dict(trainer.parameters()), origin, ctx))
     drawn: list[list[int]] = []
     trained: list[list[Batch]] = []
     seen: list[Sequence[object]] = []
@@ -322,27 +282,42 @@ def _train(
     first = STEPS - period - bool(sampler.of(STEPS - 1))
     counter = gate_checks.ByteCounter(ctx, range(first, first + period))
     finite = True
-    for step in range(STEPS):
+    for number in range(STEPS):
         beat()
-        ids = sampler.ids(step, ctx.shard)
+        ids = sampler.ids(number, ctx.shard)
         drawn.append(ids.tolist())
-        batches = list(_shards(loaded, case, ctx, sampler, step).values())
-        trained.append(batches)
-        with counter.of(step), span(f"gate {name}", Category.GATE):
-            loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(step)))
+        trained.append(list(_shards(loaded, case, ctx, sampler, number).values()))
+        with counter.of(number), span(f"gate {name}", Category.GATE):
+            loss = trainer.step(own_batch(loaded, ctx, ids, sampler.of(number)))
         if isinstance(reference, Simulated) and isinstance(trainer, OuterTrainer):
-            known = ctx.gather(getattr(trainer.rule, "seen", None))
-            reference.note_seen(known)
-            seen.append(known)
-        wanted = _dense(reference, batches, ctx)
+            seen.append(ctx.gather(getattr(trainer.rule, "seen", None)))
         finite &= loss is None or math.isfinite(float(loss))
-        if step == 0:
-            gradients = dict(reference.gradients())
-            checks.append(_whole(f"{name}.all_gradients", trainer.gradients(), gradients, ctx))
-            checks += _gradient(loaded, case, expected, gradient_limit, twin, batches)
-            checks.append(_loss(name, loss, wanted, ctx, case))
-    if not compressed or gradient_limit == 0.0:
-        checks.append(_parameters(loaded, case, expected, update_limit, twin, trained))
+        if number == 0:
+            gradients = snapshot(trainer.gradients())
+            first_loss = None if loss is None else float(loss)
+    outcome = Outcome(
+        loss=first_loss, gradients=gradients, parameters=snapshot(trainer.parameters())
+    )
+    wanted = train(reference, trained, seen)
+    checks.append(_whole(f"{name}.all_gradients", outcome.gradients, wanted.gradients, ctx))
+    late = hasattr(getattr(trainer, "rule", None), "seen")
+
+    def others() -> list[Outcome]:
+        made = replicates(loaded, case, ctx, expected, ordered=late)
+        return [train(replicate, trained, seen) for replicate in made]
+
+    tolerance = Tolerance(
+        ctx=ctx,
+        exact=is_exact(case, ctx.mesh, expected) and not lossless,
+        eps=eps_of(case, ctx, expected),
+        outcomes=others,
+    )
+    bound = 0.0
+    if ctx.compressor is not None and not lossless:
+        # Both gradients are clipped to the same norm. A relative error e rotates a gradient by an
+        # angle of at most asin(e). After clipping the distance is therefore at most sqrt(2) e.
+        bound = ctx.compressor.error_bound * (math.sqrt(2) if case.clip else 1.0)
+    checks += _compared(case, tolerance, outcome, wanted, origin, bound)
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))
     last = range(STEPS - 1, STEPS)
     if supports.replicas and exchanges(last, expected.period, expected.until, expected.growth):
@@ -359,115 +334,62 @@ def _train(
     return checks, counted_by, trainer
 
 
-def _parameters(
-    loaded: Loaded,
+def _compared(
     case: CaseSpec,
-    expected: Expected,
-    limit: float,
-    twin: TwinTraining,
-    trained: Sequence[list[Batch]],
-) -> Check:
-    """Check the relative error of the parameters after ``STEPS`` steps.
+    tolerance: Tolerance,
+    outcome: Outcome,
+    wanted: Outcome,
+    origin: Mapping[str, Tensor],
+    bound: float,
+) -> Iterator[Check]:
+    """Compare the first gradient, the first loss and the last parameters with the reference's.
 
-    The error is relative to the change of the reference's parameters. If it is beyond ``limit``,
-    replicates (references with other rounding errors) determine how large it may be.
+    ``origin`` are the initial parameters. The error of the parameters is relative to their change.
+    A compressor may lose a part of the gradient. Its ``bound`` then applies to the gradient, and
+    the later parameters are not compared.
     """
-    trainer, reference, _, origin, _ = twin
-    ctx = reference.ctx
+    name = case.optimizer
+    ctx = tolerance.ctx
+    fp32_eps = torch.finfo(torch.float32).eps
+    # A pipeline stage whose parameters are all frozen has no gradient.
+    compares = not wanted.gradients.keys().isdisjoint(outcome.parameters)
+
+    def of_gradient(other: Outcome) -> float:
+        gradients = iter(other.gradients.items())
+        return relative_error(gradients, dict(wanted.gradients)) if compares else 0.0
+
+    def of_scale(other: Outcome) -> float:
+        gradients = iter(other.gradients.items())
+        return abs(scale(gradients, dict(wanted.gradients)) - 1) if compares else 0.0
+
+    factor = scale(iter(outcome.gradients.items()), dict(wanted.gradients)) if compares else 1.0
+    words = _scaled(factor, ctx.world_size)
+    check = f"{name}.step1_gradient"
+    yield tolerance.check(check, of_gradient(outcome), of_gradient, least=bound, detail=words)
+    if ctx.compressor is None:
+        # Rounding errors have both signs and cancel in a scale, in every precision.
+        off = of_scale(outcome)
+        check = f"{name}.step1_gradient_scale"
+        yield tolerance.check(check, off, of_scale, eps=fp32_eps, detail=words)
+
+    def of_loss(other: Outcome) -> float:
+        values: list[float] = [value for value in ctx.gather(other.loss) if value is not None]
+        mean_loss = sum(values) / len(values)
+        reference = float(wanted.loss or 0.0)
+        return abs(mean_loss - reference) / max(abs(reference), 1e-12)
+
+    yield tolerance.check(f"{name}.step1_loss", of_loss(outcome), of_loss, least=FLOOR * fp32_eps)
+    if bound:
+        return
     # One unit in the last place per two steps is allowed in bf16.
     ulps = STEPS // 2 if case.precision is Precision.BF16 else 0
-    wanted = dict(reference.parameters())
-    error = relative_error(trainer.parameters(), wanted, dict(origin), ulps)
-    detail = ""
-    # Torch's CPU kernels round a bf16 update differently in a shard shorter than a vector register.
-    sharded = any("Shard(" in placement for placement in expected.placements)
-    apart = isinstance(reference, Simulated)
-    rounds = limit or (sharded and case.precision is Precision.BF16)
-    signs = apart and expected.casts
-    # Some exchanges use only the messages that have arrived. A reference with another order of sums
-    # does not show what another rank would have received, so it justifies no error here.
-    timely = hasattr(getattr(trainer, "rule", None), "seen")
-    sums_round = not timely and (signs or case.precision is not Precision.FP32)
-    if (sums_round if apart else rounds) and any(ctx.gather(error > limit)):
-        layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
-        others = (
-            _begun_elsewhere(loaded, case, ctx, trained)
-            if apart
-            else _rounded_otherwise(loaded, case, ctx, trained, layers=layers)
-        )
-        farthest = _farthest(others, wanted, origin, ulps, ctx)
-        times = NEAR if apart else APART
-        widest = FLIPPED_WIDEST if signs else WIDEST
-        limit = min(max(limit, times * farthest), max(limit, widest))
-        detail = f"references with other roundings have an error of {farthest:.2g}"
-    return _limit(f"{case.optimizer}.parameters_after_{STEPS}", error, limit, detail)
 
+    def of_parameters(other: Outcome) -> float:
+        parameters = iter(other.parameters.items())
+        return relative_error(parameters, dict(wanted.parameters), dict(origin), ulps)
 
-def _farthest(
-    others: Iterable[Oracle],
-    wanted: Mapping[str, Tensor],
-    origin: Mapping[str, Tensor],
-    ulps: int,
-    ctx: RankContext,
-) -> float:
-    """Return the largest relative error of these references' parameters on any rank.
-
-    ``wanted`` are the parameters of the usual reference, ``origin`` the initial parameters of all
-    references. Differences of up to ``ulps`` units in the last place are treated as zero.
-    """
-    farthest = 0.0
-    for other in others:
-        off = relative_error(other.parameters(), dict(wanted), dict(origin), ulps)
-        farthest = max([farthest, *ctx.gather(off)])
-    return farthest
-
-
-def _rounded_otherwise(
-    loaded: Loaded,
-    case: CaseSpec,
-    ctx: RankContext,
-    trained: Sequence[list[Batch]],
-    *,
-    layers: bool,
-) -> Iterator[Oracle]:
-    """Yield replicates that were trained on these batches.
-
-    Their gradients have other rounding errors. With ``layers``, the outputs of their layers have
-    other rounding errors, too.
-    """
-    for replicate in _replicates(loaded, case, ctx, layers=layers):
-        for batches in trained:
-            _dense(replicate, batches, ctx)
-        yield replicate
-
-
-def _begun_elsewhere(
-    loaded: Loaded, case: CaseSpec, ctx: RankContext, trained: Sequence[list[Batch]]
-) -> Iterator[Oracle]:
-    """Yield trained simulations whose sums begin with another rank, as in a ring all-reduce."""
-    for begin in range(1, min(ctx.batching.shards, REPLICATES + 1)):
-        with ctx.device:
-            model = build_model(loaded, case, case.seed)
-        simulated = Simulated(model, loaded, ctx, begin=begin)
-        for batches in trained:
-            _dense(simulated, batches, ctx)
-        yield simulated
-
-
-def _replicates(
-    loaded: Loaded, case: CaseSpec, ctx: RankContext, *, layers: bool
-) -> Iterator[Oracle]:
-    """Yield references with other rounding errors in their gradients.
-
-    With ``layers``, the outputs of their layers have other rounding errors, too.
-    """
-    for number in range(REPLICATES):
-        rounding = OtherRounding(ctx.device, seed=number * ctx.world_size + ctx.rank, coarse=False)
-        with ctx.device:
-            model = build_model(loaded, rounding.case(case), case.seed)
-        if layers:
-            rounding.watch(model)
-        yield Oracle.of(model, loaded, ctx, rounding)
+    check = f"{name}.parameters_after_{STEPS}"
+    yield tolerance.check(check, of_parameters(outcome), of_parameters)
 
 
 def _staleness(name: str, trainer: Trainer, expected: Expected) -> Iterator[Check]:
@@ -475,56 +397,6 @@ def _staleness(name: str, trainer: Trainer, expected: Expected) -> Iterator[Chec
     if (behind := trainer.ran().staleness) is not None:
         limit = math.inf if expected.staleness is None else float(expected.staleness)
         yield _limit(f"{name}.staleness", float(behind), limit, "steps behind")
-
-
-def _gradient(
-    loaded: Loaded,
-    case: CaseSpec,
-    expected: Expected,
-    limit: float,
-    twin: TwinTraining,
-    batches: list[Batch],
-) -> Iterator[Check]:
-    """Check the relative error and the scale of the gradient of the first step.
-
-    If a limit is exceeded and layers round differently from the reference, replicates (references
-    with other rounding errors) determine how large the error may be. A gradient that happens to be
-    short may consist mostly of rounding errors.
-    """
-    trainer, reference, *_ = twin
-    ctx = reference.ctx
-    wanted = dict(reference.gradients())
-    # A pipeline stage whose parameters are all frozen has no gradient.
-    compares = any(name in wanted for name, _ in trainer.parameters())
-    factor = scale(trainer.gradients(), wanted) if compares else 1.0
-    words = _scaled(factor, ctx.world_size)
-    error = relative_error(trainer.gradients(), wanted) if compares else 0.0
-    # Random errors grow with the square root of the number of shards.
-    most = SCALE * max(1.0, ctx.batching.shards / SCALE_SHARDS) ** 0.5
-    layers = bool(ctx.mesh.splits or expected.casts or expected.reorders)
-    rounds = layers and limit and case.precision is not Precision.FP32
-    replicated = rounds and ctx.compressor is None and not isinstance(reference, Simulated)
-    beyond = ctx.gather((error > limit, abs(factor - 1) > most))
-    off_beyond, scale_beyond = (any(column) for column in zip(*beyond, strict=True))
-    if replicated and (off_beyond or scale_beyond):
-        farthest = longest = 0.0
-        for replicate in _rounded_otherwise(loaded, case, ctx, [batches], layers=True):
-            off = relative_error(replicate.gradients(), wanted)
-            stretched = abs(scale(replicate.gradients(), wanted) - 1)
-            farthest = max([farthest, *ctx.gather(off)])
-            longest = max([longest, *ctx.gather(stretched)])
-        if off_beyond:
-            limit = max(limit, min(NEAR * farthest, WIDEST))
-        if scale_beyond:
-            most = max(most, min(NEAR * longest, SCALE_WIDEST))
-        words += (
-            f"; references with other roundings have an error of {farthest:.2g},"
-            f" and of {longest:.2g} in scale"
-        )
-    yield _limit(f"{case.optimizer}.step1_gradient", error, limit, words.removeprefix("; "))
-    if ctx.compressor is None:
-        check = f"{case.optimizer}.step1_gradient_scale"
-        yield _limit(check, abs(factor - 1), most, words.removeprefix("; "))
 
 
 def _start(
@@ -557,48 +429,32 @@ def _start(
     return TwinTraining(trainer, reference, sampler, snapshot(reference.parameters()), dtypes)
 
 
-def _whole(
-    name: str, seen: Iterator[tuple[str, Tensor]], wanted: Mapping[str, Tensor], ctx: RankContext
-) -> Check:
+def _whole(name: str, seen: Iterable[str], wanted: Mapping[str, Tensor], ctx: RankContext) -> Check:
     """Check that all ranks together have exactly the tensors of the reference, by their names.
 
     A tensor that is left out of the comparison could be wrong without being noticed.
     """
-    present = {n for names in ctx.gather([n for n, _ in seen]) for n in names}
+    present = {name for names in ctx.gather(list(seen)) for name in names}
     missing = sorted(set(wanted) - present)
     extra = sorted(present - set(wanted))
     detail = f"missing {missing[:3]}, unknown {extra[:3]}" if missing or extra else ""
     return Check(name=name, ok=not missing and not extra, value=float(len(present)), detail=detail)
 
 
-def _lossless(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> list[Check]:
+def _lossless(
+    loaded: Loaded, case: CaseSpec, ctx: RankContext, beat: Callable[[], None]
+) -> Iterator[Check]:
     """Check that a compressor returns the dense gradient if its knobs make it discard nothing.
 
-    ``case`` must have these knobs. The gradients of every step are compared.
+    ``case`` must have these knobs.
     """
-    trainer, reference, sampler, *_ = _start(loaded, case, ctx)
-    error = 0.0
-    dense: list[tuple[list[Batch], dict[str, Tensor]]] = []
-    for step in range(STEPS):
-        batches = _shards(loaded, case, ctx, sampler, step)
-        trainer.step(batches[ctx.shard])
-        _dense(reference, list(batches.values()), ctx)
-        wanted = snapshot(reference.gradients())
-        dense.append((list(batches.values()), wanted))
-        error = max(error, relative_error(trainer.gradients(), wanted))
     assert ctx.compressor is not None
-    detail = "at " + ", ".join(f"{key}={knob}" for key, knob in ctx.compressor.knobs.items())
-    limit = LOSSLESS if case.precision is Precision.FP32 else LOSSLESS_ROUNDED
-    if case.precision is not Precision.FP32 and any(ctx.gather(error > limit)):
-        farthest = 0.0
-        for replicate in _replicates(loaded, case, ctx, layers=False):
-            for batch_of_shards, wanted in dense:
-                _dense(replicate, batch_of_shards, ctx)
-                off = relative_error(replicate.gradients(), wanted)
-                farthest = max([farthest, *ctx.gather(off)])
-        limit = min(max(limit, APART * farthest), WIDEST)
-        detail += f"; references with other roundings have an error of {farthest:.2g}"
-    return [_limit("lossless_gradient", error, limit, detail)]
+    knobs = "at " + ", ".join(f"{key}={knob}" for key, knob in ctx.compressor.knobs.items())
+    for check in _train(loaded, case, ctx, beat, watch=False, lossless=True)[0]:
+        for what in ("gradient", "parameters"):
+            if f".step1_{what}" in f"{check.name}." or f".{what}_after" in check.name:
+                detail = "; ".join(filter(None, [knobs, check.detail]))
+                yield replace(check, name=f"lossless_{what}", detail=detail)
 
 
 def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
@@ -617,7 +473,7 @@ def _progress(loaded: Loaded, case: CaseSpec, context: MakeContext) -> Check:
         with ctx.device:
             reference = Oracle.of(build_model(loaded, twin, twin.seed), loaded, ctx)
     batches = _shards(loaded, twin, ctx, sampler, 0)
-    dense = [_dense(reference, list(batches.values()), ctx) for _ in range(PROGRESS_STEPS)]
+    dense = [dense_step(reference, list(batches.values())) for _ in range(PROGRESS_STEPS)]
     mean_losses = []
     for _ in range(PROGRESS_STEPS):
         loss = trainer.step(batches[ctx.shard])
@@ -646,20 +502,9 @@ def _shards(
     }
 
 
-def _dense(reference: Oracle, batches: list[Batch], ctx: RankContext) -> float:
-    """Do one step of the reference, and return its mean loss.
-
-    If each rank has the batches of all shards, it computes all of them. Otherwise it computes its
-    own shard, and the step is a collective of all ranks.
-    """
-    if len(batches) == ctx.batching.shards:
-        return reference.step(batches)
-    return reference.together(batches[0])
-
-
 def _scaled(factor: float, world_size: int) -> str:
     """Return a message about the scale of the gradient, or "" if the scale is near 1."""
-    if not math.isfinite(factor) or abs(factor - 1) < SCALE:
+    if not math.isfinite(factor) or abs(factor - 1) < SHOWN:
         return ""
     message = f"gradients are {factor:.3g} times the reference"
     if world_size > 1 and abs(factor / world_size - 1) < 0.01:
@@ -675,11 +520,10 @@ def _limit(name: str, value: float, limit: float, detail: str = "") -> Check:
 
 
 def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case: CaseSpec) -> Check:
-    """Compare the mean of the ranks' losses in the first step with the reference's loss."""
+    """Compare the mean of the ranks' losses in a forward pass with the reference's loss."""
     values = [v for v in ctx.gather(None if loss is None else float(loss)) if v is not None]
     mean_loss = sum(values) / len(values)
-    limit = 1e-5 if case.precision is Precision.FP32 else 2e-2
-    return _limit(f"{name}.step1_loss", abs(mean_loss - wanted) / max(abs(wanted), 1e-12), limit)
+    return _limit(f"{name}.loss", abs(mean_loss - wanted) / max(abs(wanted), 1e-12), rounding(case))
 
 
 def _dtype(trainer: Trainer, case: CaseSpec, of_reference: set[str]) -> list[Check]:

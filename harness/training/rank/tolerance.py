@@ -1,0 +1,162 @@
+"""How far a correct training run may be from its reference: as far as rounding can move it.
+
+The reference is trained a few more times with other rounding errors (``rounding.py``). A launch may
+be as far from the reference as the farthest of these replicates, times one factor. Differences of a
+few units in the last place are never judged. Where rounding alone moves a result by a large
+fraction, an incorrect training run may be no farther away. The check then says that nothing was
+checked.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.cases import CaseSpec, Precision
+from harness.record import Check, Expected
+from harness.training.context import Loaded, RankContext, build_model
+from harness.training.data import Batch
+from harness.training.rank.oracle import Oracle, Simulated, snapshot
+from harness.training.rank.rounding import OtherRounding
+
+#: Number of replicates.
+REPLICATES = 5
+#: Factor by which the error of a launch may exceed the largest error of a replicate. Errors of
+#: correct launches reach 2.4 times the largest of five replicates
+#: (``benchmarks/experiments/roundings.py``).
+FACTOR = 3.0
+#: Errors up to this number of machine epsilons are not judged.
+FLOOR = 4.0
+#: A relative error that rounding alone may cause, and above which nothing counts as checked.
+LARGEST = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The results of a training run that are compared.
+
+    These are the loss and the gradients of the first step, and the parameters after the last step.
+    The loss is None on a rank that does not compute it.
+    """
+
+    loss: float | None
+    gradients: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor]
+
+
+def train(
+    reference: Oracle, steps: Sequence[list[Batch]], seen: Sequence[Sequence[object]] = ()
+) -> Outcome:
+    """Train a reference on the batches of each step, and return its outcome.
+
+    If each rank has the batches of all shards, it computes all of them. Otherwise it computes its
+    own shard, and each step is a collective of all ranks. ``seen`` holds what each rank had
+    received from the others in each step, if the strategy depends on that.
+    """
+    losses = []
+    gradients: dict[str, Tensor] = {}
+    for number, batches in enumerate(steps):
+        if seen and isinstance(reference, Simulated):
+            reference.note_seen(seen[number])
+        losses.append(dense_step(reference, batches))
+        gradients = gradients or snapshot(reference.gradients())
+    return Outcome(loss=losses[0], gradients=gradients, parameters=snapshot(reference.parameters()))
+
+
+def dense_step(reference: Oracle, batches: list[Batch]) -> float:
+    """Do one step of a reference, and return its mean loss."""
+    if len(batches) == reference.ctx.batching.shards:
+        return reference.step(batches)
+    return reference.together(batches[0])
+
+
+def replicates(
+    loaded: Loaded, case: CaseSpec, ctx: RankContext, expected: Expected, *, ordered: bool
+) -> Iterator[Oracle]:
+    """Yield references with other rounding errors.
+
+    The outputs of layers are rounded differently if the strategy may compute them differently. If
+    ranks train separately, sums over ranks also begin with another rank, unless they are
+    ``ordered`` by the arrival of messages.
+    """
+    for number in range(REPLICATES):
+        seed = number * ctx.world_size + ctx.rank
+        rounding = OtherRounding(ctx.device, seed=seed, coarse=expected.casts)
+        with ctx.device:
+            model = build_model(loaded, rounding.case(case), case.seed)
+        if rounds_layers(ctx, expected):
+            rounding.watch(model)
+        if loaded.supports.oracle != "simulated":
+            yield Oracle.of(model, loaded, ctx, rounding)
+            continue
+        begin = 0 if ordered else (number + 1) % ctx.batching.shards
+        yield Simulated(model, loaded, ctx, begin=begin, rounding=rounding)
+
+
+def rounds_layers(ctx: RankContext, expected: Expected) -> bool:
+    """Return whether the outputs of layers may be rounded differently than in the reference."""
+    on_device = ctx.device.type != "cpu"  # its kernels may add in another order
+    return ctx.mesh.splits or expected.casts or expected.reorders or on_device
+
+
+@dataclass(kw_only=True)
+class Tolerance:
+    """The bounds of the errors of one training run.
+
+    ``exact`` states that nothing is rounded differently than in the reference, so that every bit
+    must be equal. ``eps`` is the machine epsilon of the values that are rounded. ``outcomes``
+    trains the replicates. It is a collective of all ranks, and it is called only if the error of a
+    rank exceeds the floor.
+    """
+
+    ctx: RankContext
+    exact: bool
+    eps: float
+    outcomes: Callable[[], list[Outcome]]
+    _made: list[Outcome] = field(default_factory=list)
+
+    def check(
+        self,
+        name: str,
+        error: float,
+        distance: Callable[[Outcome], float],
+        *,
+        eps: float | None = None,
+        least: float = 0.0,
+        detail: str = "",
+    ) -> Check:
+        """Compare an error with the largest ``distance`` of a replicate. This is a collective.
+
+        ``eps`` replaces the machine epsilon. ``least`` is a smaller bound that is always allowed.
+        """
+        limit = least if self.exact else max(least, FLOOR * (eps or self.eps))
+        words = [detail] if detail else []
+        if not self.exact and any(self.ctx.gather(not error <= limit)):
+            self._made = self._made or self.outcomes()
+            farthest = max(max(self.ctx.gather(distance(other))) for other in self._made)
+            limit = max(limit, FACTOR * farthest)
+            words.append(f"references with other roundings have an error of {farthest:.2g}")
+        if limit > LARGEST and error <= limit:
+            words.append(f"{NOT_CHECKED}: rounding alone moves it as far as an incorrect run")
+        return Check(
+            name=name, ok=error <= limit, value=error, limit=limit, detail="; ".join(words)
+        )
+
+
+#: The first words of the message of a check that no replicate can bound.
+NOT_CHECKED = "not checked"
+
+
+def eps_of(case: CaseSpec, ctx: RankContext, expected: Expected) -> float:
+    """Return the machine epsilon of the values of a case that may be rounded differently.
+
+    If layers round as in the reference, only gradients, which have the dtype of the parameters, are
+    added in another order.
+    """
+    narrow = case.precision is Precision.BF16
+    if rounds_layers(ctx, expected):
+        narrow |= case.precision in (Precision.AUTOCAST, Precision.FP8) or expected.casts
+        if case.precision is Precision.FP16:
+            return torch.finfo(torch.float16).eps
+    return torch.finfo(torch.bfloat16 if narrow else torch.float32).eps

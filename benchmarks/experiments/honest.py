@@ -5,8 +5,9 @@ docs/trust.md.
         [--only fsdp] [--results FILE]
 
 Every shipped strategy and compressor trains for 32 steps in every precision that it supports. A row
-has the largest deviation of a step and of a block of steps, divided by their limits. A correct
-launch with a value above 1 would be reported as incorrect. The exit status is 1 if one was.
+has the largest deviation of a step and of a block of steps, and the largest error of a correctness
+check that replicates bound, divided by their limits. A correct launch with a value above 1 would be
+reported as incorrect. The exit status is 1 if one was.
 
 With ``--results`` every launch is written to that file immediately, as one line, and the same
 command continues after an interrupt. All cases run with one seed, in random order, before the next
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import beta
@@ -100,6 +102,26 @@ class Wrong(Exception):
     """A correct launch that would be reported as ERROR."""
 
 
+class Ratios(NamedTuple):
+    """The largest deviations of a training, divided by their limits, and any reported error."""
+
+    step: float
+    block: float
+    check: float
+    wrong: str
+
+
+def of_checks(gate: LaunchRecord) -> float:
+    """Return the largest error of a correctness check that replicates bound, by its limit."""
+    bounded = (
+        check.value / check.limit
+        for rank in gate.ranks
+        for check in rank.checks
+        if "other roundings" in check.detail and check.limit and check.value is not None
+    )
+    return max(bounded, default=0.0)
+
+
 class Stand:
     """Trains a case and its reference."""
 
@@ -108,9 +130,8 @@ class Stand:
         self.bench = Bench(KNOWN, KNOWN.get("engines", "local"), Where())
         self._curves: dict[tuple[str, bool, bool], references.LossCurve] = {}
 
-    def ratios(self, case: CaseSpec, described: Described) -> tuple[float, float, str] | None:
-        """Return the largest deviation of a step and of a block, each divided by its limit, and any
-        reported error.
+    def ratios(self, case: CaseSpec, described: Described) -> Ratios | None:
+        """Return the ratios of a case's training and of its correctness check.
 
         Return None if the case is refused or has no reference. The ratios are 0 if bits must be
         equal.
@@ -120,24 +141,24 @@ class Stand:
         arm = Arm(name="@", case=case, role=Role.SUBJECT)
         plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=Protocol(steps=STEPS, cut=2))
         try:
-            self._right(self._launch(plan, described, Purpose.GATE))
+            gate = self._right(self._launch(plan, described, Purpose.GATE))
             curve = self._curve(plan, described)
         except Wrong as error:
-            return 0.0, 0.0, str(error)
+            return Ratios(0.0, 0.0, 0.0, str(error))
         timed = self._launch(plan, described, Purpose.TIMED, curve)
         if timed.cause is not None:
-            return 0.0, 0.0, f"timed: {timed.cause}"
+            return Ratios(0.0, 0.0, 0.0, f"timed: {timed.cause}")
         wrong = "; ".join(
             timed.wrong
         )  # by the checks of losses, samples, replicas, bytes and clocks
         samples = [load_samples(self.folder, timed.launch, r) for r in timed.ranks]
         if not described.reference.limit:
-            return 0.0, 0.0, wrong
+            return Ratios(0.0, 0.0, of_checks(gate), wrong)
         mine = references.mean_losses(samples)
         off = references.relative(mine, curve.losses[: len(mine)])
         steps = np.abs(off) / curve.limits(len(mine))
         blocks = references.block_rms(off) / curve.block_limits(len(mine))
-        return float(steps.max()), float(blocks.max()), wrong
+        return Ratios(float(steps.max()), float(blocks.max()), of_checks(gate), wrong)
 
     def _curve(self, plan: Plan, described: Described) -> references.LossCurve:
         """Return the losses of the reference, which all cases of the same training use."""
@@ -195,6 +216,7 @@ class Trial:
     seed: int
     step: float = 0.0
     block: float = 0.0
+    check: float = 0.0
     wrong: str = ""
     refused: bool = False
 
@@ -254,14 +276,13 @@ def tried(stand: Stand, keys: list[Key]) -> Iterator[Trial]:
         if ratios is None:
             yield blank
             continue
-        step, block, why = ratios
-        yield replace(blank, step=step, block=block, wrong=why)
+        yield replace(blank, **ratios._asdict())
 
 
 def rows(every: list[Trial]) -> Iterator[str]:
     """Yield a row for each case, world size and precision."""
-    yield "| case | ranks | precision | launches | step | block | reported |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| case | ranks | precision | launches | step | block | check | reported |"
+    yield "|---|---|---|---|---|---|---|---|"
     measured = [t for t in every if not t.refused]
     for (name, world, precision), of in itertools.groupby(
         sorted(measured, key=trial_key), key=lambda t: trial_key(t)[:3]
@@ -269,9 +290,10 @@ def rows(every: list[Trial]) -> Iterator[str]:
         alike = list(of)
         step = max(t.step for t in alike)
         block = max(t.block for t in alike)
+        check = max(t.check for t in alike)
         wrong = sum(bool(t.wrong) for t in alike)
         row = f"| {name} | {world} | {precision} | {len(alike)} | {step:.2f}"
-        yield f"{row} | {block:.2f} | {wrong} |"
+        yield f"{row} | {block:.2f} | {check:.2f} | {wrong} |"
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_a_truth_below_the_bound_never_passes(sd: float) -> None:
     ("sd", "true", "pairs"),
     [
         (0.003, 0.92, 4.1), (0.005, 0.93, 4.2), (0.0133, 0.95, 5),
-        (0.003, 0.87, 6.2), (0.005, 0.87, 6.6), (0.0133, 0.90, 6.2),
+        (0.003, 0.87, 6.2), (0.005, 0.87, 6.7), (0.0133, 0.90, 6.2),
         (0.005, 0.83, 5), (0.0133, 0.80, 5),
     ],
 )  # fmt: skip
@@ -89,7 +89,8 @@ def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> 
 def test_what_is_not_excluded_is_not_excluded() -> None:
     """A false PASS is likely with more slow launches than declared, as documented."""
     for noise in rates.BEYOND.values():
-        assert rates.simulate(rates.BOUND, noise, 0.003, 2_000).passed > 0.2
+        worst = max(rates.simulate(rates.BOUND, noise, sd, 2_000).passed for sd in rates.SDS)
+        assert worst > 0.06
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_slow_half_of_the_nodes_causes_no_errors_if_placements_are_drawn(
     slower, stay = rates.PLACED[nodes]
     drawn, pinned = (rates.placed(world, d, slower, stay, off, 1_000) for d in (True, False))
     assert drawn.upper(drawn.passed) <= 0.05 and drawn.upper(drawn.confirmed * (off == 0)) <= 0.05
-    assert off or pinned.passed > 0.15
+    assert off or pinned.passed > 0.1
 
 
 def test_looking_often_with_a_fixed_interval_would_err() -> None:
@@ -146,6 +147,6 @@ def test_baselines_slowed_by_concurrent_launches_cause_no_pass(slowdown: float, 
 
 
 def test_without_probes_slowed_baselines_cause_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates.neighbours, "CLEAR", math.inf)
-    monkeypatch.setattr(rates.neighbours, "UPPER", -math.inf)
+    monkeypatch.setattr(rates.biases, "CLEAR", math.inf)
+    monkeypatch.setattr(rates.biases, "UPPER", -math.inf)
     assert rates.packed(0.1, rates.BOUND, 0.003, 2_000).passed > 0.5

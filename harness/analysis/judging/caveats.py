@@ -17,8 +17,7 @@ from harness.record import Described, LaunchRecord, Reason, RunRecord
 #: profiled steps do not describe the unprofiled training.
 PERTURBED = 1.05
 #: A model keeps a schedule if its steps take less than this fraction of their usual time after a
-#: pause. Clock rates that recover during a pause shorten steps less
-#: (``benchmarks/experiments/pauses.py``).
+#: pause. Clock rates that recover during a pause shorten steps less.
 AFTER_PAUSE = 0.8
 
 

@@ -148,7 +148,7 @@ def _unruled(run: RunRecord) -> str:
     every = results(run)
     result = min(every, key=lambda r: SEVERITY.index(r.counts), default=None)
     if result is not None and result.counts in (Status.ERROR, Status.FAIL, Status.NOT_COMPARABLE):
-        return f"{result.counts}: {result.case}: {result.detail}"
+        return f"{result.counts}: {_of_case(result)}"
     if result is not None and all(r.status is Status.INCONCLUSIVE for r in every):
         when = "" if run.complete else "the run was interrupted; "
         return f"{result.status}: {result.case}: {when}{result.detail}"
@@ -343,9 +343,14 @@ def _with(case: CaseSpec, run: RunRecord, options: Mapping[str, str]) -> str:
 
 def _why(result: Result) -> str:
     if result.value is None or not result.bound or result.status is Status.RECORDED:
-        return f"{result.case}: {result.detail}"
+        return _of_case(result)
     figure = figures.figure(result, ".3g")
     return f"{result.case}: {result.metric} is {figure}, threshold {result.bound}"
+
+
+def _of_case(result: Result) -> str:
+    """Return the case and the detail of a result, which may name the case itself."""
+    return f"{result.case}: {result.detail.removeprefix(f'{result.case}: ')}"
 
 
 def _largest(run: RunRecord) -> str:

@@ -356,5 +356,6 @@ def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | Non
     remedies = decide(run)
     for line in remedies[:FEW]:
         yield from wrap(f" next    {line}", width, 9)
-    if not remedies and rerun:
+    same = any(result.status is Status.NOT_COMPARABLE for result in results(run))
+    if not remedies and rerun and not same:  # the model has to be changed first
         yield from wrap(f" again   {rerun}", width, 9)

@@ -23,8 +23,8 @@ from harness.training.rank.rounding import OtherRounding
 #: Number of replicates.
 REPLICATES = 5
 #: Factor by which the error of a launch may exceed the largest error of a replicate. Errors of
-#: correct launches reach 2.4 times the largest of five replicates
-#: (``benchmarks/experiments/roundings.py``).
+#: correct launches reach 1.2 times the largest of five replicates
+#: (``benchmarks/experiments/honest.py``).
 FACTOR = 3.0
 #: Errors up to this number of machine epsilons are not judged.
 FLOOR = 4.0

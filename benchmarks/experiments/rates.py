@@ -157,7 +157,6 @@ DECLARED: dict[str, Noise] = {
     "50 % of launches 5 % slower": slow(0.5, 0.05),
     "50 % of launches 10 % slower": slow(0.5, 0.1),
     "MoE steps": moe,
-    "1 % over the day": over_the_day(1),
 }
 #: Kinds of noise for which no error rate is stated, because so few launches cannot show them.
 BEYOND: dict[str, Noise] = {
@@ -166,6 +165,7 @@ BEYOND: dict[str, Noise] = {
     "1 launch in 20 three times slower": slow(0.05, 2.0),
     "AR(1) 0.5 between blocks": between_blocks(0.5),
     "AR(1) 0.8 between blocks": between_blocks(0.8),
+    "1 % over the day": over_the_day(1),
     "2 % over the day": over_the_day(2),
 }
 

@@ -87,10 +87,10 @@ def test_it_holds_under_the_noise_of_real_clusters(in_time: bool, runs: int) -> 
 
 
 def test_what_is_not_excluded_is_not_excluded() -> None:
-    """A false PASS is likely with more slow launches than declared, as documented."""
+    """A false PASS or FAIL is likely with more noise than declared, as documented."""
     for noise in rates.BEYOND.values():
-        worst = max(rates.simulate(rates.BOUND, noise, sd, 2_000).passed for sd in rates.SDS)
-        assert worst > 0.06
+        simulated = [rates.simulate(rates.BOUND, noise, sd, 2_000) for sd in rates.SDS]
+        assert max(r.passed for r in simulated) > 0.06 or max(r.confirmed for r in simulated) > 0.02
 
 
 @pytest.mark.parametrize(

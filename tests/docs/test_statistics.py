@@ -7,15 +7,15 @@ from pathlib import Path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text()
 #: Number of rows with noise that the page states to be not declared.
-NOT_DECLARED = 6
+NOT_DECLARED = 7
 
 
 def test_the_worst_wrong_pass_of_the_declared_noise_is_the_one_that_is_stated() -> None:
-    section = PAGE.partition("**The declared noise.**")[2].partition("The last six rows")[0]
+    section = PAGE.partition("**The declared noise.**")[2].partition("The last seven rows")[0]
     stated = re.search(r"at most ([\d.]+) % of runs pass", section)
     rows = re.findall(r"^\| (.+) \|$", section, re.M)[1:-NOT_DECLARED]
     figures = [float(cell) for row in rows for cell in row.split(" | ")[1:]]
-    assert stated and len(figures) == 90 and float(stated[1]) == max(figures) < 5
+    assert stated and len(figures) == 84 and float(stated[1]) == max(figures) < 5
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"{stated[1]} %\nin the worst case" in readme
 

@@ -38,6 +38,7 @@ from harness.record.launch import (
 )
 from harness.record.outcome import Reason, ScalingPoint, Status, Verdict
 from harness.record.rank import (
+    UNCHECKED,
     Allocator,
     Ceiling,
     Check,

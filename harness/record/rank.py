@@ -32,6 +32,10 @@ class ExecutedModel:
     fed: Mapping[str, float] | None = None
 
 
+#: The first words of the message of a check that rounding alone may exceed.
+UNCHECKED = "not checked"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One correctness check, with its value and its limit.

@@ -290,8 +290,7 @@ def test_an_honest_gradient_that_happens_to_be_short_is_not_called_wrong(
     (gate,) = stand.launch(plan, described, Purpose.GATE)
     assert gate_failure(gate) is None
     beyond = [c for c in gate.ranks[0].checks if "other roundings" in c.detail]
-    assert {c.name for c in beyond} >= {"sgd.step1_gradient", "sgd.step1_gradient_scale"}
-    assert all(c.limit is not None and c.limit <= 0.12 for c in beyond)
+    assert "sgd.step1_gradient_scale" in {c.name for c in beyond}
 
 
 @pytest.mark.parametrize(("which", "seen"), [("time", False), ("window", True)])

@@ -26,7 +26,7 @@ from pathlib import Path
 from harness.analysis.judging.blockers import gate_failure
 from harness.launch.engine import Where
 from harness.measure.bench import Bench
-from harness.measure.orders import Order
+from harness.measure.order import Order
 from harness.record import Purpose
 from harness.cases import Arm, Catalogue, Device, Plan, Protocol, Role, Site
 

@@ -10,7 +10,7 @@ from harness.analysis.judging.question import Caveat, Severity
 from harness.cases import CaseSpec, Device, Plan
 from harness.host import environment
 from harness.host.admission import Level
-from harness.record import LaunchRecord, Purpose, RunRecord
+from harness.record import UNCHECKED, LaunchRecord, Purpose, RunRecord
 from harness.record.fabric import swept
 from harness.record.launch import loads
 
@@ -58,6 +58,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[Caveat]:
         "unfit_host": _unfit(run, load=load),
         "superlinear": _superlinear(run),
         "memory_grows": _memory(run),
+        "not_checked": _unchecked(run),
         "not_reproducible": _losses(run),
         "gpu_state": _gpus(run),
         "slower_clocks": _clocks(run),
@@ -79,6 +80,23 @@ def findings(run: RunRecord, *, load: bool = True) -> list[Caveat]:
 def sentences(run: RunRecord, *, load: bool = True) -> list[str]:
     """Return the sentences of ``findings``."""
     return [caveat.sentence for caveat in findings(run, load=load)]
+
+
+def _unchecked(run: RunRecord) -> Iterator[str]:
+    """Yield a sentence on each case some of whose results rounding alone moves far.
+
+    The correctness check cannot distinguish them from the results of an incorrect run.
+    """
+    for case, gate in run.gates.items():
+        names = dict.fromkeys(
+            check.name for rank in gate.ranks for check in rank.checks if UNCHECKED in check.detail
+        )
+        cases = run.cases_by_hash.get(case, ())
+        if names and cases:
+            yield (
+                f"{cases[0].id}: not checked: {', '.join(names)}, which rounding alone moves as far"
+                " as an incorrect run; all other checks apply"
+            )
 
 
 #: Lower clocks of a subject are reported if they lie below its baseline's by at least this share.

@@ -410,12 +410,6 @@ def _caveats(evidence: ContrastData) -> Iterator[Caveat]:
         yield Caveat(code=Reason.PROVISIONAL, severity=Severity.CLAIMS, sentence=sentence)
     if sentence := biases.kept(evidence):
         yield Caveat(code=Reason.NOT_COMPARABLE, severity=Severity.LIMITS, sentence=sentence)
-    if (times := biases.faster_alone(evidence)) > metrics.IMPLAUSIBLE:
-        sentence = (
-            f"more than linear: a sample takes {times:.2f} times less CPU time than on the"
-            " baseline, because the smaller batch of a rank may fit into caches"
-        )
-        yield Caveat(code=Reason.IMPLAUSIBLE, severity=Severity.NOTES, sentence=sentence)
     if sentence := unquiet(evidence):
         yield Caveat(code=Reason.NOISY_HOST, severity=Severity.NOTES, sentence=sentence)
 

@@ -55,12 +55,15 @@ class OtherRounding(Rounding):
 
     ``coarse`` is set if the strategy casts values that it computes or exchanges to 16 bits. The
     errors then have the size of rounding errors in bfloat16. Each rank has a different ``seed``. In
-    each choice, the ``tie``-th closest tie (counted from 0) is decided the other way.
+    each choice, the ``tie``-th closest tie (counted from 0) is decided the other way, or none if
+    ``tie`` is None.
     """
 
-    def __init__(self, device: torch.device, seed: int, *, coarse: bool, tie: int = 0) -> None:
+    def __init__(
+        self, device: torch.device, seed: int, *, coarse: bool, tie: int | None = 0
+    ) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._choices = _Choices(tie)
+        self._choices = None if tie is None else _Choices(tie)
         self._eps = torch.finfo(torch.bfloat16).eps if coarse else 0.0
 
     def case(self, case: CaseSpec) -> CaseSpec:
@@ -98,7 +101,9 @@ class OtherRounding(Rounding):
 
         After the first step that has a tie, the context does nothing.
         """
-        return nullcontext() if self._choices.settled() else self._choices
+        if self._choices is None or self._choices.settled():
+            return nullcontext()
+        return self._choices
 
     def _changed(self, x: Tensor) -> Tensor:
         """Return ``x`` times 1 + u eps, with u drawn for each element from [-1, 1)."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.record import RunRecord, Status
+from harness.analysis.judging.biases import faster_alone
+from harness.cases import Device, Mode
+from harness.record import LaunchRecord, Purpose, RunRecord, Status
 from tests.editing import bound, even, judged, timed
 
 SUBJECT = "efficiency@2/plain"
@@ -82,3 +86,33 @@ def test_a_baseline_that_waits_longer_is_an_error(
     verdict = judged(sample_run, waiting(idle_s, busy, queued))[SUBJECT]
     assert verdict.status is status, verdict.detail
     assert ("without waiting for a core" in verdict.detail) is (status is Status.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("mode", "theirs", "times"),
+    [
+        (Mode.STRONG, (), 1.6),
+        (Mode.STRONG, ("models",), 1.6),
+        (Mode.STRONG, ("strategies",), 1.0),
+        (Mode.WEAK, (), 1.0),
+    ],
+)
+def test_a_smaller_batch_may_take_less_cpu_time_for_a_sample(
+    sample_run: RunRecord, mode: Mode, theirs: tuple[str, ...], times: float
+) -> None:
+    """More than linear strong scaling is possible as far as the CPU time shows it."""
+    case = SimpleNamespace(mode=mode, device=Device.CPU, script="", hash="case")
+    launch = next(x for x in sample_run.launches if x.purpose is Purpose.TIMED)
+
+    def taking(seconds: float) -> list[LaunchRecord]:
+        ranks = tuple(replace(rank, cpu_s=seconds) for rank in launch.ranks)
+        return [replace(launch, ranks=ranks)] * 2
+
+    evidence: Any = SimpleNamespace(
+        subject=case,
+        arms=[SimpleNamespace(case=case)],
+        run=SimpleNamespace(described={"case": SimpleNamespace(theirs=theirs)}),
+        contrast=SimpleNamespace(subject="@2", baseline=("plain",)),
+        timed_of=lambda names: taking(1.0 if "@2" in names else 1.6),
+    )
+    assert faster_alone(evidence) == pytest.approx(times)

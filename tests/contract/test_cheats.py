@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.judging.blockers import gate_failure
 from harness.analysis.judging.caveats import AFTER_PAUSE
-from harness.analysis.samples import figures, references
+from harness.analysis.samples import figures
 from harness.cases import (
     Arm,
     Catalogue,
@@ -22,66 +22,23 @@ from harness.cases import (
     Role,
     Settings,
     Site,
-    Window,
 )
-from harness.launch.engine import Where
-from harness.measure.bench import Bench
 from harness.measure.measurer import moment
 from harness.measure.order import Order
 from harness.measure.progress import Progress
 from harness.measure.session import Session
-from harness.record import Described, LaunchRecord, Purpose
+from harness.record import Purpose
 from harness.record.store import load_samples
+from tests.contract.stand import Stand
 
 CHEATS = Path(__file__).parents[1] / "cheats"
 #: Cheats that train too little and are tested in CI: those nearest to the limits.
 IN_CI = {("honest", "bf16"), ("stale", "autocast")}
 
 
-class Stand:
-    """A bench that launches a case's correctness check, its reference and one timed window."""
-
-    def __init__(self, folder: Path) -> None:
-        self.known, self.folder = Catalogue([CHEATS]), folder
-        engine = self.known.get("engines", "local")
-        self.bench = Bench(self.known, engine, Where())
-
-    def described(
-        self, name: str, ranks: int = 2, steps: int = 16, **fields: object
-    ) -> tuple[Plan, Described]:
-        site = Site(device=Device.CPU, backend="gloo", nodes=(ranks,))
-        case = self.known.normalise(site.case(name, **fields))  # type: ignore[arg-type]
-        arm = Arm(name="@", case=case, role=Role.SUBJECT)
-        protocol = Protocol(steps=steps, cut=2)
-        plan = Plan(name=case.id, arms=(arm,), contrasts=(), protocol=protocol)
-        return plan, self.bench.describe([case])[0]
-
-    def launch(self, plan: Plan, described: Described, *purposes: Purpose) -> list[LaunchRecord]:
-        done: list[LaunchRecord] = []
-        (arm,) = plan.arms
-        for purpose in purposes:
-            compared = None
-            if purpose is Purpose.TIMED:
-                known = {arm.case.hash: described}
-                compared = references.curve(self.folder, done, known, arm.case.hash)
-            cut = 0 if purpose is Purpose.REFERENCE else 2
-            order = Order(
-                plan=plan,
-                arm=arm,
-                purpose=purpose,
-                window=Window(steps=plan.protocol.steps, cut=cut),
-                turn=0,
-                reference=compared,
-                replicates=references.REPLICATES,
-            )
-            done.append(self.bench.launch(order, self.folder, described, lambda step: None))
-            assert done[-1].cause is None, done[-1].cause
-        return done
-
-
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    stand = Stand(tmp_path_factory.mktemp("cheats"))
+    stand = Stand(tmp_path_factory.mktemp("cheats"), CHEATS)
     yield stand
     stand.bench.worlds.close()
 

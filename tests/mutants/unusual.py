@@ -1,4 +1,7 @@
-"""Small models as people write them: each kind has one feature that the shipped models lack."""
+"""Small models as people write them: each kind has one feature that the shipped models lack.
+
+They have four blocks, so that a pipeline can cut them into four stages.
+"""
 
 import random
 from collections.abc import Callable
@@ -135,7 +138,7 @@ def codebook(d: int) -> nn.Module:
 
     def forward(self: Any, x: Tensor) -> Tensor:
         hidden = self.linear(x)
-        nearest = torch.cdist(hidden, self.codes).argmin(1)
+        nearest = (hidden[:, None] - self.codes).square().sum(-1).argmin(1)
         with torch.no_grad():
             self.codes[nearest] = 0.9 * self.codes[nearest] + 0.1 * hidden
         return hidden + (self.codes[nearest] - hidden).detach()
@@ -387,13 +390,13 @@ def branch_on_a_value(d: int) -> nn.Module:
 @kind
 def sparse_gradients(d: int) -> nn.Module:
     table = nn.EmbeddingBag(1000, d, mode="sum", sparse=True)
-    return Layer(lambda self, x: self.table(((x + 1) * 499).long()), table=table)
+    return Layer(lambda self, x: self.table(((x.float() + 1) * 499).long()), table=table)
 
 
 @kind
 def embedding_bag(d: int) -> nn.Module:
     table = nn.EmbeddingBag(1000, d, mode="sum")
-    return Layer(lambda self, x: self.table(((x + 1) * 499).long()), table=table)
+    return Layer(lambda self, x: self.table(((x.float() + 1) * 499).long()), table=table)
 
 
 @kind
@@ -501,7 +504,7 @@ def build(size):
     wanted = size.get("unusual.kind", size["kind"])
     if wanted in OUTPUTS:
         return Whole(d, wanted)
-    return nn.Sequential(KINDS[wanted](d), nn.Linear(d, 16))
+    return nn.Sequential(KINDS[wanted](d), linear(d), linear(d), nn.Linear(d, 16))
 
 
 def batch(ids, size):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from harness.base.errors import NotComparableError
 from harness.cases import CaseSpec, Device, Mesh, Optimizer, Passes, Precision, Stepping
 from harness.cases.limits import rounding
 from harness.launch.wire.beats import Phase
@@ -304,6 +305,12 @@ def _train(
         loss=first_loss, gradients=gradients, parameters=snapshot(trainer.parameters())
     )
     wanted = train(reference, trained, seen)
+    if not all(bool(tensor.isfinite().all()) for tensor in wanted.parameters.values()):
+        raise NotComparableError(
+            f"on one device {STEPS} steps of {name} in {case.precision} end in parameters that are"
+            " not finite, so that there is nothing to compare: choose another precision, or a"
+            " smaller learning rate (--set lr=...)"
+        )
     checks.append(_whole(f"{name}.all_gradients", outcome.gradients, wanted.gradients, ctx))
     late = hasattr(getattr(trainer, "rule", None), "seen")
     # A simulation casts as the strategy does.

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from harness.base.documents import Json
 from harness.base.errors import NotComparableError
@@ -37,7 +36,14 @@ from harness.training.parallel import traffic
 from harness.training.parallel.depth import likeness
 from harness.training.trainer import constant, parameter_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
-from harness.training.work import WorkBySamples, again_flops, flops, kept_bytes, step_work
+from harness.training.work import (
+    WorkBySamples,
+    again_flops,
+    counted_flops,
+    flops,
+    kept_bytes,
+    step_work,
+)
 
 #: Largest allowed ratio of the FLOPs that a model states to the FLOPs that torch counts. It exceeds
 #: 1 because torch counts only a part of the attention kernels.
@@ -218,8 +224,8 @@ def check_flops(loaded: Loaded, case: CaseSpec, facts: ModelFacts) -> None:
     stated = facts.flops_per_sample
     if stated > FLOPS_SLACK * counted:
         raise AssertionError(
-            f"{case.model}: flops() states {stated:.4g} FLOPs per sample, but the matrix products"
-            f" and convolutions of forward and backward need only {counted:.4g}"
+            f"{case.model}: flops() states {stated:.4g} FLOPs per sample, but torch counts only"
+            f" {counted:.4g} in the matrix products and convolutions of forward and backward"
         )
 
 
@@ -234,9 +240,8 @@ def _counted_flops(loaded: Loaded, case: CaseSpec) -> float:
         batch = make_batch(loaded, case, torch.arange(samples), device)
         with device:
             model = build_model(loaded, untuned(case), seed=case.seed)
-        with FlopCounterMode(display=False) as counter:
-            loaded.model.loss(model(batch.inputs), batch.targets).backward()
-        return float(counter.get_total_flops()) / samples
+        step = lambda: loaded.model.loss(model(batch.inputs), batch.targets).backward()  # noqa: E731
+        return counted_flops(step) / samples
 
     return without_values(count)
 

@@ -429,6 +429,32 @@ def flops_of(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
+class _Flops(TorchDispatchMode):
+    """A dispatch mode that counts FLOPs.
+
+    Torch's ``FlopCounterMode`` also follows modules by hooks, which a backward pass inside of a
+    backward pass does not support.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: float = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.total += flops_of(func, args, kwargs or {}, result)
+        return result
+
+
+def counted_flops(step: Callable[[], object]) -> float:
+    """Run a step, and return the FLOPs of its matrix products, convolutions and attention."""
+    with _Flops() as counter:
+        step()
+    return float(counter.total)
+
+
 #: Numbers of layers of the two shallow models from which the counts of a deep model are computed.
 LESS = 1
 MORE = 2

@@ -15,13 +15,14 @@ from tests.contract.stand import Stand
 MODEL = "unusual-nano"
 FOLDER = Path(__file__).parents[1] / "mutants"
 _FILE = load_module(str(FOLDER / "unusual.py"))
-KINDS = [*_FILE.KINDS, *_FILE.OUTPUTS]
+KINDS = [*_FILE.KINDS, *_FILE.OUTPUTS, "twice"]
 DRAWS = (
     "dropout", "stochastic_depth", "random_relu", "gumbel", "variational", "encoder_layer",
     "checkpointed_dropout",
 )  # fmt: skip
 #: Parts of the sentences that say why a kind cannot be compared, under any strategy.
 ALWAYS = {
+    "assigned_buffer": "assigns the buffer",
     "lazy": "no shape before the first forward pass",
     "python_random": "Python's module random",
     "numpy_random": "numpy.random",
@@ -40,6 +41,7 @@ SHARDED = {
     "scalars": "scalar parameters",
     "channels_last": "non-contiguous parameters",
     "scripted": "ScriptModules",
+    "equilibrium": "cannot train",
 }
 #: The same by strategy. Torch refuses some models itself, so a part of its message is expected.
 REASONS = {
@@ -55,7 +57,7 @@ REASONS = {
     "local_sgd": {**ALWAYS, **DTYPES, "gradient_hook": "has a hook", "scripted": "cannot train"},
 }
 #: Kinds that are no sequence of blocks, which a pipeline needs; it says so before it is launched.
-WHOLE = tuple(_FILE.OUTPUTS)
+WHOLE = (*_FILE.OUTPUTS, "twice")
 
 
 def knobs(strategy: str, kind: str) -> dict[str, Any]:

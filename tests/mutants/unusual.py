@@ -133,6 +133,17 @@ def buffer(d: int) -> nn.Module:
 
 
 @kind
+def assigned_buffer(d: int) -> nn.Module:
+    """A buffer that is assigned anew in every pass."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.middle = torch.lerp(self.middle, x.detach().median(), 0.1)
+        return self.linear(x).relu() * (1 + self.middle)
+
+    return Layer(forward, linear=linear(d), middle=torch.zeros(()))
+
+
+@kind
 def codebook(d: int) -> nn.Module:
     """A vector quantiser whose codes are moving means (VQ-VAE)."""
 
@@ -441,6 +452,33 @@ def own_derivative(d: int) -> nn.Module:
 
 
 @kind
+def equilibrium(d: int) -> nn.Module:
+    """A fixed point, whose gradient is solved for in a hook (a deep equilibrium model)."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            point = x
+            for _ in range(8):
+                point = (0.1 * self.a(point) + x).tanh()
+        point = (0.1 * self.a(point) + x).tanh()
+        if not point.requires_grad:
+            return point
+        start = point.detach().requires_grad_()
+        again = (0.1 * self.a(start) + x.detach()).tanh()
+
+        def solve(gradient: Tensor) -> Tensor:
+            total = gradient
+            for _ in range(8):
+                total = gradient + torch.autograd.grad(again, start, total, retain_graph=True)[0]
+            return total
+
+        point.register_hook(solve)
+        return point
+
+    return Layer(forward, a=linear(d))
+
+
+@kind
 def checkpointed(d: int) -> nn.Module:
     return Layer(lambda self, x: checkpoint(self.a, x, use_reentrant=False).relu(), a=linear(d))
 
@@ -480,6 +518,20 @@ class Output:
     hidden: Tensor
 
 
+class Twice(nn.Module):
+    """A model with weights of its own that calls its body twice, and reads its head's weights."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(d))
+        self.body, self.blocks = linear(d), nn.ModuleList([linear(d)])
+        self.head = nn.Linear(d, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.blocks[0](self.body(x + self.token).relu() + self.body(x.roll(1, 1)))
+        return hidden @ self.head.weight.t()
+
+
 OUTPUTS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "dict_output": lambda logits, hidden: {"logits": logits, "hidden": hidden},
     "tuple_output": lambda logits, hidden: (logits, hidden),
@@ -502,6 +554,8 @@ class Whole(nn.Module):
 def build(size):
     d = size["d"]
     wanted = size.get("unusual.kind", size["kind"])
+    if wanted == "twice":
+        return Twice(d)
     if wanted in OUTPUTS:
         return Whole(d, wanted)
     return nn.Sequential(KINDS[wanted](d), linear(d), linear(d), nn.Linear(d, 16))

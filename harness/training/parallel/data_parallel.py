@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from harness.cases import CaseSpec, Dim, Mesh
 from harness.record import ModelFacts
-from harness.training.context import RankContext
+from harness.training.context import RankContext, parts
 from harness.training.optimizers import carry_outer
 from harness.training.parallel import groups, traffic
 from harness.training.parallel.traffic import Traffic
@@ -58,15 +58,16 @@ def placements(module: nn.Module) -> tuple[str, ...]:
 
 
 def sharded(model: nn.Module, ctx: RankContext, knobs: Mapping[str, Any]) -> Wrapped:
-    """Apply ``fully_shard`` to each block and then to the model.
+    """Apply ``fully_shard`` to each block of an nn.Sequential, and then to the model.
 
+    Any other model is sharded as a whole: it may call a module several times, or read its weights.
     If the mesh also has replicas, sharding is hybrid. ``knobs`` holds arguments of
     ``fully_shard``.
     """
     hybrid = ctx.mesh.size(*groups.REPLICATED) > 1
     mesh = groups.parameters(ctx, *([Dim.DP, Dim.FSDP] if hybrid else [Dim.FSDP]))
     plain = list(model.parameters())
-    for block in (*model.children(), model):
+    for block in dict.fromkeys((*parts(model), model)):
         fully_shard(block, mesh=mesh, **knobs)
     carry_outer(plain, model.parameters())
     assert isinstance(model, FSDPModule)
@@ -77,7 +78,7 @@ def replicated(model: nn.Module, ctx: RankContext) -> Wrapped:
     """Apply FSDP2's ``replicate``; the model may be split along other dimensions of the mesh."""
     mesh = groups.parameters(ctx, Dim.DP)
     plain = list(model.parameters())
-    for block in (*model.children(), model):
+    for block in dict.fromkeys((*parts(model), model)):
         replicate(block, mesh=mesh)
     carry_outer(plain, model.parameters())
     assert isinstance(model, FSDPModule)

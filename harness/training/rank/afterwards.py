@@ -9,14 +9,11 @@ communication, takes less time for a step after a pause.
 import random
 import time
 from collections.abc import Callable
-from typing import Any
-
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.record import Probe
 from harness.training.context import Loaded, RankContext, Trainer, own_batch
 from harness.training.data import Batch, Sampler
-from harness.training.work import flops_of
+from harness.training.work import counted_flops
 
 #: Number of steps without a pause, and of steps after a pause.
 STEPS = 3
@@ -28,32 +25,6 @@ def first_batch(loaded: Loaded, ctx: RankContext) -> Batch:
     """Return the batch with which the correctness check counts the products of a step."""
     sampler = Sampler(ctx.batching, steps_per_epoch=STEPS_PER_EPOCH, seed=ctx.case.seed)
     return own_batch(loaded, ctx, sampler.ids(0, ctx.shard))
-
-
-class _Flops(TorchDispatchMode):
-    """A dispatch mode that counts FLOPs.
-
-    Torch's ``FlopCounterMode`` also follows modules, which schedules that divide a backward pass do
-    not support.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total: float = 0.0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.total += flops_of(func, args, kwargs or {}, result)
-        return result
-
-
-def counted_flops(step: Callable[[], object]) -> float:
-    """Run a step, and return the FLOPs of its matrix products, convolutions and attention."""
-    with _Flops() as counter:
-        step()
-    return float(counter.total)
 
 
 def probe(

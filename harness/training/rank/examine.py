@@ -29,6 +29,8 @@ from harness.training.trainer import hooked, lost_hook
 
 #: Least number of samples in the batch. Statistics over a batch need two.
 SAMPLES = 2
+#: Number of characters of torch's message that are quoted.
+MESSAGE = 200
 #: The generators outside torch from which a model may draw, with a function that reads their state.
 OTHER_GENERATORS: dict[str, Callable[[], Any]] = {
     "Python's module random": random.getstate,
@@ -59,9 +61,16 @@ def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
     compilations = Compilations()
     compilations.watch()
     buffers = Buffers(model, of_rank_0=False, frozen=True)
+    before = dict(model.named_buffers())
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
     with buffers.of(0):
         first = _pass(model, batch, ctx)
+    for name, buffer in model.named_buffers():
+        if buffer is not before.get(name, buffer):
+            raise NotComparableError(
+                f"the forward pass assigns the buffer {name} anew, so that wrappers keep the old"
+                " tensor: write it in place, for example with copy_()"
+            )
     changed = [name for name, old in frozen.items() if not model.get_parameter(name).equal(old)]
     for name, state in OTHER_GENERATORS.items():
         if str(state()) != others[name]:
@@ -117,7 +126,7 @@ def _wrap(loaded: Loaded, case: CaseSpec, ctx: RankContext, changed: str) -> Non
         sampler = Sampler(ctx.batching, steps_per_epoch=2, seed=case.seed)
         trainer.step(own_batch(loaded, ctx, sampler.ids(0, ctx.shard), sampler.of(0)))
     except (NotImplementedError, RuntimeError, ValueError) as error:
-        message = (str(error) or type(error).__name__).splitlines()[0]
+        message = " ".join((str(error) or type(error).__name__).split())[:MESSAGE]
         by_torch = loaded.ships_strategy and not isinstance(error, torch.OutOfMemoryError)
         if not by_torch or reports_peer(message):
             raise

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from harness.base.errors import NotComparableError
 from harness.cases import Batching, CaseSpec, Device, Dim, Optimizer, Passes, Precision
 from harness.record import Expected, ModelFacts
-from harness.training.context import Knobs, RankContext
+from harness.training.context import Knobs, RankContext, parts
 from harness.training.optimizers import gathers as matrices_gathered, is_hidden
 from harness.training.parallel import data_parallel, traffic
 from harness.training.parallel.groups import OverAllToAll, codec_of, coded_bytes
@@ -30,8 +30,9 @@ def expect(
 ) -> Expected:
     """Expect all-gathers of parameters in forward and backward, and a reduce-scatter of gradients.
 
-    Each block is gathered and reduced separately. With ``reshard`` parameters are gathered again in
-    backward, including the last block. Without ``reshard`` they are gathered in forward only. If
+    Each block of an nn.Sequential is gathered and reduced separately, any other model as a whole.
+    With ``reshard`` the parameters of blocks are gathered again in backward, including the last
+    block. Without ``reshard``, and for other models, they are gathered in forward only. If
     ``reshard_to`` is set, each group of that many ranks keeps all parameters between forward and
     backward. With ``mixed`` parameters are kept in fp32, but gathered and used in bf16.
 
@@ -47,9 +48,9 @@ def expect(
     again = int(knobs["reshard_to"])
     codec = _codec(knobs)
     forward = case.phase is Passes.FORWARD
-    blocks = [[parameter.shape for parameter in block.parameters()] for block in model.children()]
+    blocks = [[parameter.shape for parameter in block.parameters()] for block in parts(model)]
     largest = float(max(sum(shape.numel() for shape in shapes) for shapes in blocks) * size)
-    twice = 2 if knobs["reshard"] and not (again or forward) else 1
+    twice = 2 if _reshards(model, case, knobs) and not (again or forward) else 1
     gathers = batching.accumulate * twice
     scatter = traffic.reduce_scatter(case.backend)
     if knobs["scatter"] != "own":
@@ -63,7 +64,7 @@ def expect(
     unused = {model.get_parameter(name) for name in getattr(model, "unused", ())}
     trained = [
         [w.shape for w in block.parameters() if w.requires_grad and w not in unused]
-        for block in model.children()
+        for block in parts(model)
     ]
     # Backward gathers all blocks from the last to the first that trains, and prefetches one more.
     first = next((number - 1 for number, shapes in enumerate(trained) if shapes), len(trained))
@@ -130,17 +131,26 @@ def _refuse(case: CaseSpec, model: nn.Module, n: int, replicas: int, knobs: Knob
         )
 
 
+def _reshards(model: nn.Module, case: CaseSpec, knobs: Knobs) -> bool:
+    """Return whether parameters are sharded again between forward and backward.
+
+    As by torch's default, a model that is sharded as a whole keeps them: backward needs all of them
+    at once, and its outputs may contain parameters. Forward passes alone always shard them again.
+    """
+    whole = not isinstance(model, nn.Sequential) and case.phase is not Passes.FORWARD
+    return bool(knobs["reshard"]) and not whole
+
+
 def build(model: nn.Sequential, ctx: RankContext, knobs: Knobs) -> LocalTrainer:
     """Shard the model with ``fully_shard`` and the options that the knobs select."""
-    more: dict[str, Any] = dict(reshard_after_forward=knobs["reshard_to"] or knobs["reshard"])
+    reshards = _reshards(model, ctx.case, knobs)
+    more: dict[str, Any] = dict(reshard_after_forward=knobs["reshard_to"] or reshards)
     if knobs["offload"]:
         more["offload_policy"] = CPUOffloadPolicy()
     if knobs["mixed"]:
         more["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     wrapped = data_parallel.sharded(model, ctx, more)
-    blocks: list[FSDPModule] = [
-        module for module in model.children() if isinstance(module, FSDPModule)
-    ]
+    blocks: list[FSDPModule] = [module for module in parts(model) if isinstance(module, FSDPModule)]
     for block in blocks if knobs["scatter"] != "own" else ():
         block.set_custom_reduce_scatter(OverAllToAll(_codec(knobs)))
     ahead = int(knobs["prefetch"])

@@ -6,7 +6,7 @@ from torch import nn
 
 from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
-from harness.training.context import Knobs, RankContext
+from harness.training.context import Knobs, RankContext, parts
 from harness.training.parallel import data_parallel, traffic
 from harness.training.strategies import ddp
 from harness.training.trainer import LocalTrainer, element_bytes, trained_bytes
@@ -24,7 +24,7 @@ def expect(
     unused = sum(model.get_parameter(name).nbytes for name in getattr(model, "unused", ()))
     sent = traffic.all_reduce(float(trained_bytes(model) - unused), case.world_size)
     largest = max(
-        sum(parameter.numel() for parameter in block.parameters()) for block in model.children()
+        sum(parameter.numel() for parameter in block.parameters()) for block in parts(model)
     )
     return replace(
         like,

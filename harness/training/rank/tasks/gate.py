@@ -51,7 +51,7 @@ from harness.training.observe.memory import Memory
 from harness.training.observe.spans import span
 from harness.training.parallel.outer import OuterTrainer
 from harness.training.rank import gate_checks, invariants, transport, transport as of_nccl
-from harness.training.rank.afterwards import counted_flops, first_batch
+from harness.training.rank.afterwards import first_batch
 from harness.training.rank.ceiling import ceiling
 from harness.training.rank.examine import examine
 from harness.training.rank.gate_checks import STEPS, STEPS_PER_EPOCH, Seen, in_turn, inquiries
@@ -77,6 +77,7 @@ from harness.training.rank.tolerance import (
 )
 from harness.training.trainer import observe_dtype
 from harness.training.tuning import kernels
+from harness.training.work import counted_flops
 
 #: The largest norm to which a twin's gradients are clipped. The gradient of every twin is longer,
 #: so clipping takes effect in every step.

@@ -30,7 +30,6 @@ ALLOWED = {
     ("cases/case.py", "fp8"): "a precision",
     ("cases/case.py", "fsdp"): "a dimension of a mesh",
     ("cases/heads.py", "compressed"): "an oracle",
-    ("training/rank/tasks/gate.py", "compressed"): "an oracle",
     (
         "interface/cli/commands/jobs.py",
         "slurm",

@@ -11,6 +11,9 @@ LIBRARIES = {"torch", "pytest", "_pytest", "asv", "pytest_benchmark", "accelerat
 
 #: Private name, as written in the code -> its purpose, for which there is no public name.
 USED = {
+    "._backward_hooks": "whether a parameter has a hook, which shards would lose",
+    "._post_accumulate_grad_hooks": "the same",
+    "._compiled_call_impl": "whether a model compiled one of its modules",
     "._getframe": "the file that executes a text, for an audit hook",
     "_pytest.mark.expression.Expression": "selection of suites by markers, as in pytest",
     "._groups": "pytest 8 detects a duplicate option only when it builds its parser",

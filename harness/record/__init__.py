@@ -44,7 +44,7 @@ from harness.record.rank import (
     Check,
     CollectiveCount,
     ExecutedModel,
-    Probe,
+    LateSteps,
     RankRecord,
     Routed,
     ScriptObservations,

@@ -256,10 +256,11 @@ class ScriptObservations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
-    """Steps of a user's model outside the timed window (``training/rank/afterwards.py``).
+class LateSteps:
+    """Steps with a user's files outside the timed window (``training/rank/afterwards.py``).
 
-    ``flops`` counts the matrix products of one step on this rank. ``steps_s`` are the durations of
+    ``flops`` counts the matrix products of one step on this rank; those in 16 bits count half.
+    ``steps_s`` are the durations of
     steps that follow one another, and ``paused_s`` those of steps after a pause, in s.
     """
 
@@ -293,8 +294,8 @@ class RankRecord:
 
     Profiled launches have ``clock_offset_ns``, which is the rank's clock minus the clock of rank 0,
     its error bound ``clock_half_ns``, and ``trace_sha256``, the digest of
-    ``rank<r>.trace.json.gz``. Launches of a user's script have ``watched``. Launches of a user's
-    model have a ``probe``: correctness checks count the products of a step, timed launches also
+    ``rank<r>.trace.json.gz``. Launches of a user's script have ``watched``. Launches with a user's
+    files have a ``probe``: correctness checks count the products of a step, timed launches also
     time steps.
     """
 
@@ -344,4 +345,4 @@ class RankRecord:
     device_uuid: str = ""
     squares: tuple[tuple[float, float], ...] = ()
     sources: Mapping[str, str] | None = None
-    probe: Probe | None = None
+    probe: LateSteps | None = None

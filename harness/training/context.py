@@ -216,9 +216,9 @@ class Loaded:
         return _shipped(self.strategy)
 
     @property
-    def ships_model(self) -> bool:
-        """Whether the model is one of this package's, and not a user's."""
-        return _shipped(self.model)
+    def ships_all(self) -> bool:
+        """Whether all files of the case belong to this package, and none is a user's."""
+        return all(map(_shipped, self.modules.values()))
 
     def knobs(self, case: CaseSpec) -> Knobs:
         """Return the strategy's knobs, with the values that the case sets."""

@@ -27,11 +27,11 @@ class Batch:
 
 def generators(device: torch.device) -> list[torch.Generator]:
     """Return torch's default generators of the CPU and of this device."""
-    found = [torch.default_generator]
+    defaults = [torch.default_generator]
     if device.type != "cpu":
         of_devices = getattr(torch.get_device_module(device), "default_generators", ())
-        found += [of_devices[device.index or 0]] if of_devices else []
-    return found
+        defaults += [of_devices[device.index or 0]] if of_devices else []
+    return defaults
 
 
 def set_seed(batch: Batch, seed: int) -> None:

@@ -439,20 +439,27 @@ class _Flops(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total: float = 0.0
+        self.weighted: float = 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.total += flops_of(func, args, kwargs or {}, result)
+        if flops := flops_of(func, args, kwargs or {}, result):
+            self.total += flops
+            self.weighted += flops * _tensors(result)[0].element_size() / 4
         return result
 
 
-def counted_flops(step: Callable[[], object]) -> float:
-    """Run a step, and return the FLOPs of its matrix products, convolutions and attention."""
+def counted_flops(step: Callable[[], object], *, weighted: bool = False) -> float:
+    """Run a step, and return the FLOPs of its matrix products, convolutions and attention.
+
+    If ``weighted``, the FLOPs in a dtype count in proportion to the size of its elements: those in
+    fp32 once, and those in bfloat16 half.
+    """
     with _Flops() as counter:
         step()
-    return float(counter.total)
+    return float(counter.weighted if weighted else counter.total)
 
 
 #: Numbers of layers of the two shallow models from which the counts of a deep model are computed.

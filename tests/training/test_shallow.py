@@ -14,7 +14,7 @@ from harness.cases import CaseSpec, Catalogue, Compiled, Device, Precision, Site
 from harness.record import Work
 from harness.training import work as step_work
 from harness.training.context import Loaded, build_model, load, make_batch
-from harness.training.describe import _meta_flops
+from harness.training.describe import _counted_flops
 from harness.training.work import again_flops, kept, work
 
 KNOWN = Catalogue()
@@ -54,7 +54,7 @@ def test_two_shallow_models_determine_the_counts_of_a_deep_one(
     assert loaded.size(case)["layers"] > step_work.MORE
     assert step_work.kept_bytes(loaded, case) == kept(loaded, case)
     assert summed(step_work.step_work(loaded, case, 2)) == summed(work(loaded, case, 2))
-    for count in (partial(again_flops, case=case), partial(_meta_flops, case=case)):
+    for count in (partial(again_flops, case=case), partial(_counted_flops, case=case)):
         assert step_work.flops(loaded, case, count) == count(loaded)
 
 

@@ -167,7 +167,7 @@ def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:
     trained = references.launch_of(run.references, run.described, case.hash)
     if trained is not None and trained.cause is not None and trained.cause.kind == "memory":
         yield "its reference ran out of memory, so none of its losses were compared"
-    if "models" in described.theirs and (reason := _keeps_schedule(evidence)):
+    if reason := _keeps_schedule(evidence):
         yield reason
     if metrics.metric(evidence.contrast.metric).read == "peak_bytes" and _brings_files(evidence):
         yield "the user's files decide how much memory its baseline uses"
@@ -176,9 +176,9 @@ def _of_files(evidence: ContrastData, described: Described) -> Iterator[str]:
 
 
 def _keeps_schedule(evidence: ContrastData) -> str:
-    """Return a sentence if steps of a user's model are faster after a pause, or an empty string.
+    """Return a sentence if steps with a user's files are faster after a pause, or an empty string.
 
-    A model that waits until a certain time has passed since its last step hides the communication
+    A file that waits until a certain time has passed since its last step hides the communication
     in that time. Its wait ends during a pause. Computation takes at least as long after a pause.
     """
     faster: list[float] = []
@@ -193,7 +193,7 @@ def _keeps_schedule(evidence: ContrastData) -> str:
         return ""
     less = 1 - median(faster)
     return (
-        f"steps of the user's model take {less:.0%} less time after a pause: the model keeps a"
+        f"steps with the user's files take {less:.0%} less time after a pause: one of them keeps a"
         " schedule, which hides the time between its passes"
     )
 

@@ -1,17 +1,17 @@
-"""Steps after the timed window, which show whether a user's model computed as it was checked.
+"""Steps after the timed window, which show whether a user's files computed as they were checked.
 
-A user's model is a part of its own reference, so that no loss shows what it does late. Two things
-show it. A model that leaves out a part of its work runs fewer matrix products than in the
-correctness check. A model that keeps a schedule, and so hides the time that ranks spend on
-communication, takes less time for a step after a pause.
+A user's model and input are a part of their own reference, so that no loss shows what they do late.
+Two things show it. A model that leaves out a part of its work runs fewer matrix products than in
+the correctness check, or narrower ones. A file that keeps a schedule, and so hides the time that
+ranks spend on communication, takes less time for a step after a pause.
 """
 
 import random
 import time
 from collections.abc import Callable
 
-from harness.record import Probe
-from harness.training.context import Loaded, RankContext, Trainer, own_batch
+from harness.record import LateSteps
+from harness.training.context import Loaded, RankContext, own_batch
 from harness.training.data import Batch, Sampler
 from harness.training.work import counted_flops
 
@@ -28,18 +28,18 @@ def first_batch(loaded: Loaded, ctx: RankContext) -> Batch:
 
 
 def probe(
-    loaded: Loaded,
-    ctx: RankContext,
-    trainer: Trainer,
+    step: Callable[[], object],
+    work: Callable[[], object],
     meet: Callable[[], object],
     settle: Callable[[], object],
-) -> Probe:
+) -> LateSteps:
     """Run some steps with and without pauses, and one whose products are counted.
 
-    Pauses last one to two steps, drawn at random, so that they end at no fixed place of a schedule.
-    ``meet`` waits for all ranks, and ``settle`` for the device. This is a collective of all ranks.
+    ``step`` fetches a batch from the case's input and trains on it. ``work`` trains on the batch of
+    the correctness check. Pauses last one to two steps, drawn at random, so that they end at no
+    fixed place of a schedule. ``meet`` waits for all ranks, and ``settle`` for the device. This is
+    a collective of all ranks.
     """
-    batch = first_batch(loaded, ctx)
 
     def timed(pause_s: float) -> float:
         settle()
@@ -48,7 +48,7 @@ def probe(
             time.sleep(pause_s)
             meet()
         began_s = time.perf_counter()
-        trainer.step(batch)
+        step()
         settle()
         return time.perf_counter() - began_s
 
@@ -57,8 +57,8 @@ def probe(
     for _ in range(STEPS):
         steps_s += [timed(0.0), timed(0.0)][1:]  # the first one follows a pause
         paused_s.append(timed(random.uniform(1, 2) * steps_s[-1]))
-    return Probe(
-        flops=counted_flops(lambda: trainer.step(batch)),
+    return LateSteps(
+        flops=counted_flops(work, weighted=True),
         steps_s=tuple(steps_s),
         paused_s=tuple(paused_s),
     )

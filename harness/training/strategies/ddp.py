@@ -37,6 +37,8 @@ KNOBS = dict(
     bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,
     overlap_optimizer=False,
 )  # fmt: skip
+#: The name of this strategy in a case.
+NAME = __name__.rpartition(".")[2]
 HOOKED = True  # compressors can register a communication hook
 
 
@@ -139,9 +141,10 @@ class Replicated(LocalTrainer):
         ]
         if not (self._looked or finds) and unused:
             listed = ", ".join(unused[:3])
-            strategy = self.ctx.case.strategy
-            instead = "" if strategy in ("ddp", "compressed") else "choose ddp with "
-            knob = f"{strategy if strategy == 'compressed' else 'ddp'}.unused=true"
+            searches = self.ctx.compressor is not None or self.ctx.case.strategy == NAME
+            strategy = self.ctx.case.strategy if searches else NAME
+            instead = "" if searches else f"choose {NAME} with "
+            knob = f"{strategy}.unused=true"
             raise NotComparableError(
                 f"the loss does not depend on {listed}{', ...' if unused[3:] else ''}, but"
                 " DistributedDataParallel waits for the gradients of all parameters unless it"

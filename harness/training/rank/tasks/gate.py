@@ -29,7 +29,7 @@ from harness.record import (
     Check,
     CollectiveCount,
     Expected,
-    Probe,
+    LateSteps,
     RankRecord,
     exchanges,
 )
@@ -136,7 +136,7 @@ def run(task: Gate, rank: Rank) -> RankRecord:
         checks=(*checks, *more),
         issued=sent,
         grad_norm=norm,
-        probe=None if flops is None else Probe(flops=flops),
+        probe=None if flops is None else LateSteps(flops=flops),
         ceiling=ceiling(rank.accelerator, case) if alone else None,
     )
 
@@ -578,7 +578,7 @@ def full_size(
     The loss must be finite, replicas must be equal, and the model may not read the size of the
     world. Return the checks, the norm of the whole gradient, and the FLOPs of the step's products.
     The norm is None if ranks train separately or if there is no backward pass. The FLOPs are None
-    for a model of this package.
+    if all files of the case belong to this package.
     """
     supports = loaded.supports
     batch = first_batch(loaded, ctx)
@@ -587,10 +587,10 @@ def full_size(
     losses: list[Tensor | None] = []
     with who.noted():
         trainer = loaded.build(case, ctx, case.seed)
-        if loaded.ships_model:
+        if loaded.ships_all:
             losses.append(trainer.step(batch))
         else:
-            flops = counted_flops(lambda: losses.append(trainer.step(batch)))
+            flops = counted_flops(lambda: losses.append(trainer.step(batch)), weighted=True)
     (loss,) = losses
     finite = loss is None or math.isfinite(float(loss))
     checks = [who.check(), Check(name="full_size.finite_loss", ok=finite)]

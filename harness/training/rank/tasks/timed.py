@@ -26,7 +26,7 @@ from harness.training.observe.intake import Intake, digest
 from harness.training.observe.memory import Memory
 from harness.training.observe.profiling import Allocations, Outline, Profiler
 from harness.training.parallel.experts import Routing, routings
-from harness.training.rank.afterwards import probe
+from harness.training.rank.afterwards import first_batch, probe
 from harness.training.rank.setup import Rank
 from harness.training.rank.window import StepObserver, measure
 
@@ -74,10 +74,12 @@ def run(task: Timed, rank: Rank) -> RankRecord:
         apart = replace(rank, prefix=BEHIND)
         profile = _window(task.behind, apart, training, task.steps)
         write_text(apart.file("json"), json.dumps(to_doc(profile)))
-    if training.loaded.ships_model:
+    if training.loaded.ships_all:
         return record
     settle = rank.accelerator.synchronize
-    probed = probe(training.loaded, training.ctx, training.trainer, rank.meet, settle)
+    step = lambda: training.trainer.step(training.feed(0))  # noqa: E731
+    work = lambda: training.trainer.step(first_batch(training.loaded, training.ctx))  # noqa: E731
+    probed = probe(step, work, rank.meet, settle)
     return replace(record, probe=probed)
 
 

@@ -542,7 +542,9 @@ def _loss(name: str, loss: Tensor | None, wanted: float, ctx: RankContext, case:
     """Compare the mean of the ranks' losses in a forward pass with the reference's loss."""
     values = [v for v in ctx.gather(None if loss is None else float(loss)) if v is not None]
     mean_loss = sum(values) / len(values)
-    return _limit(f"{name}.loss", abs(mean_loss - wanted) / max(abs(wanted), 1e-12), rounding(case))
+    return _limit(
+        f"{name}.step1_loss", abs(mean_loss - wanted) / max(abs(wanted), 1e-12), rounding(case)
+    )
 
 
 def _dtype(trainer: Trainer, case: CaseSpec, of_reference: set[str]) -> list[Check]:

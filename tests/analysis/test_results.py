@@ -192,7 +192,13 @@ def verdicts_of(run: RunRecord, drawn: list[Drawn]) -> RunRecord:
 def test_every_required_result_is_counted_once(sample_run: RunRecord, drawn: list[Drawn]) -> None:
     run = verdicts_of(sample_run, drawn)
     counted = tally(run)
-    parts = (counted.hold, counted.failed, counted.errors, counted.undecided)
+    parts = (
+        counted.hold,
+        counted.failed,
+        counted.errors,
+        counted.undecided,
+        counted.not_comparable,
+    )
     assert sum(parts) + counted.waived + counted.recorded == counted.total == len(required(run))
     assert min(*parts, counted.waived, counted.recorded) >= 0
     assert counted.controls == sum(reason is Reason.CAUGHT for _, reason, *_ in drawn)

@@ -84,13 +84,13 @@ def cells(strategy: str) -> list[str]:
     return [kind for kind in KINDS if strategy != "pipeline" or kind not in WHOLE]
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(9)
 @pytest.mark.parametrize("kind", cells("ddp"))
 def test_under_ddp(launch: Any, kind: str) -> None:
     judged(launch, "ddp", kind, 2)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("strategy", "kind"), [(s, k) for s in REASONS if s != "ddp" for k in cells(s)]
 )

@@ -51,7 +51,8 @@ def logged(kept: int) -> Samples:
     log.start(0)
     for i in range(kept):
         log.run(i, lambda step: batch, Phase.STEADY)
-    return log.samples(lambda step: batch)
+    feed = lambda step: batch  # noqa: E731
+    return log.samples(feed, feed)
 
 
 @pytest.mark.parametrize(("kept", "looks"), [(12, 6), (20, 10), (40, 10), (100, 10), (333, 11)])

@@ -125,7 +125,7 @@ def _wrap(loaded: Loaded, case: CaseSpec, ctx: RankContext, changed: str) -> Non
         trainer = loaded.build(case, ctx, case.seed, keep)
         sampler = Sampler(ctx.batching, steps_per_epoch=2, seed=case.seed)
         trainer.step(own_batch(loaded, ctx, sampler.ids(0, ctx.shard), sampler.of(0)))
-    except (NotImplementedError, RuntimeError, ValueError) as error:
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
         message = " ".join((str(error) or type(error).__name__).split())[:MESSAGE]
         by_torch = loaded.ships_strategy and not isinstance(error, torch.OutOfMemoryError)
         if not by_torch or reports_peer(message):

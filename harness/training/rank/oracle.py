@@ -363,9 +363,17 @@ def added(gradients: Sequence[Tensor], shards: int) -> list[Tensor]:
 
 
 def shaped(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of consecutive parts of a flat tensor, shaped like the tensors in ``like``."""
+    """Return consecutive parts of a flat tensor, with the shapes and dtypes of ``like``.
+
+    The flat tensor has the widest of these dtypes.
+    """
     parts = flat.split([tensor.numel() for tensor in like])
-    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+    return [
+        (part if tensor.is_complex() or not part.is_complex() else part.real)
+        .view_as(tensor)
+        .to(tensor.dtype)
+        for part, tensor in zip(parts, like, strict=True)
+    ]
 
 
 T = TypeVar("T")

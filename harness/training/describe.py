@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.base.documents import Json
 from harness.base.errors import NotComparableError
@@ -366,7 +366,7 @@ def _expected(loaded: Loaded, case: CaseSpec, arguments: Sequence[Any]) -> Expec
             raise
         raise NotComparableError(
             f"{case.strategy} derives its traffic on the meta device, which has no values, and the"
-            f" model does not run there ({str(error).splitlines()[0]}). Choose another strategy"
+            f" model does not run there ({str(error).splitlines()[0][:120]}). Choose another strategy"
         ) from error
     return expected
 
@@ -397,6 +397,18 @@ def _with_buffers(expected: Expected, model: nn.Module, case: CaseSpec) -> Expec
     )
 
 
+def _unused(model: nn.Module, loss: Tensor) -> frozenset[str]:
+    """Return the names of the parameters that train, and that a loss does not depend on."""
+    loss.backward()
+    names = frozenset(
+        name
+        for name, weights in model.named_parameters()
+        if weights.requires_grad and weights.grad is None
+    )
+    model.zero_grad(set_to_none=True)
+    return names
+
+
 def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequential]:
     """Return the facts of a model that need no training, and the model on the meta device."""
     size = loaded.size(case)
@@ -415,15 +427,10 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
                 outputs[key] = block(x)
             x = outputs[key]
             activations += sum(tensor.nbytes for tensor in tensors_of(x))
-        model.unused = frozenset()  # type: ignore[assignment]  # nn.Module accepts any attribute
-        if not (model.alike or forward):  # the models of this package use all their parameters
-            loaded.model.loss(x, batch.targets).backward()
-            model.unused = frozenset(  # type: ignore[assignment]  # as above
-                name
-                for name, weights in model.named_parameters()
-                if weights.requires_grad and weights.grad is None
-            )
-            model.zero_grad(set_to_none=True)
+        # The models of this package use all their parameters.
+        searches = not (model.alike or forward)
+        unused = _unused(model, loaded.model.loss(x, batch.targets)) if searches else frozenset()
+        model.unused = unused  # type: ignore[assignment]  # nn.Module accepts any attribute
         elements = sum(tensor.numel() for tensor in tensors_of(x))
         return model, batch, activations // samples, elements // samples
 

@@ -38,7 +38,7 @@ SHARDED = {
     **DTYPES,
     "momentum_teacher": "changes the frozen parameter",
     "gradient_hook": "has a hook",
-    "scalars": "scalar parameters",
+    "scalars": "has no dimension",
     "channels_last": "non-contiguous parameters",
     "scripted": "ScriptModules",
     "equilibrium": "cannot train",
@@ -52,7 +52,7 @@ REASONS = {
         **ALWAYS,
         **DTYPES,
         **dict.fromkeys(DRAWS, "draws random numbers"),
-        **dict.fromkeys(("experts_by_nonzero", "branch_on_a_value", "scripted"), "cannot train"),
+        **dict.fromkeys(("experts_by_nonzero", "branch_on_a_value", "scripted"), "the meta device"),
     },
     "local_sgd": {**ALWAYS, **DTYPES, "gradient_hook": "has a hook", "scripted": "cannot train"},
 }

@@ -7,7 +7,10 @@ twice.
 """
 
 import random
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from harness.base.errors import NotComparableError
+from harness.base.programs import PACKAGE
 from harness.cases import CaseSpec, Device, Dim
 from harness.cases.case import SPLITS
 from harness.cases.limits import rounding
@@ -46,6 +50,23 @@ class Pass(NamedTuple):
     draws: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What two passes over one batch showed of a model. Names are empty if there is none.
+
+    ``reassigned`` is a buffer that a pass assigned anew, ``changed`` a frozen parameter that a pass
+    changed, and ``other_generator`` a generator outside torch that a pass drew from. ``compiled``
+    states that a pass called compiled code although no module is compiled.
+    """
+
+    first: Pass
+    reassigned: str
+    changed: str
+    other_generator: str
+    compiled: bool
+    repeatable: bool
+
+
 def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
     """Raise NotComparableError if no check supports a property of the case's model."""
     with ctx.device:
@@ -55,9 +76,19 @@ def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
             f"{lazy[0]} has no shape before the first forward pass (a lazy module): run one forward"
             " pass in build(size)"
         )
+    seen = _observe(model, loaded, case, ctx)
+    if unsupported := _unsupported(seen, case, ctx):
+        raise NotComparableError(unsupported)
+    changed = seen.changed
+    del model, seen  # the strategy's copy of the model needs their memory
+    _wrap(loaded, case, ctx, changed)
+
+
+def _observe(model: nn.Module, loaded: Loaded, case: CaseSpec, ctx: RankContext) -> Observed:
+    """Pass one batch through the model twice, with equal weights, buffers and seeds."""
     samples = torch.arange(max(SAMPLES, ctx.batching.micros[ctx.shard]))
     batch = make_batch(loaded, case, samples, ctx.device)
-    others = {name: str(state()) for name, state in OTHER_GENERATORS.items()}
+    states = {name: str(state()) for name, state in OTHER_GENERATORS.items()}
     compilations = Compilations()
     compilations.watch()
     buffers = Buffers(model, of_rank_0=False, frozen=True)
@@ -65,46 +96,46 @@ def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
     with buffers.of(0):
         first = _pass(model, batch, ctx)
-    for name, buffer in model.named_buffers():
-        if buffer is not before.get(name, buffer):
-            raise NotComparableError(
-                f"the forward pass assigns the buffer {name} anew, so that wrappers keep the old"
-                " tensor: write it in place, for example with copy_()"
-            )
+    now = model.named_buffers()
+    reassigned = [name for name, buffer in now if buffer is not before.get(name, buffer)]
     changed = [name for name, old in frozen.items() if not model.get_parameter(name).equal(old)]
-    for name, state in OTHER_GENERATORS.items():
-        if str(state()) != others[name]:
-            raise NotComparableError(
-                f"the model draws from {name}, but only torch's generators are seeded before each"
-                " step: draw with torch.rand"
-            )
-    if compilations.spans_ns and not compiles_itself(model):
-        raise NotComparableError(
-            "the model calls a function that torch.compile made, which rounds differently under"
-            " each strategy: compile a module of the model, or use --set compiled=inductor"
-        )
-    if sparse := [name for name, gradient in first.gradients.items() if gradient.is_sparse]:
-        raise NotComparableError(
-            f"the gradient of {sparse[0]} is sparse: the number of bytes that a rank sends then"
-            " depends on its samples, so that nothing can be expected of it. Use sparse=False"
-        )
-    divided = [dim for dim in (Dim.PP, *SPLITS) if ctx.mesh.size(dim) > 1]
-    if first.draws and divided:
-        raise NotComparableError(
-            f"the model draws random numbers in its forward pass, which {case.strategy} divides"
-            " among ranks: they draw other numbers than one device. Switch the drawing off"
-            " (dropout 0), or choose a data parallel strategy"
-        )
+    drew = [name for name, state in OTHER_GENERATORS.items() if str(state()) != states[name]]
     with buffers.of(1):
         second = _pass(model, batch, ctx)
-    if not _equal(first, second, 0.0 if case.device is Device.CPU else rounding(case)):
-        raise NotComparableError(
-            "two passes over the same batch differ, although weights, buffers and seeds were equal:"
-            " the model keeps a state in an attribute, or draws from a generator that it made. Keep"
-            " the state in a buffer, and draw from torch's default generator"
-        )
-    del model, first, second, buffers
-    _wrap(loaded, case, ctx, changed[0] if changed else "")
+    limit = 0.0 if case.device is Device.CPU else rounding(case)
+    return Observed(
+        first=first,
+        reassigned=next(iter(reassigned), ""),
+        changed=next(iter(changed), ""),
+        other_generator=next(iter(drew), ""),
+        compiled=bool(compilations.spans_ns) and not compiles_itself(model),
+        repeatable=_equal(first, second, limit),
+    )
+
+
+def _unsupported(seen: Observed, case: CaseSpec, ctx: RankContext) -> str:
+    """Return which property of a model no check supports, and a remedy, or an empty string."""
+    sparse = [name for name, gradient in seen.first.gradients.items() if gradient.is_sparse]
+    divided = any(ctx.mesh.size(dim) > 1 for dim in (Dim.PP, *SPLITS))
+    sentences = {
+        f"the forward pass assigns the buffer {seen.reassigned} anew, so that wrappers keep the old"
+        " tensor: write it in place, for example with copy_()": bool(seen.reassigned),
+        f"the model draws from {seen.other_generator}, but only torch's generators are seeded"
+        " before each step: draw with torch.rand": bool(seen.other_generator),
+        "the model calls a function that torch.compile made, which rounds differently under each"
+        " strategy: compile a module of the model, or use --set compiled=inductor": seen.compiled,
+        f"the gradient of {', '.join(sparse[:1])} is sparse: the number of bytes that a rank sends"
+        " then depends on its samples, and no closed form states it. Use sparse=False": bool(
+            sparse
+        ),
+        f"the model draws random numbers in its forward pass, which {case.strategy} divides among"
+        " ranks: they draw other numbers than one device. Switch the drawing off (dropout 0), or"
+        " choose a data parallel strategy": seen.first.draws and divided,
+        "two passes over the same batch differ, although weights, buffers and seeds were equal: the"
+        " model keeps a state in an attribute, or draws from a generator that it made. Keep the"
+        " state in a buffer, and draw from torch's default generator": not seen.repeatable,
+    }
+    return next((sentence for sentence, applies in sentences.items() if applies), "")
 
 
 def _wrap(loaded: Loaded, case: CaseSpec, ctx: RankContext, changed: str) -> None:
@@ -127,8 +158,8 @@ def _wrap(loaded: Loaded, case: CaseSpec, ctx: RankContext, changed: str) -> Non
         trainer.step(own_batch(loaded, ctx, sampler.ids(0, ctx.shard), sampler.of(0)))
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
         message = " ".join((str(error) or type(error).__name__).split())[:MESSAGE]
-        by_torch = loaded.ships_strategy and not isinstance(error, torch.OutOfMemoryError)
-        if not by_torch or reports_peer(message):
+        memory = isinstance(error, torch.OutOfMemoryError)
+        if not loaded.ships_strategy or memory or reports_peer(message) or _is_ours(error):
             raise
         raise NotComparableError(f"{case.strategy} cannot train this model: {message}") from error
     ((model, before),) = plain
@@ -142,6 +173,12 @@ def _wrap(loaded: Loaded, case: CaseSpec, ctx: RankContext, changed: str) -> Non
     copied = before if loaded.supports.oracle == "simulated" else replaced
     if name := hooked(copied):
         raise lost_hook(name, case.strategy)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether this package's code raised an error itself, which is then a defect of it."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(innermost.filename).is_relative_to(PACKAGE)
 
 
 def _pass(model: nn.Module, batch: Batch, ctx: RankContext) -> Pass:
@@ -167,7 +204,10 @@ def _equal(first: Pass, second: Pass, limit: float) -> bool:
     if first.gradients.keys() != second.gradients.keys():
         return False
     pairs = [(first.loss, second.loss)]
-    pairs += [(first.gradients[name], second.gradients[name]) for name in first.gradients]
+    pairs += [
+        (gradient.to_dense(), second.gradients[name].to_dense())
+        for name, gradient in first.gradients.items()
+    ]
     return all(
         bool(((a - b).abs().max() <= limit * a.abs().max()) | (a.isnan().any() & b.isnan().any()))
         for a, b in pairs

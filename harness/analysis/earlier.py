@@ -34,7 +34,7 @@ class _Record(msgspec.Struct):
 
 
 def sentences(run: RunRecord, folder: Path) -> Iterator[str]:
-    """Yield a sentence for each PASS that some earlier runs in the same folder did not have.
+    """Yield a sentence for each PASS of a case that did not pass in all earlier runs of the folder.
 
     Runs are compared if they judged the same case, metric and baseline by the same bound.
     """

@@ -364,9 +364,10 @@ def _expected(loaded: Loaded, case: CaseSpec, arguments: Sequence[Any]) -> Expec
     except (NotImplementedError, RuntimeError) as error:
         if not loaded.ships_strategy:
             raise
+        message = str(error).splitlines()[0][:120]
         raise NotComparableError(
             f"{case.strategy} derives its traffic on the meta device, which has no values, and the"
-            f" model does not run there ({str(error).splitlines()[0][:120]}). Choose another strategy"
+            f" model does not run there ({message}). Choose another strategy"
         ) from error
     return expected
 

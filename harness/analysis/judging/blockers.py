@@ -152,7 +152,7 @@ def _ungated(run: RunRecord, plan: Plan, case: CaseSpec) -> Caveat:
 def _computed_otherwise(evidence: ContrastData) -> Caveat | None:
     """Return a blocker if a user's model ran other matrix products than when it was checked.
 
-    Its correctness was then shown for another computation than the one that was timed.
+    The correctness check then examined another computation than the one that was timed.
     """
     for launch in evidence.all_launches:
         gate = evidence.run.gates.get(launch.case)

@@ -110,7 +110,7 @@ BARE_FAIL = 8
 TREND_ALPHA = 0.25
 
 
-#: Number of pairs (4 blocks) from which on correlation between pairs is estimated.
+#: The correlation between pairs is estimated from this number of pairs (4 blocks) on.
 CORRELATED_LOOK = 8
 #: The lag-1 autocorrelation of n pairs is too small by about this number divided by n, because it
 #: is computed with their own mean: (1 + 4 r) / n for a correlation r, here 0.5 (Marriott and Pope,

@@ -17,7 +17,7 @@ from harness.training.work import counted_flops
 
 #: Number of steps without a pause, and of steps after a pause.
 STEPS = 3
-#: Number of steps in an epoch of the sampler, as in the correctness check.
+#: Number of steps in an epoch, as in the correctness check: both then draw the same batch.
 STEPS_PER_EPOCH = 2
 
 
@@ -33,7 +33,7 @@ def probe(
     meet: Callable[[], object],
     settle: Callable[[], object],
 ) -> LateSteps:
-    """Run some steps with and without pauses, and one whose products are counted.
+    """Time steps with and without pauses, and count the matrix products of one further step.
 
     ``step`` fetches a batch from the case's input and trains on it. ``work`` trains on the batch of
     the correctness check. Pauses last one to two steps, drawn at random, so that they end at no

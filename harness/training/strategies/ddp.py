@@ -37,7 +37,7 @@ KNOBS = dict(
     bucket_cap_mb=25.0, first_bucket_mb=0.0, static_graph=False, bucket_view=True, unused=False,
     overlap_optimizer=False,
 )  # fmt: skip
-#: The name of this strategy in a case.
+#: The name by which a case selects this strategy: ``ddp``.
 NAME = __name__.rpartition(".")[2]
 HOOKED = True  # compressors can register a communication hook
 

@@ -347,6 +347,7 @@ def sentence(handover: Handover) -> str:
         (failed, "fails", "fail"),
         (handover.num_waived, "fails and is waived", "fail and are waived"),
         (handover.count(Status.INCONCLUSIVE), "is inconclusive", "are inconclusive"),
+        (handover.count(Status.NOT_COMPARABLE), "is not comparable", "are not comparable"),
         (handover.count(None), "was not measured", "were not measured"),
         (handover.count(Status.RECORDED), "cannot be judged here", "cannot be judged here"),
     )

@@ -150,11 +150,12 @@ class Tolerance:
         if not self.exact and any(self.ctx.gather(not error <= limit)):
             self._made = self._made or self.outcomes()
             farthest = max(max(self.ctx.gather(distance(other))) for other in self._made)
-            if math.isfinite(farthest):  # otherwise no replicate bounds the error
-                limit = max(limit, min(FACTOR * farthest, most))
             words.append(f"references with other roundings have an error of {farthest:.2g}")
-        if limit > LARGEST and error <= limit:
-            words.append(f"{UNCHECKED}: rounding alone moves it as far as an incorrect run")
+            by_rounding = min(FACTOR * farthest, most)
+            if math.isfinite(by_rounding):  # otherwise no replicate bounds the error
+                limit = max(limit, by_rounding)
+            if error <= limit and LARGEST < by_rounding == limit:
+                words.append(f"{UNCHECKED}: rounding alone moves it as far as an incorrect run")
         return Check(
             name=name, ok=error <= limit, value=error, limit=limit, detail="; ".join(words)
         )

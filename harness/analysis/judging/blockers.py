@@ -165,9 +165,9 @@ def _computed_otherwise(evidence: ContrastData) -> Caveat | None:
             if abs(ratio - 1) > PRODUCTS:
                 reason = (
                     f"a step after the window of {launch.launch} ran {ratio:.2f}x of the matrix"
-                    " products that a step of the correctness check ran: the model computes"
-                    " something else later in a training, so that its speed is not that of the"
-                    " checked computation"
+                    " products of a step of the correctness check (16-bit products count half):"
+                    " the model computes something else later in a training, and its speed is not"
+                    " that of the checked computation"
                 )
                 return blocker(Status.NOT_COMPARABLE, Reason.NOT_COMPARABLE, reason)
     return None

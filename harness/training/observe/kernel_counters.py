@@ -53,28 +53,32 @@ class Wire:
 def read() -> Wire | None:
     """Return the bytes of all TCP sockets of this process, or None if the kernel reports none."""
     sent = resent = 0
+    for _, sock in _sockets():
+        if not _is_tcp(sock.family, sock.type):
+            continue
+        try:
+            of_one = _written(sock)
+        except OSError:
+            return None
+        if of_one is None:
+            return None
+        sent = sent + of_one[0]
+        resent = resent + of_one[1]
+    return Wire(sent_bytes=sent, resent_bytes=resent)
+
+
+def _sockets() -> Iterator[tuple[str, socket.socket]]:
+    """Yield the open sockets of this process with their inode. They are duplicates, closed here."""
     for name in os.listdir("/proc/self/fd"):
         try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith("socket:"):
                 continue
             duplicate = os.dup(int(name))
         except OSError:
             continue  # the descriptor was closed after it was listed
         with socket.socket(fileno=duplicate) as sock:
-            if (
-                sock.family not in (socket.AF_INET, socket.AF_INET6)
-                or sock.type != socket.SOCK_STREAM
-            ):
-                continue
-            try:
-                of_one = _written(sock)
-            except OSError:
-                return None
-            if of_one is None:
-                return None
-            sent = sent + of_one[0]
-            resent = resent + of_one[1]
-    return Wire(sent_bytes=sent, resent_bytes=resent)
+            yield target.removeprefix("socket:"), sock
 
 
 def _queued(sock: socket.socket) -> int:
@@ -228,18 +232,9 @@ def _kind_of(family: object) -> str:
 
 def _other_sockets(helpers: Sequence[int]) -> Iterator[str]:
     """Yield the open sockets of this process, other than TCP's and those to its helpers."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if not target.startswith("socket:"):
-                continue
-            duplicate = os.dup(int(name))
-        except OSError:
-            continue  # the descriptor was closed after it was listed
-        with socket.socket(fileno=duplicate) as sock:
-            if _is_tcp(sock.family, sock.type) or _peer(sock) in helpers:
-                continue
-            yield f"{_kind_of(sock.family)} {target.removeprefix('socket:')}"
+    for inode, sock in _sockets():
+        if not _is_tcp(sock.family, sock.type) and _peer(sock) not in helpers:
+            yield f"{_kind_of(sock.family)} {inode}"
 
 
 def _peer(sock: socket.socket) -> int:

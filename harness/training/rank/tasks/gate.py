@@ -314,28 +314,9 @@ def _train(
         )
     checks.append(_whole(f"{name}.all_gradients", outcome.gradients, wanted.gradients, ctx))
     late = hasattr(getattr(trainer, "rule", None), "seen")
-    # A simulation casts as the strategy does.
-    casts = expected.casts and supports.oracle != "simulated"
-    rounded = replace(expected, casts=casts)
-
-    def others() -> list[Outcome]:
-        made = replicates(loaded, case, ctx, rounded, ordered=late)
-        return [train(replicate, trained, seen) for replicate in made]
-
-    tolerance = Tolerance(
-        ctx=ctx,
-        exact=is_exact(case, ctx.mesh, expected) and not lossless,
-        eps=eps_of(case, ctx, rounded),
-        layers=rounds_layers(ctx, rounded),
-        outcomes=others,
-    )
-    bound = 0.0
-    least = LOSSLESS if lossless else 0.0
-    if ctx.compressor is not None and not lossless:
-        # Both gradients are clipped to the same norm. A relative error e rotates a gradient by an
-        # angle of at most asin(e). After clipping the distance is therefore at most sqrt(2) e.
-        bound = ctx.compressor.error_bound * (math.sqrt(2) if case.clip else 1.0)
-    checks += _compared(case, tolerance, outcome, wanted, origin, max(bound, least))
+    given = Given(trained, seen, ordered=late)
+    tolerance = _tolerance(loaded, case, ctx, expected, given, lossless=lossless)
+    checks += _compared(case, tolerance, outcome, wanted, origin, _bound(case, ctx, lossless))
     checks.append(Check(name=f"{name}.finite_loss", ok=finite))
     last = range(STEPS - 1, STEPS)
     if supports.replicas and exchanges(last, expected.period, expected.until, expected.growth):
@@ -350,6 +331,54 @@ def _train(
     if watch and gate_checks.asked(case):
         checks += gate_checks.setting_checks(watched[0], trainer, own_batch(loaded, ctx, ids), ctx)
     return checks, counted_by, trainer
+
+
+class Given(NamedTuple):
+    """The batches of each step, and what each rank had received from the others in each step.
+
+    Sums over ranks are ``ordered`` if they add messages in the order of their arrival.
+    """
+
+    batches: Sequence[list[Batch]]
+    seen: Sequence[Sequence[object]]
+    ordered: bool
+
+
+def _tolerance(
+    loaded: Loaded,
+    case: CaseSpec,
+    ctx: RankContext,
+    expected: Expected,
+    given: Given,
+    *,
+    lossless: bool,
+) -> Tolerance:
+    """Return how far a training on these batches may be from its reference."""
+    casts = expected.casts and loaded.supports.oracle != "simulated"  # a simulation casts, too
+    rounded = replace(expected, casts=casts)
+
+    def outcomes() -> list[Outcome]:
+        made = replicates(loaded, case, ctx, rounded, ordered=given.ordered)
+        return [train(replicate, given.batches, given.seen) for replicate in made]
+
+    return Tolerance(
+        ctx=ctx,
+        exact=is_exact(case, ctx.mesh, expected) and not lossless,
+        eps=eps_of(case, ctx, rounded),
+        layers=rounds_layers(ctx, rounded),
+        outcomes=outcomes,
+    )
+
+
+def _bound(case: CaseSpec, ctx: RankContext, lossless: bool) -> float:
+    """Return the error of a gradient that the case's compressor may cause; 0 without a compressor.
+
+    Both gradients are clipped to the same norm. A relative error e rotates a gradient by an angle
+    of at most asin(e). After clipping the distance is therefore at most sqrt(2) e.
+    """
+    if ctx.compressor is None:
+        return 0.0
+    return LOSSLESS if lossless else ctx.compressor.error_bound * (math.sqrt(2) if case.clip else 1)
 
 
 def _compared(

@@ -42,7 +42,7 @@ COVERED = {
     "rank/setup.py cpus_of": GATE,
     "rank/setup.py device_of": GATE,
     "rank/tasks/gate.py is_exact": GATE,
-    "rank/examine.py examine": GATE,
+    "rank/examine.py _observe": GATE,
     "rank/tolerance.py rounds_layers": GATE,
     "rank/tasks/sweep.py _timed": "test_collectives_are_swept_and_checked",
     "rank/gate_checks.py switches": HOW,

@@ -51,8 +51,8 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
-    """What two passes over one batch showed of a model. Names are empty if there is none.
+class Properties:
+    """Properties of a model that two passes over one batch showed. Names are empty if there is none.
 
     ``reassigned`` is a buffer that a pass assigned anew, ``changed`` a frozen parameter that a pass
     changed, and ``other_generator`` a generator outside torch that a pass drew from. ``compiled``
@@ -84,7 +84,7 @@ def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
     _wrap(loaded, case, ctx, changed)
 
 
-def _observe(model: nn.Module, loaded: Loaded, case: CaseSpec, ctx: RankContext) -> Observed:
+def _observe(model: nn.Module, loaded: Loaded, case: CaseSpec, ctx: RankContext) -> Properties:
     """Pass one batch through the model twice, with equal weights, buffers and seeds."""
     samples = torch.arange(max(SAMPLES, ctx.batching.micros[ctx.shard]))
     batch = make_batch(loaded, case, samples, ctx.device)
@@ -103,7 +103,7 @@ def _observe(model: nn.Module, loaded: Loaded, case: CaseSpec, ctx: RankContext)
     with buffers.of(1):
         second = _pass(model, batch, ctx)
     limit = 0.0 if case.device is Device.CPU else rounding(case)
-    return Observed(
+    return Properties(
         first=first,
         reassigned=next(iter(reassigned), ""),
         changed=next(iter(changed), ""),
@@ -113,7 +113,7 @@ def _observe(model: nn.Module, loaded: Loaded, case: CaseSpec, ctx: RankContext)
     )
 
 
-def _unsupported(seen: Observed, case: CaseSpec, ctx: RankContext) -> str:
+def _unsupported(seen: Properties, case: CaseSpec, ctx: RankContext) -> str:
     """Return which property of a model no check supports, and a remedy, or an empty string."""
     sparse = [name for name, gradient in seen.first.gradients.items() if gradient.is_sparse]
     divided = any(ctx.mesh.size(dim) > 1 for dim in (Dim.PP, *SPLITS))

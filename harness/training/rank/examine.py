@@ -52,7 +52,7 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Properties:
-    """Properties of a model that two passes over one batch showed. Names are empty if there is none.
+    """Properties that two passes over one batch showed. A name is empty if there is none.
 
     ``reassigned`` is a buffer that a pass assigned anew, ``changed`` a frozen parameter that a pass
     changed, and ``other_generator`` a generator outside torch that a pass drew from. ``compiled``

@@ -140,6 +140,7 @@ def test_a_loss_that_shows_no_update_is_no_reference(stand: Stand) -> None:
     assert failed == {"loss.shows_updates"}
 
 
+@pytest.mark.full
 def test_each_run_draws_an_order_of_samples_of_its_own(tmp_path: Path) -> None:
     """Two sessions draw different orders of samples."""
     known = Catalogue()
@@ -400,6 +401,7 @@ def test_a_model_that_overstates_its_flops_or_tokens_is_an_error(stand: Stand) -
     assert "tokens() states" in described.error
 
 
+@pytest.mark.full
 def test_no_shipped_model_overstates_anything(stand: Stand) -> None:
     """A sample may be a single vector, such as DiT's latent with its time and class."""
     errors: dict[str, str] = {}

@@ -237,11 +237,9 @@ SIGNS = (
 )  # fmt: skip
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("model", ["mlp-nano", pytest.param("moe-nano", marks=pytest.mark.full)])
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, marks=[pytest.mark.full] * (bug != SIGNS[0])) for bug in SIGNS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["mlp-nano", "moe-nano"])
+@pytest.mark.parametrize("bug", SIGNS)
 def test_signs_that_flip_in_bf16_hide_no_bug(launch: Any, bug: str, model: str) -> None:
     knobs = {"mutant_signs.bug": bug}
     wrong = launch(f"mutant_signs/{model}", 3, knobs=knobs, precision=Precision.BF16)

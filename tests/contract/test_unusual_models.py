@@ -133,7 +133,10 @@ def test_unused_parameters_need_a_knob_which_is_named(launch: Any) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("kind", ["dropout", "batch_norm", "buffer", "compiled_inside"])
+@pytest.mark.parametrize(
+    "kind",
+    ["dropout", "batch_norm", "buffer", pytest.param("compiled_inside", marks=pytest.mark.full)],
+)
 def test_the_losses_of_a_timed_launch_are_those_of_the_reference(
     tmp_path: Path, strategy: str, kind: str
 ) -> None:

@@ -42,7 +42,7 @@ ELSEWHERE = (
 )
 #: Commands that take half a minute each and have other tests.
 LONG = (
-    "scaleproof faults recover", "scaleproof run d", "scaleproof run --", "scaleproof run plan suites",
+    "scaleproof faults recover", "scaleproof run d", "scaleproof run by_hand", "scaleproof run --", "scaleproof run plan suites",
     "scaleproof network", "scaleproof check nodes",
 )  # fmt: skip
 

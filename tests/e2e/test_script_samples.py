@@ -21,7 +21,7 @@ __all__ = ["measured", "session"]  # fixtures
     "shape",
     [
         pytest.param("images", marks=pytest.mark.full),
-        "detection",
+        pytest.param("detection", marks=pytest.mark.full),
         pytest.param("dicts", marks=pytest.mark.full),
         "time first",
         pytest.param("recurrent", marks=pytest.mark.full),

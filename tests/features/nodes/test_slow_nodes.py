@@ -89,6 +89,7 @@ def test_a_slow_node_does_not_blame_its_partners() -> None:
     assert named(seen, 16) == {(2,), (9,)}
 
 
+@pytest.mark.full
 def test_random_slow_launches_name_no_node() -> None:
     """Every twentieth launch is 5 % slower on any node, which the scatter of all launches shows."""
     wrong = 0
@@ -152,6 +153,7 @@ def test_a_node_that_was_never_measured_is_reported() -> None:
     assert pairing.unseen(replace(suspects, pairs=())) == suspects.hosts
 
 
+@pytest.mark.full
 def test_the_smallest_detectable_slowdown_is_reported() -> None:
     """A node with this slowdown, injected into other worlds with the same noise, is rarely missed."""
     quiet, wide = (

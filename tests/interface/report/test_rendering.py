@@ -154,11 +154,13 @@ def nothing(doc: Any) -> None:
 
 
 KINDS: list[Callable[[Any], None]] = [
-    interrupted, failed, single, nodes, gpus, many_ranks, many_cases, nothing,
+    interrupted, failed, single, nodes, gpus, many_ranks, nothing,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("edit", KINDS, ids=lambda e: e.__name__)
+@pytest.mark.parametrize(
+    "edit", [*KINDS, pytest.param(many_cases, marks=pytest.mark.full)], ids=lambda e: e.__name__
+)
 def test_a_record_of_every_kind_renders_completely(
     sample_run: RunRecord, sample: Path, edit: Callable[[Any], None]
 ) -> None:

@@ -16,10 +16,10 @@ class ModelFacts:
     with the batch. ``again_bytes`` is the memory that the largest block needs while it is
     recomputed. ``loss_bytes_per_sample`` is the memory for temporary tensors of the loss in both
     passes. ``copies`` is the number of weight-sized buffers in training: weights, gradients, and
-    two moments of AdamW. ``frozen_bytes`` is the size of additional weights that are not trained;
-    every rank holds all of them. ``step_s`` is the time of a step in seconds if the model itself
-    determines it, as simulated compute does. ``loss_floor`` is the entropy of the data in nats, if
-    known.
+    two moments of AdamW. ``trained`` is the share of the parameters that are not frozen, and
+    ``frozen_bytes`` is the size of the buffers, all of which every rank holds. ``step_s`` is the
+    time of a step in seconds if the model itself determines it, as simulated compute does.
+    ``loss_floor`` is the entropy of the data in nats, if known.
     """
 
     num_params: int
@@ -34,6 +34,7 @@ class ModelFacts:
     again_bytes: int = 0
     loss_bytes_per_sample: int = 0
     copies: int = 4
+    trained: float = 1.0
     loss_floor: float | None = None
     again_flops_per_sample: float | None = None
     frozen_bytes: int = 0

@@ -34,7 +34,7 @@ from harness.training.context import Loaded, build_model, make_batch, parts, ten
 from harness.training.data import Batch
 from harness.training.parallel import traffic
 from harness.training.parallel.depth import likeness
-from harness.training.trainer import constant, parameter_bytes, training_bytes
+from harness.training.trainer import constant, parameter_bytes, trained_bytes, training_bytes
 from harness.training.tuning.tuned import refuse, untuned
 from harness.training.work import (
     WorkBySamples,
@@ -452,5 +452,6 @@ def model_facts(loaded: Loaded, case: CaseSpec) -> tuple[ModelFacts, nn.Sequenti
         # The output of log_softmax and the gradient of nll_loss are fp32 for any dtype of x.
         loss_bytes_per_sample=0 if forward else 2 * 4 * elements,
         copies=1 if forward else optimizers.copies(case),
+        trained=trained_bytes(model) / parameter_bytes(model),
         frozen_bytes=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
     ), model

@@ -222,13 +222,15 @@ def training_bytes(
     """Return the peak memory of a rank in bytes, which occurs at the loss or at the optimizer step.
 
     At the loss a rank holds the weights, two AdamW moments, all saved activations and the
-    temporaries of the loss. At the optimizer step the activations are freed and all gradients are
-    allocated. ``gradients`` states that gradients are always allocated, as in DDP's buckets.
+    temporaries of the loss, but no moments of frozen weights. At the optimizer step the activations
+    are freed and all gradients are allocated. ``gradients`` states that gradients are always
+    allocated, as in DDP's buckets.
     """
     states = elements * size
-    early = facts.copies - 1 if facts.copies > 1 and not gradients else facts.copies
+    copies = 1 + (facts.copies - 1) * facts.trained
+    early = copies - facts.trained if copies > 1 and not gradients else copies
     kept = (facts.activation_bytes_per_sample + facts.loss_bytes_per_sample) * samples
     always = facts.cast_bytes + facts.frozen_bytes
     at_loss = states * early + kept + always
-    at_step = states * facts.copies + facts.again_bytes * samples + always
+    at_step = states * copies + facts.again_bytes * samples + always
     return int(max(at_loss, at_step))

@@ -104,7 +104,8 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
         launches = list(known[arm.name].values())
         step_s = _step_s(known[arm.name])
         described = run.described.get(arm.case.hash)
-        if step_s is None or described is None or described.facts is None:
+        facts = None if described is None else described.facts
+        if step_s is None or facts is None:
             continue
         measured_bps = link_bps(run, arm.case)
         sent = _sent(launches)
@@ -116,7 +117,7 @@ def costs(run: RunRecord, plan: Plan) -> list[EncodingCost]:
                 case=arm.case.hash,
                 step_s=step_s,
                 sent_bytes=sent,
-                bytes_per_parameter=sent / described.facts.num_params,
+                bytes_per_parameter=sent / (facts.num_params * facts.trained),
                 encode_s=_mean([e for e, _ in coded]),
                 decode_s=_mean([d for _, d in coded]),
                 loss=_mean(losses),

@@ -381,7 +381,7 @@ def excess(evidence: ContrastData, *, if_cut: bool = False) -> str:
         for launch in baseline
         if launch.steps and launch.consumed
     )
-    update_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device] / samples
+    update_s = ADAMW_BYTES * facts.num_params * facts.trained / MEMORY_BYTES[case.device] / samples
     # The subject's ranks may divide the optimizer's work; the baseline has to do all of it.
     if theirs - min(update_s, theirs / 2) <= MOST_TIMES * subject_s:
         return ""

@@ -494,7 +494,7 @@ def _gain(evidence: ContrastData) -> float:
     faster = biases.faster_alone(evidence)
     if not sharded or facts is None or not steps or case.world_size < 2:
         return faster
-    optimizer_s = ADAMW_BYTES * facts.num_params / MEMORY_BYTES[case.device]
+    optimizer_s = ADAMW_BYTES * facts.num_params * facts.trained / MEMORY_BYTES[case.device]
     saved = min(0.5, optimizer_s / fmean(steps)) * (1 - 1 / case.world_size)
     return faster / (1 - saved)
 

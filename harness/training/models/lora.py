@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from harness.base.documents import Json
 from harness.training.data import uniform
@@ -52,18 +51,13 @@ def _adapted(size: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 class Frozen(nn.Module):
-    """Weights of shape (outputs, inputs) that are not trained and do not depend on the seed.
-
-    They are a buffer and not a parameter, so optimizers and gradient exchange ignore them.
-    """
-
-    weight: Tensor
+    """Weights of shape (outputs, inputs) that are not trained and do not depend on the seed."""
 
     def __init__(self, outputs: int, inputs: int, place: int, scale: float) -> None:
         super().__init__()
         rows = torch.arange(outputs) + (place << 32)
         weight = uniform(rows, inputs).mul_(scale).to(torch.get_default_dtype())
-        self.register_buffer("weight", weight, persistent=False)
+        self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight)
@@ -96,11 +90,9 @@ class Adapter(nn.Module):
 class Norm(nn.Module):
     """RMSNorm with a weight that is frozen at one."""
 
-    weight: Tensor
-
     def __init__(self, d: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.ones(d), persistent=False)
+        self.weight = nn.Parameter(torch.ones(d), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), self.weight)
@@ -158,13 +150,9 @@ def build(size: Mapping[str, Json]) -> nn.Sequential:
     d = size["d"]
     blocks = [(f"block{i}", LoraBlock(size, i)) for i in range(size["layers"])]
     head = nn.Sequential(OrderedDict(norm=Norm(d), fc=Frozen(size["vocab"], d, 2, (3 / d) ** 0.5)))
-    model = nn.Sequential(
+    return nn.Sequential(
         OrderedDict([("embed", Embedding(size["vocab"], d)), *blocks, ("head", head)])
     )
-    # DDP would otherwise broadcast the frozen buffers before every step.
-    frozen = [name for name, _ in model.named_buffers()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, frozen)
-    return model
 
 
 def flops(size: Mapping[str, Json]) -> float:

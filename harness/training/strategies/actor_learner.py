@@ -13,7 +13,7 @@ from harness.training.context import Knobs, RankContext
 from harness.training.data import Batch
 from harness.training.observe.spans import span
 from harness.training.parallel import data_parallel, groups, outer, traffic
-from harness.training.trainer import LocalTrainer, training_bytes
+from harness.training.trainer import LocalTrainer, trained_bytes, training_bytes
 
 SUPPORTS = dict(
     recovers=False,
@@ -47,7 +47,7 @@ def expect(
     batch = data_parallel.inputs(facts, batching.largest * batching.accumulate)
     roles = mesh.size(Dim.ROLE)
     backend = case.backend
-    learner = traffic.all_reduce(payload, mesh.size(Dim.DP))
+    learner = traffic.all_reduce(float(trained_bytes(model)), mesh.size(Dim.DP))
     learner += traffic.broadcast(payload, roles, 0, backend)
     actor = traffic.sent(float(batch.nbytes)) + traffic.broadcast(payload, roles, 1, backend)
     return traffic.expected(
@@ -101,6 +101,8 @@ class RolePair(LocalTrainer):
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the gradients of the last step; actors receive them from their learners."""
         for name, parameter in self.named():
+            if not parameter.requires_grad:
+                continue
             received = parameter.grad
             gradient = torch.empty_like(parameter) if received is None else received.detach()
             if self.pair is not None:

@@ -11,7 +11,13 @@ from harness.cases import Batching, CaseSpec
 from harness.record import Expected, ModelFacts
 from harness.training.context import Knobs, RankContext
 from harness.training.parallel import outer, traffic
-from harness.training.trainer import LocalTrainer, element_bytes, num_elements, training_bytes
+from harness.training.trainer import (
+    LocalTrainer,
+    element_bytes,
+    num_elements,
+    trained_bytes,
+    training_bytes,
+)
 
 #: The gradients of one rank, in the order of its parameters.
 Gradients: TypeAlias = Sequence[Tensor]
@@ -37,7 +43,7 @@ def expect(
         )
     elements = num_elements(model)
     size = element_bytes(model)
-    sent = traffic.all_reduce(float(elements * size), max(1, n // JOBS))
+    sent = traffic.all_reduce(float(trained_bytes(model)), max(1, n // JOBS))
     of_ranks = [sent if _talks(rank, knobs) else traffic.Traffic() for rank in range(n)]
     return traffic.expected(
         of_ranks,

@@ -46,7 +46,7 @@ def checkpointed(model: nn.Module, case: CaseSpec) -> list[Again]:
     """
     counts = []
     for name, block in list(model.named_children())[:: case.checkpoint_every]:
-        if any(True for _ in block.buffers()) and not any(True for _ in block.parameters()):
+        if {parameter.requires_grad for parameter in block.parameters()} == {False}:
             continue
         count = Again(case.selective)
         setattr(model, name, checkpoint_wrapper(block, context_fn=count.contexts))

@@ -71,8 +71,9 @@ def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
         words += ["--accept", case.accepted]
     if settings.fresh:
         words += ["--fresh"]
-    for option, paths in (("--clean", settings.clean), ("--data", settings.data)):
-        words += [option, *paths] if paths else []
+    words += ["--clean", *settings.clean] if settings.clean else []
+    for option, paths in (("--data", settings.data), ("--writes", settings.writes)):
+        words += [word for path in paths for word in (option, path)]
     return [*words, *_typed(settings.argv), "--", *shlex.split(case.script)]
 
 

@@ -25,7 +25,8 @@ class Settings:
     ``fresh`` states that every rank of a script starts in a new interpreter. ``folder`` is the
     folder in which the script is run. Each launch runs in a copy of it. If ``clean`` lists paths,
     launches run in the folder itself, and these paths are removed before each launch. The copies
-    share the paths in ``data``, which the script only reads.
+    share the paths in ``data``, which the script only reads. The script may change the paths in
+    ``writes``, which are outside the copy.
 
     ``setups`` lists further software environments as pairs of a name and an interpreter.
     ``project`` is the folder of the user's project. ``checkouts`` lists versions of the project as
@@ -52,6 +53,7 @@ class Settings:
     folder: str = ""
     clean: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
     setups: tuple[tuple[str, str], ...] = ()
     project: str = ""
     checkouts: tuple[tuple[str, str], ...] = ()

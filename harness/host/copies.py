@@ -1,7 +1,6 @@
 """Copy a user's folder for launches of a script, and find changes of files that launches share."""
 
 import contextlib
-import ctypes
 import functools
 import os
 import shutil
@@ -16,18 +15,6 @@ from harness.base.formatting import si
 #: Maximum number of shared files that are compared after every launch. Further files are not
 #: compared.
 MOST_SHARED_FILES = 100_000
-# Flags of the system calls unshare(2) and mount(2).
-_NEW_NAMESPACE = 0x0002_0000  # CLONE_NEWNS
-_NEW_USERS = 0x1000_0000  # CLONE_NEWUSER
-_READ_ONLY = 0x1
-_REMOUNT = 0x20
-_BIND = 0x1000
-_RECURSIVE = 0x4000
-_PRIVATE = 0x4_0000
-#: Mount flags that have the same value in statvfs(3) and in mount(2).
-_SAME_FLAGS = 0x2 | 0x4 | 0x8 | 0x400 | 0x800
-#: A mount flag that has different values in statvfs(3) and in mount(2), in this order.
-_RELATIVE_ATIME = (0x1000, 0x20_0000)
 
 
 class Stamp(NamedTuple):
@@ -76,39 +63,6 @@ def _files(folder: Path, data: Sequence[str]) -> Iterator[Path]:
                 yield from (Path(here) / n for n in sorted(names))
         else:
             yield path
-
-
-def read_only(paths: Sequence[Path]) -> bool:
-    """Make these paths read-only for this process and its children; return whether that worked.
-
-    The process must have only one thread. It keeps its user and its access to files.
-    """
-    if not paths:
-        return True
-    libc = ctypes.CDLL(None, use_errno=True)
-    user, group = os.getuid(), os.getgid()
-    if libc.unshare(_NEW_NAMESPACE) != 0:
-        if libc.unshare(_NEW_NAMESPACE | _NEW_USERS) != 0:
-            return False
-        try:
-            Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
-            Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="utf-8")
-            Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="utf-8")
-        except OSError:
-            return False
-    if libc.mount(b"none", b"/", None, _RECURSIVE | _PRIVATE, None) != 0:
-        return False
-    return all(_mounted(libc, os.fsencode(path.resolve())) for path in paths)
-
-
-def _mounted(libc: ctypes.CDLL, path: bytes) -> bool:
-    """Mount a path read-only over itself, and return whether that worked."""
-    if libc.mount(path, path, None, _BIND | _RECURSIVE, None) != 0:
-        return False
-    flags = os.statvfs(path).f_flag
-    same_flags = flags & _SAME_FLAGS  # an unprivileged namespace may not clear these flags
-    same_flags |= _RELATIVE_ATIME[1] if flags & _RELATIVE_ATIME[0] else 0
-    return bool(libc.mount(None, path, None, _REMOUNT | _BIND | _READ_ONLY | same_flags, None) == 0)
 
 
 #: Maximum number of bytes that one launch may copy.
@@ -193,17 +147,21 @@ def copy(folder: Path, into: Path, results: Path, data: Sequence[str] = ()) -> N
             shutil.copy2(entry.source, target)
 
 
-@functools.lru_cache(maxsize=8)
-def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
-    """Raise SpecError if copies of a folder would be too large, or a ``data`` path is missing."""
-    for path in data:
+def refuse_missing(folder: Path, option: str, paths: Sequence[str]) -> None:
+    """Raise SpecError if one of the paths that an option names does not exist."""
+    for path in paths:
         if not (folder / path).exists():
             raise SpecError(
-                f"--data {path}: no such file or folder",
+                f"{option} {path}: no such file or folder",
                 where=str(folder),
-                expected="an existing path that the script only reads",
+                expected="an existing path",
                 fix=f"ls {folder}",
             )
+
+
+@functools.lru_cache(maxsize=8)
+def refuse_large(folder: Path, results: Path, data: tuple[str, ...]) -> None:
+    """Raise SpecError if copies of a folder would be too large."""
     size: dict[str, int] = {}
     number: dict[str, int] = {}
     for entry in entries(folder, results, data):

@@ -83,6 +83,13 @@ OPTIONS = (
         advanced=True,
     ),
     Option(
+        name="writes",
+        needs="scripts",
+        help="existing file or folder outside a script's folder that its launches may change",
+        kwargs={"metavar": "PATH", "action": "append", "default": []},
+        advanced=True,
+    ),
+    Option(
         name="references",
         help="expected values of this hardware: a file, or a folder of files",
         kwargs={"metavar": "PATH"},

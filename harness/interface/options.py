@@ -154,6 +154,7 @@ def settings(values: Mapping[str, Any], site: Site, argv: Sequence[str]) -> Sett
         outline=site.device is Device.CPU and not values["operators"],
         paths=tuple(str(Path(p).resolve()) for p in values["path"]),
         data=tuple(values["data"]),
+        writes=tuple(values["writes"]),
         setups=setups(values),
     )
 

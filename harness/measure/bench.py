@@ -48,6 +48,11 @@ from harness.record.store import load_samples, write_text
 
 #: The advice for a script that writes to a folder given by --data, which all launches use.
 UNSHARED = "omit that --data option, and every launch gets a private copy"
+#: The advice for a script that a read-only file system has stopped.
+READ_ONLY = (
+    "a launch may only change files in its copy of the script's folder: write to a relative path,"
+    " omit --data for it, or allow it by --writes PATH"
+)
 #: FLOP/s of a slow CPU core. Only deadlines use it.
 SLOW_FLOPS = 5e9
 #: Characters that must not occur in the name of a launch, which is also the name of a folder.
@@ -445,8 +450,8 @@ def _swept(
 def _record(order: Order, spec: LaunchSpec, ended: Ended) -> LaunchRecord:
     """Return the record of a world, before its samples are evaluated."""
     cause = causes.attribute(ended.ranks, ended.unreachable)
-    if cause is not None and order.script is not None and order.script.data:
-        cause = replace(cause, message=_with_shared(cause.message))
+    if cause is not None and order.script is not None:
+        cause = replace(cause, message=_with_outside(cause.message))
     ranks = _left_by([end.rank for end in ended.ranks], Path(spec.out))
     return LaunchRecord(
         launch=spec.launch,
@@ -493,11 +498,11 @@ def _gpus(
     return tuple(gpus)
 
 
-def _with_shared(message: str) -> str:
-    """Return the error message of a script, with advice if it could not write to shared data."""
+def _with_outside(message: str) -> str:
+    """Return the error message of a script, with advice if it could not write to a file."""
     if os.strerror(errno.EROFS) not in message:
         return message
-    return f"{message} ({UNSHARED})"
+    return f"{message} ({READ_ONLY})"
 
 
 def _compared(launch: LaunchRecord, folder: Path) -> LaunchRecord:

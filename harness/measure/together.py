@@ -174,7 +174,12 @@ def _script(session: Session, case: CaseSpec, window: Window, again: bool) -> Sc
     if not settings.clean:
         copies.refuse_large(Path(folder), session.run.folder, settings.data)
     return Script(
-        **vars(window), folder=folder, fresh=fresh, clean=settings.clean, data=settings.data
+        **vars(window),
+        folder=folder,
+        fresh=fresh,
+        clean=settings.clean,
+        data=settings.data,
+        writes=settings.writes,
     )
 
 

@@ -142,4 +142,4 @@ def test_a_folder_too_large_to_copy_is_refused_with_a_fix(
     shared = ("many", "checkpoints", "linked.pt")
     copies.refuse_large(home, tmp_path, shared)
     with pytest.raises(SpecError, match="no such file or folder"):
-        copies.refuse_large(home, tmp_path, ("nothing",))
+        copies.refuse_missing(home, "--data", ["many", "nothing"])

@@ -394,6 +394,7 @@ class ScriptRecoverer(Recoverer):
             steps=self._after + AFTER,
             fresh=settings.fresh,
             data=settings.data,
+            writes=settings.writes,
         )
 
     def _whole_of(self, case: CaseSpec) -> Journals:

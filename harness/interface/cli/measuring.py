@@ -165,6 +165,8 @@ def session(
     settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
     if old is not None:
         settings, notes = options.resumed(old, settings)
+    copies.refuse_missing(Path(settings.folder), "--data", settings.data)
+    copies.refuse_missing(Path(settings.folder), "--writes", settings.writes)
     if asked.script and not settings.clean:
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])

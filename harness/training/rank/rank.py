@@ -61,8 +61,9 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
     backend = spec.case.backend
     with stack_file.open("w", encoding="utf-8") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-        collectives.dump_when_asked(flight_file, backend)
         try:
+            workplace.protect(spec, place.node)  # before there are several threads
+            collectives.dump_when_asked(flight_file, backend)
             if isinstance(spec.task, Script | Break):
                 script.work(spec, place, beats, lambda: leave(_tidy(folder, place.rank)))
             else:

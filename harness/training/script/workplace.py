@@ -2,8 +2,9 @@
 
 A launch works in a copy of the script's folder, so it does not find files of other launches. With
 ``--clean`` it works in the folder itself, and the paths that it writes are removed before each
-launch. Each launch has a separate folder for temporary files. ``startup/write_guard.py`` prevents
-all other writes.
+launch. Each launch has a separate folder for temporary files. All other files are read-only
+(``host/sandbox.py``). If the kernel does not allow that, ``startup/write_guard.py`` still stops
+Python code that would write to them, and it names the path in any case.
 """
 
 import getpass
@@ -14,9 +15,9 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness.host import copies, doctor
+from harness.host import copies, doctor, sandbox
 from harness.launch.wire.messages import Break, LaunchSpec, Script
-from harness.training.script.startup.write_guard import WRITABLE
+from harness.training.script.startup.write_guard import WRITABLE, caches
 
 
 def of(spec: LaunchSpec, node: int) -> Path:
@@ -65,22 +66,45 @@ def variables(spec: LaunchSpec, node: int) -> Mapping[str, str]:
     The cache of TorchInductor keeps its default location, so that launches share compiled code.
     """
     task = spec.task
+    assert isinstance(task, Break | Script)
     of_launch = temporary(Path(spec.out), node)
     folder = of(spec, node)
     cleaned = task.clean if isinstance(task, Script) else ()
     places = [folder / path for path in cleaned] or [folder]
+    allowed = [Path(task.folder) / path for path in task.writes]
     user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{of_launch.parent}/torchinductor_{user}")
     return {
         "TMPDIR": str(of_launch),
         "TORCHINDUCTOR_CACHE_DIR": compiled,
-        WRITABLE: os.pathsep.join(map(str, (*places, spec.out, of_launch))),
+        WRITABLE: os.pathsep.join(map(str, (*places, *allowed, spec.out, of_launch))),
     }
+
+
+def protect(spec: LaunchSpec, node: int) -> None:
+    """Make all files read-only for this process, except in the folders of the launch.
+
+    This process must have one thread only. Only a user's script is confined.
+    """
+    task = spec.task
+    if not isinstance(task, Break | Script):
+        return
+    home = Path(task.folder)
+    of_launch = [Path(spec.out), temporary(Path(spec.out), node)]
+    if isinstance(task, Break):
+        of_launch.append(Path(task.place))
+    if isinstance(task, Script) and task.clean:
+        of_launch.append(home)
+    compiled = Path(variables(spec, node)["TORCHINDUCTOR_CACHE_DIR"])
+    for folder in (*of_launch, compiled):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    allowed = [home / path for path in task.writes]
+    existing = [folder for folder in (*caches(), *allowed) if folder.exists()]
+    sandbox.enter([*of_launch, compiled, *existing], [home / path for path in task.data])
 
 
 def prepare(spec: LaunchSpec, node: int) -> None:
     """Create or clean the folders of a launch, once on every node."""
-    temporary(Path(spec.out), node).mkdir(mode=0o700, exist_ok=True)
     task = spec.task
     folder = of(spec, node)
     assert isinstance(task, Break | Script)

@@ -18,7 +18,6 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from harness.base.errors import LaunchError
-from harness.host import copies
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.observe import collectives
@@ -36,7 +35,6 @@ def work(spec: LaunchSpec, place: RankPlace, beats: Beats, leave: Callable[[], N
     Raise what the script raises, or LaunchError if the script exits with an error before that.
     """
     assert isinstance(spec.task, Script | Break)
-    copies.read_only([Path(spec.task.folder) / name for name in spec.task.data])
     collectives.enable(KEPT)
     beats.write(place.rank, Phase.GROUP)
     store = place.store()

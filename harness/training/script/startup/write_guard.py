@@ -3,7 +3,8 @@
 An audit hook (PEP 578) sees every file that Python code opens for writing, renames, removes or
 creates. It resolves each path first, so absolute paths, ``~``, ``..`` and links are all checked.
 ``torch.save`` and ``torch.jit.save`` write in C++, so the hooks on them call ``refuse``. The hook
-does not see other native writers (safetensors, HDF5, SQLite) or programs that the script starts.
+does not see other native writers (safetensors, HDF5, SQLite) or programs that the script starts:
+these are stopped by the kernel if it allows read-only mounts (``host/sandbox.py``).
 This file imports only the standard library, because it runs at the start of an interpreter.
 """
 
@@ -23,6 +24,8 @@ _KERNEL = ("/dev", "/proc", "/sys")
 #: Names of cache folders and files, such as ``~/.cache``, ``__pycache__`` and ``labels.cache``.
 #: They remain writable.
 _CACHE = re.compile(r"caches?_*$", re.IGNORECASE)
+#: Folders for caches of compilers and drivers in the home directory.
+_CACHES = (".cache", ".nv", ".triton")
 #: Environment variables that name a cache, in addition to those with CACHE in their name.
 _CACHE_HOMES = {"HF_HOME", "TORCH_HOME"}
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -54,12 +57,7 @@ class WriteGuard:
     """A guard that refuses changes outside ``roots`` in this process and in its forks."""
 
     def __init__(self, roots: Iterable[str]) -> None:
-        caches = [
-            folder
-            for name, folder in os.environ.items()
-            if ("CACHE" in name or name in _CACHE_HOMES) and Path(folder).is_absolute()
-        ]
-        self._roots = [Path(root).resolve() for root in (*roots, *caches, *_KERNEL)]
+        self._roots = [Path(root).resolve() for root in (*roots, *map(str, caches()), *_KERNEL)]
 
     def install(self) -> None:
         """Install the audit hook. It remains until this process ends."""
@@ -86,7 +84,7 @@ class WriteGuard:
             raise OutsideWriteError(
                 f"the script would write to {place}, which is outside the launch's copy of its"
                 " folder: the write was refused and nothing was changed. Let the script write to a"
-                " relative path inside its folder"
+                f" relative path inside its folder, or allow it by --writes {place.parent}"
             )
 
     def _allowed(self, place: Path) -> bool:
@@ -113,6 +111,16 @@ class WriteGuard:
         ):  # a mkdir of an existing folder fails in any case
             place, folder = _ENTRY[event]
             self.refuse(args[place], args[folder], follow=False)
+
+
+def caches() -> list[Path]:
+    """Return the folders for caches of compilers, drivers and libraries."""
+    named = [
+        Path(folder)
+        for name, folder in os.environ.items()
+        if ("CACHE" in name or name in _CACHE_HOMES) and Path(folder).is_absolute()
+    ]
+    return [*(Path.home() / name for name in _CACHES), *named]
 
 
 guard: WriteGuard | None = None

@@ -188,12 +188,13 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
     4. it exited without a result;
     5. the other nodes cannot reach its node;
     6. in a hang, it is stopped, or stuck in the kernel;
-    7. in a hang, it made fewer updates than ranks that have finished, and waits for them;
-    8. in a hang, it is the only rank that is not waiting inside torch;
-    9. its collectives differ from those of the other ranks;
-    10. it aborted itself;
-    11. it entered the last common collective late;
-    12. it was silent for the longest time.
+    7. its loader ended after fewer batches than another rank has drawn;
+    8. in a hang, it made fewer updates than ranks that have finished, and waits for them;
+    9. in a hang, it is the only rank that is not waiting inside torch;
+    10. its collectives differ from those of the other ranks;
+    11. it aborted itself;
+    12. it entered the last common collective late;
+    13. it was silent for the longest time.
 
     A rank that reports a lost connection or a time-out is a victim, and a rank that reported
     nothing is the suspect. A rank that was still working is never a sure cause, because it may only
@@ -210,6 +211,7 @@ def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause
         _left,
         partial(_cut_off, unreachable=unreachable),
         _stopped,
+        _exhausted,
         _short,
         _asleep,
         _out_of_step,
@@ -311,6 +313,25 @@ def _stopped(failed: Sequence[RankEnd]) -> Suspect | None:
             what = "stopped" if end.state == "T" else "stuck inside the kernel"
             text = f"{what} for {end.silent_s:.0f} s"
             return Suspect(rank=end.rank, kind="hang", message=text, sure=True)
+    return None
+
+
+def _exhausted(failed: Sequence[RankEnd]) -> Suspect | None:
+    """Return the rank whose loader ended after fewer batches than another rank has drawn.
+
+    In a loop over batches, ranks with unequal numbers of batches part at the end of a pass.
+    """
+    loops = [(end, end.loop) for end in failed if end.loop is not None]
+    for end, loop in sorted(loops, key=lambda one: (-one[1].passes, one[1].length)):
+        for other, drawn in loops:
+            if drawn.passes == loop.passes - 1 and drawn.batches > loop.length:
+                text = (
+                    f"its loader ended after {loop.length} batches, and rank {other.rank} goes on"
+                    f" with batch {drawn.batches}: give all ranks equally many batches"
+                    " (DistributedSampler, drop_last, shards of one length), or train within"
+                    " DistributedDataParallel's join()"
+                )
+                return Suspect(rank=end.rank, kind="collective", message=text, sure=True)
     return None
 
 

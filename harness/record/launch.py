@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.cases import Metric
 from harness.host.nvml import GpuWindow
+from harness.record.anatomy import Anatomy
 from harness.record.budget import Budget
 from harness.record.rank import RankRecord
 
@@ -216,6 +217,7 @@ class LaunchRecord:
     perturbation_low: float | None = None
     compared: int = 0
     stalls: Stalls | None = None
+    anatomy: Anatomy | None = None
     slot: str = ""
     behind: str = ""
     hosts: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from harness.record.anatomy import CalledCollective
 from harness.record.spans import Category
 
 
@@ -187,7 +188,13 @@ class ScriptObservations:
     samples over ranks; it must be the same on all ranks (empty: there is none). ``bursts_s`` is the
     time up to the backward passes in a mean step minus that in a median step, in seconds; it shows
     work that only some steps do. ``loose`` are short digests, after the last step, of parameters
-    that get gradients and are updated but belong to no root.
+    that get gradients and are updated but belong to no root. ``calls`` are the collectives that the
+    script calls itself, by the name of the function. ``threads`` and ``cores`` are the numbers of
+    threads that torch computes with and of cores that they may use, at the end of the window.
+    ``statistics`` are layers that collect statistics of this rank's batches alone (batch norm), and
+    ``broadcast``: a wrapper copies the statistics of one rank to all before each forward pass.
+    ``buffers`` is a digest of all buffers at the end. ``settings`` are the settings with which each
+    optimizer was made.
     """
 
     world_size: int
@@ -253,6 +260,13 @@ class ScriptObservations:
     rates: tuple[float, ...] = ()
     exchanging: tuple[str, ...] = ()
     unchanged: bool = False
+    calls: Mapping[str, CalledCollective] = field(default_factory=dict)
+    threads: int = 0
+    cores: int = 0
+    statistics: tuple[str, ...] = ()
+    broadcast: bool = False
+    buffers: str = ""
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

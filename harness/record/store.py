@@ -63,6 +63,10 @@ class Samples:
     schema 5. ``came`` is the number of training samples that reached the model; it is present if
     ``seen`` does not cover all steps.
 
+    A user's training has ``parts_s``, the seconds of each ``StepPart`` with shape (steps, parts);
+    ``begun``, the number of passes over loaders that begin in each step; and ``ready_s``, the wall
+    clock time at which the last gradients of the step were complete (NaN: unknown).
+
     A bit check has ``bits``, the hashes of results with shape (steps, micro-batches, output and
     gradients); ``received``, the hashes of the data from each rank with shape (steps, ranks); and
     ``stored``, the hashes of the parameters and of a copy that was read back. A reference has
@@ -81,6 +85,9 @@ class Samples:
     received: np.ndarray | None = None
     stored: np.ndarray | None = None
     replicates: np.ndarray | None = None
+    parts_s: np.ndarray | None = None
+    begun: np.ndarray | None = None
+    ready_s: np.ndarray | None = None
 
 
 def write_text(path: Path, text: str) -> None:

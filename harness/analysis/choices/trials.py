@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.rungs import Rung
-from harness.analysis.timeline.advice import LARGE, Remedy, remedies
+from harness.analysis.timeline.advice import LARGE, OF_SCRIPTS, Remedy, remedies
 from harness.cases import Arm, Catalogue, Contrast, Plan
 from harness.cases.plan import Role
 from harness.record import RunRecord, Term
@@ -26,7 +26,8 @@ class Loss:
 
     ``excess_ns`` is the time by which the term is longer than under linear scaling, and ``share``
     the share of the step that this time takes. ``gain`` is the largest possible increase of the
-    scaling efficiency if it is removed. ``remedies`` are changes that may reduce it.
+    scaling efficiency if it is removed. ``remedies`` are changes that may reduce it, and ``change``
+    is a change of a user's script, in words.
     """
 
     case: str
@@ -35,6 +36,7 @@ class Loss:
     share: float
     gain: float
     remedies: tuple[Remedy, ...]
+    change: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,8 @@ class Tried:
 def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
     """Yield the terms that grew by a large share of the step, the largest first.
 
-    Simulated compute has no remedies, because its time is configured. A user's script has no
-    remedies, because its settings are unknown.
+    Simulated compute has no remedies, because its time is configured. The remedy for a user's
+    script is a change of its code.
     """
     lost = rung.losses
     for term, excess in sorted(lost.excess_ns.items(), key=lambda pair: -pair[1]):
@@ -77,6 +79,7 @@ def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
             share=share,
             gain=lost.gain(term),
             remedies=may_help,
+            change=OF_SCRIPTS[term] if rung.arm.case.script else "",
         )
 
 

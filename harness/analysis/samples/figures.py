@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.analysis.samples import script
+from harness.analysis.samples.anatomy import anatomy
 from harness.analysis.samples.references import LossCurve, astray, mean_losses
 from harness.analysis.samples.steadiness import steadiness
 from harness.base import stats
@@ -31,6 +32,7 @@ from harness.record import (
     bytes_sent,
     headers,
 )
+from harness.record.anatomy import Anatomy
 from harness.record.launch import STOOD_STILL, loads
 from harness.record.store import Samples
 
@@ -80,6 +82,7 @@ class Figures:
     foreign_load: float | None
     compared: int
     stalls: Stalls | None
+    anatomy: Anatomy | None
     reached: Reached | None
     final_loss: float | None
 
@@ -125,6 +128,7 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
         foreign_load=foreign_load(ranks, beside),
         compared=compared(samples, reference),
         stalls=stalls(kept, cut) if samples else None,
+        anatomy=anatomy(samples, cut) if expected is None else None,
         reached=reached(samples, target, expected) if samples and target and expected else None,
         final_loss=final_loss(samples) if samples and target else None,
     )

@@ -113,13 +113,22 @@ LARGE = 0.03
 MOVED = 0.05
 
 #: Advice for a user's script, whose settings the harness cannot change.
-_LARGER = "a larger batch on each rank, or gradient accumulation over several batches"
-_OF_SCRIPTS = {
-    Term.TRANSFER: _LARGER,
-    Term.UNDIVIDED: _LARGER,
-    Term.LAUNCH: _LARGER,
-    Term.DATA: "more workers in the DataLoader, and less frequent logging and evaluation",
-    Term.MOVE: "pinned memory and non_blocking copies",
+_FEWER_BYTES = (
+    "a larger batch on each rank, no_sync() while gradients accumulate, or gradients in 16 bits"
+    " (register_comm_hook with bf16_compress_hook)"
+)
+OF_SCRIPTS = {
+    Term.COMPUTE: "fewer threads or workers than cores: ranks share cores, memory and clocks",
+    Term.WAIT: "equal work on all ranks: sort or bucket samples by length, and log or evaluate on"
+    " all ranks or on none",
+    Term.TRANSFER: _FEWER_BYTES,
+    Term.UNDIVIDED: _FEWER_BYTES,
+    Term.BUBBLE: "more micro-batches",
+    Term.LAUNCH: "a larger batch on each rank, or torch.compile",
+    Term.DATA: "more workers in the DataLoader, persistent_workers=True, a larger prefetch_factor",
+    Term.MOVE: "pin_memory=True, and .to(device, non_blocking=True)",
+    Term.IDLE: "fewer reads of values (.item(), print) and metrics between steps",
+    Term.OTHER: "fewer reads of values (.item(), print): each makes the host wait for the device",
 }
 #: ``_MORE`` are terms that more work per rank may reduce. ``_RESIDENT`` are terms that may
 #: shrink if the data stay on the device.
@@ -186,11 +195,7 @@ def advice(
             continue
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
         what += _of_workers(fed) if term is Term.DATA and fed else ""
-        remedy = (
-            _OF_SCRIPTS.get(term, "scaleproof check")
-            if expected is None
-            else _remedy(term, case, expected, settings)
-        )
+        remedy = OF_SCRIPTS[term] if expected is None else _remedy(term, case, expected, settings)
         yield TermAdvice(WORDS[term], float(share), what, losses.gain(term), remedy)
 
 

@@ -46,7 +46,7 @@ def outcome(tried: Sequence[Tried], width: int) -> list[str]:
 
 
 def _may_help(loss: Loss) -> str:
-    return "\n".join(remedy.name for remedy in loss.remedies) or "-"
+    return "\n".join(remedy.name for remedy in loss.remedies) or loss.change or "-"
 
 
 def _gain(t: Tried) -> str:

@@ -16,7 +16,7 @@ from harness.base import programs
 from harness.base.documents import from_doc
 from harness.base.errors import ScaleproofError
 from harness.launch.wire.beats import Beats, Phase
-from harness.launch.wire.messages import Collective, RankEnd, RankError
+from harness.launch.wire.messages import Flight, RankEnd, RankError
 
 #: The environment variable that marks all processes of a family. It identifies a process that has
 #: left its process group and its session.
@@ -163,6 +163,7 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
     """
     phase, step, silent = beats.read(rank)
     stack = out / f"rank{rank}.stack"
+    flight = _written(out / f"rank{rank}.flight.json", Flight) or Flight(collectives=())
     return RankEnd(
         rank=rank,
         pid=pid,
@@ -179,7 +180,8 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
         error=_written(out / f"rank{rank}.error.json", RankError),
         state=state,
         stack=stack.read_text(encoding="utf-8") if stack.is_file() else "",
-        flight=_written(out / f"rank{rank}.flight.json", tuple[Collective, ...]) or (),
+        flight=flight.collectives,
+        loop=flight.loop,
         out_of_memory=out_of_memory,
     )
 

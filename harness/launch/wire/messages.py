@@ -230,7 +230,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
     The first ``cut`` of these steps are warm-up. The script runs in a copy of ``folder``. If there
     are paths in ``clean``, it runs in the folder itself, from which these paths are removed before.
     With ``fresh``, the script runs in a separate interpreter. ``profiled`` and ``pairs`` are as in
-    ``Timed``. The script only reads the paths in ``data``, so they are not copied.
+    ``Timed``. The script only reads the paths in ``data``, so they are not copied. It may write to
+    the paths in ``writes``.
     """
 
     folder: str
@@ -241,6 +242,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="s
     fresh: bool = False
     clean: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="break"):
@@ -248,7 +250,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="br
 
     The script runs in the folder ``place``. If that folder does not exist yet, it is created as a
     copy of ``folder``. ``words`` is the command of the script. ``fault`` is injected into ``rank``
-    before update ``fault_step``. ``fresh`` and ``data`` are as in ``Script``.
+    before update ``fault_step``. ``fresh``, ``data`` and ``writes`` are as in ``Script``.
     """
 
     folder: str
@@ -260,6 +262,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True, tag_field="task", tag="br
     fault_step: int = 0
     fresh: bool = False
     data: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 class Place(StrEnum):
@@ -368,12 +371,34 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoopState:
+    """The position of a user's training in its loop over batches, on one rank.
+
+    ``passes`` is the number of complete passes over the loader of the training, and ``length`` the
+    number of batches of the last one. ``batches`` is the number of batches in the current pass.
+    """
+
+    passes: int
+    length: int
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """What a rank did last: its collectives, and the position of a user's training in its loop."""
+
+    collectives: tuple[Collective, ...]
+    loop: LoopState | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankEnd:
     """How one rank ended, with the evidence that distinguishes a culprit from its victims.
 
     ``state`` is the state of its process. ``stack`` has the stacks of its threads as text.
-    ``flight`` has the last collectives in its flight recorder. ``lost`` is the reason why its whole
-    node was lost; in that case nothing else is known about the rank.
+    ``flight`` has the last collectives in its flight recorder, and ``loop`` is the position of a
+    user's training in its loop. ``lost`` is the reason why its whole node was lost; in that case
+    nothing else is known about the rank.
     """
 
     rank: int
@@ -392,6 +417,7 @@ class RankEnd:
     state: str = ""
     stack: str = ""
     flight: tuple[Collective, ...] = ()
+    loop: LoopState | None = None
     out_of_memory: bool = False  # the kernel reported that it killed a process for memory
     lost: str = ""
 

@@ -8,14 +8,15 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from harness.base.documents import to_doc
-from harness.launch.wire.messages import Collective
+from harness.launch.wire.messages import Collective, Flight, LoopState
 from harness.record import CollectiveCount
 from harness.record.store import write_text
 
@@ -25,8 +26,17 @@ _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _HANDLERS: list[Any] = []  # keeps the handlers alive, because a signal may arrive at any time
 
 
+def _nowhere() -> LoopState | None:
+    """Return the position of a rank that runs no user's training."""
+    return None
+
+
+#: Returns the position of a user's training in its loop. The watch of a script replaces it.
+position: Callable[[], LoopState | None] = _nowhere
+
+
 def dump(path: Path, backend: str) -> None:
-    """Write the last collectives of this rank, with their numbers in each process group."""
+    """Write the last collectives of this rank, and the position of a user's training."""
     collectives = []
     for entry in entries(backend):
         group = entry.get("process_group") or ["", ""]
@@ -40,7 +50,8 @@ def dump(path: Path, backend: str) -> None:
                 created_s=entry["time_created_ns"] / 1e9,
             )
         )
-    write_text(path, json.dumps(to_doc(tuple(collectives[-LAST:]))))
+    flight = Flight(collectives=tuple(collectives[-LAST:]), loop=position())
+    write_text(path, json.dumps(to_doc(flight)))
 
 
 def dump_when_asked(path: Path, backend: str) -> None:
@@ -187,6 +198,20 @@ def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
         if (size := _payload(record)) > LARGE
     ]
     return [sum(size for at, size in large if a <= at < b) for a, b in whole]
+
+
+def last_issued_s(backend: str, edges_ns: Sequence[int]) -> list[float]:
+    """Return when each step issued its last collective larger than ``LARGE``; NaN if it has none.
+
+    The times are wall clock times in s. ``edges_ns`` is as in ``exchanged``. The recorder may have
+    dropped the collectives of early steps.
+    """
+    large = [e["time_created_ns"] for e in entries(backend) if _payload(e) > LARGE]
+    places = np.searchsorted(large, edges_ns)
+    return [
+        large[end - 1] / 1e9 if end > begin else math.nan
+        for begin, end in itertools.pairwise(places.tolist())
+    ]
 
 
 def _payload(entry: dict[str, Any]) -> int:

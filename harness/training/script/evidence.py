@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -90,6 +92,7 @@ def begin(
     assert isinstance(task, Break | Script)
     watch = Watch(task, rank, over) if isinstance(task, Script) else Journal(task, rank, done)
     watch.hooks.install(prepared)
+    collectives.position = watch.hooks.loaders.position
     if way != "launcher":
         refuse_spawning(rank.spec.case.script)
     region.watches.append(watch)
@@ -206,6 +209,8 @@ def _samples(watch: Watch) -> Samples:
         at = [watch.events[i] for i in edges]
         step_s = np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(at)])
     main = _main(watch)
+    spent = np.diff(np.array([watch.spent[i] for i in edges]), axis=0)
+    apart, inside, begun = np.split(spent, [4, 7], axis=1)
     return Samples(
         marks_s=marks - marks[0],
         loss=watch.loss_of_steps(),
@@ -214,7 +219,22 @@ def _samples(watch: Watch) -> Samples:
         step_s=step_s,
         seen=padded([main.of(i, i + watch.period) for i in edges[:-1]]),
         came=np.array([main.came(i, i + watch.period) for i in edges[:-1]], np.int64),
+        parts_s=np.column_stack([apart, np.diff(marks) - apart.sum(axis=1), inside]),
+        begun=begun.astype(np.int64),
+        ready_s=_ready_s(watch),
     )
+
+
+def _ready_s(watch: Watch) -> np.ndarray:
+    """Return the wall clock time at which the last gradients of each step were complete.
+
+    It is the time at which the step's last large collective was issued. It is NaN if there is none,
+    or if the device is a GPU, which computes the gradients later.
+    """
+    edges_ns = [watch.walls_ns[i] for i in watch.edges()]
+    if not dist.is_initialized() or watch.rank.accelerator.present:
+        return np.full(len(edges_ns) - 1, np.nan)
+    return np.array(collectives.last_issued_s(dist.get_backend(), edges_ns))
 
 
 def ran_by(watch: Watch) -> ExecutedModel:
@@ -319,7 +339,29 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         unstepped=tuple(watch.unstepped()[:FILES]),
         reduced=exchanged.reduced,
         unchanged=_unchanged(watch, began, ended),
+        calls=watch.calls,
+        threads=torch.get_num_threads(),
+        cores=len(os.sched_getaffinity(0)),
+        statistics=tuple(inside.with_statistics(roots)[:FILES]),
+        broadcast=any(map(_broadcasts, watch.hooks.wrapped)),
+        buffers=digest(inside.buffers(roots)),
+        settings=tuple(map(_settings, watch.hooks.optimizers.values())),
     )
+
+
+def _broadcasts(wrapper: nn.Module) -> bool:
+    """Return whether DistributedDataParallel copies rank 0's buffers before each forward pass."""
+    return bool(getattr(wrapper, "broadcast_buffers", False))
+
+
+def _settings(optimizer: Optimizer) -> str:
+    """Return the settings with which an optimizer was made, as text."""
+    numbers = {
+        name: value
+        for name, value in sorted(optimizer.defaults.items())
+        if isinstance(value, float | int | tuple) and not isinstance(value, bool)
+    }
+    return " ".join([_kind(optimizer), *(f"{name}={value}" for name, value in numbers.items())])
 
 
 def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:

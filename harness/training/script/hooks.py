@@ -12,6 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Protocol, cast
 
 import torch
@@ -26,8 +27,9 @@ from torch.optim.optimizer import (
 from harness.record import Category
 from harness.training.observe.spans import Span, span, tracing
 from harness.training.script import inside, samples
+from harness.training.script.calls import Calls
 from harness.training.script.flops import compiled
-from harness.training.script.loaders import Loaders
+from harness.training.script.loaders import HandedBatch, Loaders
 from harness.training.script.prepared import Preparation, put
 from harness.training.script.samples import BatchLayout
 from harness.training.script.startup import write_guard
@@ -42,8 +44,8 @@ class Observer(Protocol):
     def passing(self) -> None:
         """Handle the start of a forward pass of the training, or of a backward pass without one."""
 
-    def handed(self, loader: int, size: int) -> None:
-        """Handle a batch of ``size`` samples from a loader. ``size`` is 0 if it is unknown."""
+    def handed(self, batch: HandedBatch) -> None:
+        """Handle a batch from a loader."""
 
     def called(
         self, key: int, what: BatchLayout, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -103,6 +105,7 @@ class Hooks:
         self.reads = self.evaluations = 0
         self.in_eval = False
         self.saved = set[str]()  # files that torch.save has written
+        self.calls = Calls()
         self._trained = False  # whether weights were trained since the last optimizer step
         # a root that was called since then in eval mode, with gradients enabled
         self._evaluated: nn.Module | None = None
@@ -124,6 +127,7 @@ class Hooks:
         self._wrap_backward()
         self._wrap_reads()
         self._wrap_saves()
+        self._undo += self.calls.install()
 
     def remove(self) -> None:
         """Remove all hooks; the training continues unobserved."""
@@ -295,7 +299,9 @@ class Hooks:
             if isinstance(file, str | os.PathLike):
                 write_guard.refuse(file)
                 self.saved.add(os.path.relpath(file))
+            begun_s = perf_counter()
             save(*args, **more)
+            self.calls.saving_s += perf_counter() - begun_s
 
         return seen
 

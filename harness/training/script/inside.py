@@ -9,7 +9,7 @@ call.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 Path = tuple[str, ...]
@@ -42,6 +42,27 @@ def differs_in_eval(root: nn.Module) -> bool:
         and "training" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
         for module in modules(root)
     )
+
+
+def with_statistics(roots: Sequence[nn.Module]) -> list[str]:
+    """Return the names of layers that collect statistics of this process's batches alone."""
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return [
+        ".".join(name for name in path if name not in _WRAPPED) or type(module).__name__
+        for root in roots
+        for path, module in _named_modules(root)
+        if isinstance(module, norms) and module.training and module.running_mean is not None
+    ]
+
+
+def buffers(roots: Sequence[nn.Module]) -> Iterator[Tensor]:
+    """Yield the buffers of all roots that hold values, each once."""
+    seen = set[int]()
+    for module in (module for root in roots for module in modules(root)):
+        for buffer in _buffers(module):
+            if id(buffer) not in seen and not buffer.is_meta:
+                seen.add(id(buffer))
+                yield buffer
 
 
 def heads(roots: Sequence[nn.Module]) -> list[str]:
@@ -98,6 +119,13 @@ def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     try:
         return list(nn.Module.named_children(module))
     except AttributeError:  # the module has no table of children
+        return []
+
+
+def _buffers(module: nn.Module) -> list[Tensor]:
+    try:
+        return list(nn.Module.buffers(module, recurse=False))
+    except AttributeError:
         return []
 
 

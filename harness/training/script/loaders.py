@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, cast
+from time import perf_counter
+from typing import Any, NamedTuple, cast
 
 from torch.utils.data import (
     BatchSampler,
@@ -27,14 +28,17 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from harness.launch.wire.messages import LoopState
 from harness.record.rank import PART
 from harness.training.script.graphs import Graphs, graphs
 
 #: Attributes that are set on a loader's iterator: the sizes of the batches that it has yet to hand
-#: out, the loader, and the ``OneLoader`` of the loader.
+#: out, the loader, the ``OneLoader`` of the loader, and the time in s that it took to make the
+#: iterator, until its first batch was handed out.
 _SIZES = "scaleproof_sizes"
 _LOADER = "scaleproof_loader"
 _SEEN = "scaleproof_seen"
+_MADE_S = "scaleproof_made_s"
 #: The batches of several loaders may form one batch of the training. This is the largest number of
 #: loaders in addition to the first.
 TOGETHER = 3
@@ -42,6 +46,19 @@ TOGETHER = 3
 ENTRY = 400
 #: The address in the default ``repr`` of an object, which differs between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class HandedBatch(NamedTuple):
+    """A batch that a loader handed out: the loader's number, and its samples (0: unknown).
+
+    The training waited for it for ``took_s`` seconds. ``first`` states that a pass over the loader
+    begins with it.
+    """
+
+    loader: int
+    size: int
+    took_s: float
+    first: bool
 
 
 class Use(Enum):
@@ -66,6 +83,9 @@ class OneLoader:
     whole: int = 0
     dataset: weakref.ref[object] | None = None
     batches: int = 0
+    passes: int = 0  # number of complete passes
+    length: int = 0  # number of batches in the last complete pass
+    in_pass: int = 0  # number of batches in the current pass
     size: int = 0  # number of samples in the last batch
     graphs: Graphs | None = None  # graphs of the last batch
     use: Use = Use.NONE  # use of the last batch
@@ -101,13 +121,13 @@ class OneLoader:
 class Loaders:
     """A watch over all DataLoaders of this process.
 
-    ``handed`` is called with a loader's number and the number of samples of each batch that it
-    hands out. The hooks on models call ``trained`` or ``evaluated`` if a batch passes through a
-    model. If most batches of a loader are only evaluated, the loader is not part of the training.
+    ``handed`` is called with each batch that a loader hands out. The hooks on models call
+    ``trained`` or ``evaluated`` if a batch passes through a model. If most batches of a loader are
+    only evaluated, the loader is not part of the training.
     """
 
     def __init__(self) -> None:
-        self.handed: Callable[[int, int], None] = lambda number, size: None
+        self.handed: Callable[[HandedBatch], None] = lambda batch: None
         self._every: list[OneLoader] = []
         self._known: dict[int, OneLoader] = {}  # by id of the loader, which may have been deleted
         self._out: list[OneLoader] = []  # loaders that have handed out a batch, the latest last
@@ -169,6 +189,13 @@ class Loaders:
         used = [seen for seen in self._every if seen.used]
         return max(used, key=lambda seen: seen.batches, default=None)
 
+    def position(self) -> LoopState | None:
+        """Return the position of the training in its main loader, or None without a loader."""
+        main = self._main() or max(self._every, key=lambda seen: seen.batches, default=None)
+        if main is None:
+            return None
+        return LoopState(passes=main.passes, length=main.length, batches=main.in_pass)
+
     def trained(self) -> None:
         """Handle a forward pass of the training, which uses the latest batch that is still unused.
 
@@ -223,7 +250,9 @@ class Loaders:
             setattr(iterator, _LOADER, loader)
             setattr(iterator, _SEEN, self._see(loader))
             setattr(iterator, _SIZES, deque())
+            begun_s = perf_counter()
             make(iterator, loader, *args, **more)
+            setattr(iterator, _MADE_S, perf_counter() - begun_s)
 
         @functools.wraps(draw)
         def drawn(iterator: Any) -> Any:
@@ -239,6 +268,7 @@ class Loaders:
                 return hand(iterator)
             sizes = getattr(iterator, _SIZES)
             self.handing = True
+            begun_s = perf_counter()
             try:
                 batch = hand(iterator)
             except StopIteration:
@@ -247,13 +277,16 @@ class Loaders:
                 raise
             finally:
                 self.handing = False
+            made_s = vars(iterator).pop(_MADE_S, None)
             seen.batches += 1
+            seen.in_pass = 1 if made_s is not None else seen.in_pass + 1
             seen.size = sizes.popleft() if sizes else 0
             seen.graphs = graphs(batch)
             seen.use = Use.NONE
             if not self._out or self._out[-1] is not seen:
                 self._out = [*(other for other in self._out if other is not seen), seen]
-            self.handed(seen.number, seen.size)
+            took_s = perf_counter() - begun_s + (made_s or 0.0)
+            self.handed(HandedBatch(seen.number, seen.size, took_s, made_s is not None))
             return batch
 
         kind.__init__, kind._next_index, kind.__next__ = made, drawn, handed
@@ -274,6 +307,9 @@ class Loaders:
 
     def _passed(self, seen: OneLoader, loader: DataLoader[Any]) -> None:
         """Handle the end of a complete pass over a loader."""
+        seen.passes += 1
+        seen.length = seen.in_pass
+        seen.in_pass = 0
         self._out = [other for other in self._out if other is not seen]
         sampler = _sampler(loader)
         trains = seen.trained > seen.trained_before  # False if the pass only collected statistics

@@ -25,6 +25,7 @@ from harness.training.observe import tensor_values
 from harness.training.observe.intake import digest
 from harness.training.script import inside
 from harness.training.script.hooks import Hooks
+from harness.training.script.loaders import HandedBatch
 from harness.training.script.samples import ELEMENTS, BatchLayout, Rows, inputs, tensors, trains
 from harness.training.script.sentences import StepSequence
 from harness.training.script.sketches import sketch
@@ -69,6 +70,10 @@ class Observed:
         self.sentences = StepSequence()
         self.looking = True  # whether samples of this update cycle are hashed and not only counted
         self.ahead_s: dict[int, float] = {}  # by update cycle, the time before backward passes
+        # seconds so far in batches, forward passes, backward passes and optimizer steps
+        self.batches_s = self.forward_s = self.backward_s = self.optimizer_s = 0.0
+        self.passes_begun = 0  # number of passes over loaders so far
+        self._backward_since_s = self._optimizer_since_s = 0.0
         #: For each of the last forward passes, the id of its root, its start and its end.
         self.forwards_ns = deque[tuple[int, int, int]](maxlen=FORWARDS)
         self._called = 0  # id of the root whose forward pass is running
@@ -117,10 +122,12 @@ class Observed:
         """Return whether samples are hashed in the update cycle that begins."""
         return True
 
-    def handed(self, loader: int, size: int) -> None:
+    def handed(self, batch: HandedBatch) -> None:
+        self.batches_s += batch.took_s
+        self.passes_begun += batch.first
         sentence = self.sentences.done  # a batch drawn after an update belongs to the next cycle
-        of_loader = self._drawn.setdefault(loader, {})
-        of_loader[sentence] = of_loader.get(sentence, 0) + size
+        of_loader = self._drawn.setdefault(batch.loader, {})
+        of_loader[sentence] = of_loader.get(sentence, 0) + batch.size
 
     @property
     def drawn(self) -> Mapping[int, int]:
@@ -173,7 +180,9 @@ class Observed:
 
     def _close_forward(self) -> None:
         if self._called_ns:  # zero in repeated closure calls of an optimizer
-            self.forwards_ns.append((self._called, self._called_ns, time_ns()))
+            ended_ns = time_ns()
+            self.forwards_ns.append((self._called, self._called_ns, ended_ns))
+            self.forward_s += (ended_ns - self._called_ns) / 1e9
             self._called_ns = 0
 
     def _generators(self) -> list[Tensor]:
@@ -197,6 +206,7 @@ class Observed:
         self.sentences.enter_backward(again=again)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
             self._note(tensor_values.local(losses).detach())
+        self._backward_since_s = self._backward_since_s or perf_counter()
         if self._free_s:
             sentence = len(self.sentences.words)
             before_s = perf_counter() - self._free_s
@@ -212,8 +222,12 @@ class Observed:
         if not self.hooks.settled:
             self.graded |= {id(p) for p in self.parameters() if p.grad is not None}
         self._free_s = perf_counter()
+        if not self.sentences.in_backward:
+            self.backward_s += self._free_s - self._backward_since_s
+            self._backward_since_s = 0.0
 
     def stepping(self, key: int, optimizer: Optimizer) -> None:
+        self._optimizer_since_s = perf_counter()
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
             self._look_beside_roots(optimizer)
@@ -226,6 +240,7 @@ class Observed:
             self.updates.append([(a != b).any() for a, b in pairs])
         self.sentences.stepped(key)
         self._free_s = perf_counter()
+        self.optimizer_s += self._free_s - self._optimizer_since_s
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all roots, each once, except those on the meta device."""

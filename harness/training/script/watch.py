@@ -17,6 +17,7 @@ import torch
 
 from harness.launch.wire.beats import Phase
 from harness.launch.wire.messages import Script
+from harness.record.anatomy import CalledCollective
 from harness.training.observe.kernel_counters import Meter
 from harness.training.observe.memory import Memory
 from harness.training.rank.setup import Rank
@@ -58,11 +59,15 @@ class Watch(Observed):
         self.reads: list[int] = []
         # For each call of ``mark``, the number of passes so far that train nothing.
         self.evaluations: list[int] = []
+        # For each call of ``mark``, the seconds so far in the parts of a step, and the number of
+        # passes over loaders so far.
+        self.spent: list[tuple[float, ...]] = []
         self.events: list[torch.Event] = []
         self.began = Digests()  # digests of parameters before the first step
         # the same for the stepped tensors, if all of them belong to no root
         self.began_alone = Digests()
         self.sharded = False
+        self.calls: dict[str, CalledCollective] = {}  # for each step, after the window
 
     def restart(self) -> None:
         """Forget all observations, because ``measured`` or ``measure_steps`` was entered."""
@@ -79,6 +84,13 @@ class Watch(Observed):
         if not self.first:
             self.reads.append(self.hooks.reads)
         self.evaluations.append(self.hooks.evaluations)
+        calls = self.hooks.calls
+        self.spent.append(
+            (
+                self.batches_s, self.forward_s, self.backward_s, self.optimizer_s,
+                calls.saving_s, calls.garbage_s, calls.waiting_s, self.passes_begun,
+            )
+        )  # fmt: skip
         self.rss_bytes.append(self.memory.now() if done % LOOKED == 0 else 0)
         self.walls_ns.append(time_ns())
         for event in self.rank.accelerator.events(1):
@@ -147,6 +159,7 @@ class Watch(Observed):
             self.profile = Profile(self.task, self.rank)
         self.rank.accelerator.synchronize()
         self.memory.settle()
+        self.hooks.calls.reset()
         self.meter.start()
         self.marks_s[-1] = perf_counter()
 
@@ -159,6 +172,7 @@ class Watch(Observed):
         self.marks_s[-1] = perf_counter()
         self.walls_ns[-1] = time_ns()
         self.meter.stop()
+        self.calls = self.hooks.calls.of_a_step(self.task.steps - self.task.cut)
         # this rank now waits for the other ranks
         self.rank.beat(Phase.FINISH, len(self.sentences.words))
         self.rank.meet()

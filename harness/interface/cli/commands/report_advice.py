@@ -1,6 +1,7 @@
 """The command ``report advice``: the largest losses of a run and remedies; --try measures them."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -74,6 +75,8 @@ def act(asked: Asked) -> Answer:
     if not args.trying:
         if any(loss.remedies for loss in all_losses):
             lines.append(f" measure them  scaleproof report advice {args.run} --try")
+        elif any(loss.change for loss in all_losses):
+            lines += _of_script(run, args.run)
         return vouched(Answer(document=document, lines=lines), [(run, args.run)])
     refuse_unsealed(run, args.run if args.run.is_dir() else args.run.parent)
     changes = [(rung, remedies) for rung, of_rung in lost if (remedies := _changes(of_rung))]
@@ -91,6 +94,15 @@ def act(asked: Asked) -> Answer:
     failed = any(verdict.status is Status.ERROR for verdict in measured.record.verdicts)
     status = Exit.ERROR if failed else Exit.PASSED
     return measured.ended(Answer(document=document, lines=lines, exit=status))
+
+
+def _of_script(run: RunRecord, folder: Path) -> list[str]:
+    """Return the commands that measure a changed script, and compare it with this run."""
+    words = shlex.join(run.settings.argv)
+    return [
+        f" after a change  {words} --results changed",
+        f" compare         scaleproof compare {folder} changed",
+    ]
 
 
 def _trusted(run: RunRecord, case: str, where: Path) -> list[Rung]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.analysis.judging.biases import MOST_TIMES
 from harness.analysis.samples import same_training, script
 from harness.cases import Device, Mode
+from harness.interface.report.script import steps
 from harness.interface.report.script.late import late
 from harness.interface.report.script.row import ScriptRow
 from harness.record import LaunchRecord
@@ -20,9 +21,20 @@ MORE = 1.5
 Remark = Callable[[ScriptRow, Sequence[LaunchRecord]], str]
 
 
-def remarks(row: ScriptRow, bases: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Yield the remarks on one world size, given the launches of the smallest one."""
-    return (sentence for remark in REMARKS if (sentence := remark(row, bases)))
+def remarks(rows: Sequence[ScriptRow]) -> Iterator[str]:
+    """Yield the remarks on a script, each with the world sizes that it concerns.
+
+    If a remark has other figures at several world sizes, those of the largest one are shown.
+    """
+    for remark in REMARKS:
+        of_worlds = {row.arm.case.world: remark(row, rows[0].launches) for row in rows}
+        made = {world: sentence for world, sentence in of_worlds.items() if sentence}
+        if not made:
+            continue
+        shown = list(made.values())[-1]
+        alike = ", ".join(world for world, sentence in made.items() if sentence == shown)
+        others = ", ".join(world for world, sentence in made.items() if sentence != shown)
+        yield f"{alike}{f' (similar: {others})' if others else ''}: {shown}"
 
 
 def _of(bases: Sequence[LaunchRecord]) -> str:
@@ -254,8 +266,9 @@ def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
 
 #: All remarks, in the order in which they are shown.
 REMARKS: Sequence[Remark] = (
-    _small_collectives, _reads, _exchanged_in_each_pass, _lost, _shards, _uneven, _acted, _workers,
-    _parts, _unusual, _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several,
-    _read_again, _draws_whole, _searched, _rounded, _evaluates, _shares_evaluation, _late,
-    _cpu_time,
+    steps.slow_steps, steps.in_turn, steps.called, steps.first_loss, steps.statistics,
+    steps.threads, steps.settings, _small_collectives, _reads, _exchanged_in_each_pass, _lost,
+    _shards, _uneven, _acted, _workers, _parts, _unusual, _skips, _uncleared, _twice,
+    _unstepped, _unlike_parts, _saved_by_several, _read_again, _draws_whole, _searched,
+    _rounded, _evaluates, _shares_evaluation, _late, _cpu_time,
 )  # fmt: skip

@@ -153,16 +153,14 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     yield "checked", ", ".join(checked)
     if missing:
         yield "not checked", ", ".join(missing)
-    for label, of_rows in (
-        ("accepted", [_accepted(row, rows[0]) for row in rows]),
-        ("noticed", [list(remarks(row, rows[0].launches)) for row in rows]),
-    ):
-        worlds_of: dict[str, list[str]] = {}
-        for row, sentences in zip(rows, of_rows, strict=True):
-            for sentence in sentences:
-                worlds_of.setdefault(sentence, []).append(row.arm.case.world)
-        for sentence, worlds in worlds_of.items():
-            yield label, f"{', '.join(worlds)}: {sentence}"
+    worlds_of: dict[str, list[str]] = {}
+    for row in rows:
+        for sentence in _accepted(row, rows[0]):
+            worlds_of.setdefault(sentence, []).append(row.arm.case.world)
+    for sentence, worlds in worlds_of.items():
+        yield "accepted", f"{', '.join(worlds)}: {sentence}"
+    for sentence in remarks(rows):
+        yield "noticed", sentence
 
 
 def _accepted(row: ScriptRow, first: ScriptRow) -> list[str]:

@@ -1,0 +1,216 @@
+"""Remarks on where a script's steps lose time, derived from the anatomy of its launches."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from harness.analysis.samples import same_training
+from harness.analysis.samples.anatomy import common
+from harness.base.formatting import si
+from harness.cases import Device
+from harness.interface.report.script.row import ScriptRow
+from harness.record import LaunchRecord
+from harness.record.anatomy import SlowSteps, StepPart
+
+#: Smallest share of a window's time that slow steps take for a remark, in addition to their number.
+LOST = 0.1
+#: Smallest share of a step for a remark on waiting or on collectives that the script calls.
+WAITED = 0.1
+#: Ranks wait in turn if they wait for at least this share of a step. Half of the share of the cores
+#: that other processes used is added.
+IN_TURN = 0.15
+#: Samples that differ change a first loss, and the norm of its gradient, by less than this factor.
+LOSSES = 1.2
+#: What each part of a step is, and what may make it slow at times.
+_PLACES = {
+    StepPart.BATCHES: "waiting for a batch: are its samples larger, or read from a slow disk?",
+    StepPart.FORWARD: "in the forward pass",
+    StepPart.BACKWARD: "in the backward pass, on all ranks alike",
+    StepPart.OPTIMIZER: "in the optimizer's step",
+    StepPart.OTHER: "outside of passes, batches and the optimizer: a log, a metric, an evaluation?",
+    StepPart.SAVING: "in torch.save: save less often, or in another thread",
+    StepPart.GARBAGE: "in the interpreter's garbage collection: gc.freeze() after the first step,"
+    " or gc.disable() and gc.collect() at set steps",
+    StepPart.CALLS: "in collectives that the script calls itself",
+}
+
+
+def slow_steps(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on a few steps that take much of the time, and on the place of the loss."""
+    launches = [launch.anatomy for launch in row.launches if launch.anatomy is not None]
+    slow = [anatomy.slow for anatomy in launches if anatomy.slow is not None]
+    if not launches or 2 * len(slow) <= len(launches):
+        return ""
+    usual = max(slow, key=lambda one: sum(one.part is other.part for other in slow))
+    num_steps = _steps(row)
+    if usual.share < LOST + len(usual.steps) / num_steps or not _explained(usual, slow):
+        return ""
+    worst_s = max(anatomy.worst_s for anatomy in launches)
+    median_s = median(anatomy.median_s for anatomy in launches)
+    which = _which(usual, everywhere=len(slow) == len(launches))
+    return (
+        f"{len(usual.steps)} of {num_steps} steps take {usual.share:.0%} of the time{which}: up to"
+        f" {si(worst_s, 's')} instead of {si(median_s, 's')}. {si(usual.part_s, 's')} of each is"
+        f" lost {_place(row, usual)}"
+    )
+
+
+def _steps(row: ScriptRow) -> int:
+    return max(launch.steps.count for launch in row.launches if launch.steps is not None)
+
+
+def _explained(usual: SlowSteps, slow: Sequence[SlowSteps]) -> bool:
+    """Return whether slow steps belong to the training, and are not due to other processes.
+
+    They belong to it if they are periodic, are the same steps in each launch, begin a pass over the
+    data, or lose their time in a call that the training makes.
+    """
+    called = usual.part in (StepPart.SAVING, StepPart.GARBAGE)
+    begins = 2 * usual.begins > len(usual.steps)
+    return called or begins or usual.every > 0 or common([one.steps for one in slow])
+
+
+def _which(usual: SlowSteps, *, everywhere: bool) -> str:
+    """Return which steps are slow, as a part of a sentence."""
+    begins = 2 * usual.begins > len(usual.steps)
+    words = []
+    if begins:
+        words.append("those that begin a pass over the data")
+    elif usual.every:
+        words.append(f"one in {usual.every}")
+    if everywhere:
+        words.append("in every launch")
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _place(row: ScriptRow, usual: SlowSteps) -> str:
+    """Return where slow steps lose their time, with a remedy."""
+    if usual.part is not StepPart.BATCHES or 2 * usual.begins <= len(usual.steps):
+        return _PLACES[usual.part]
+    if row.seen.workers:
+        return (
+            "waiting for the first batch: the loader starts its workers anew in each epoch."
+            " persistent_workers=True keeps them"
+        )
+    return "waiting for the first batch: is the data set opened or shuffled anew in each epoch?"
+
+
+def in_turn(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on ranks that wait for each other in turn."""
+    shares = [
+        (launch.anatomy.in_turn_s, launch.anatomy.median_s, launch.foreign_load or 0.0)
+        for launch in row.launches
+        if launch.anatomy is not None and launch.anatomy.in_turn_s is not None
+    ]
+    late = [waited for waited, step_s, load in shares if waited > (IN_TURN + load / 2) * step_s]
+    if not shares or 2 * len(late) <= len(shares):
+        return ""
+    cause = (
+        "their inputs differ in size. Batches of equal work on all ranks avoid this (sort or"
+        " bucket by length)"
+        if any(watched.ragged for watched in row.of_ranks)
+        else "does the work of a batch differ between ranks?"
+    )
+    return f"ranks wait for each other in turn, {si(median(late), 's')} a step: {cause}"
+
+
+def called(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on collectives that the script calls and that take much of a step."""
+    calls = row.seen.calls
+    if row.arm.case.world_size < 2 or not calls:
+        return ""
+    step_s = median(_step_s(launch) for launch in row.launches)
+    of_launches = [
+        {name: call.host_s for name, call in seen.calls.items()}
+        for launch in row.launches
+        for rank in launch.ranks
+        if (seen := rank.watched) is not None
+    ]
+    name = max(calls, key=lambda each: median(c.get(each, 0.0) for c in of_launches))
+    host_s = median(of_rank.get(name, 0.0) for of_rank in of_launches)
+    count = calls[name].count
+    if name == "barrier" and count >= 1:
+        return (
+            f"{count:.3g} barriers in a step take {si(host_s, 's')} of it, because all ranks wait"
+            " for the slowest at each: the exchange of gradients already makes ranks wait, so a"
+            " training needs none"
+        )
+    if host_s < WAITED * step_s:
+        return ""
+    return (
+        f"the host spends {si(host_s, 's')} of a step in {count:.3g} calls of {name}:"
+        " call it in fewer steps, with async_op=True, or with several values in one tensor"
+    )
+
+
+def _step_s(launch: LaunchRecord) -> float:
+    return launch.steps.mean_s if launch.steps is not None else 0.0
+
+
+def first_loss(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
+    """Return a remark on a first loss that is multiplied or divided by the number of ranks.
+
+    The norm of the gradient has to be off, too. Otherwise the exchange of gradients compensates for
+    it. If a gradient is mostly noise, its norm falls with the square root of the samples.
+    """
+    times = row.arm.case.world_size / len(bases[0].ranks)
+    here, there = (_first_losses(side) for side in (row.launches, bases))
+    norms = [same_training.norm(launches[0]) for launches in (row.launches, bases)]
+    if times <= 1 or not here or not there or not median(there) or not norms[1]:
+        return ""
+    losses = median(here) / median(there)
+    of_gradient = norms[0] / norms[1]
+    for factor, done in ((times, "multiplied"), (1 / times, "divided")):
+        least = factor / times**0.5 / LOSSES
+        off = factor / LOSSES < losses < factor * LOSSES
+        if off and least < of_gradient < factor * LOSSES:
+            base = "one rank" if len(bases[0].ranks) == 1 else f"{len(bases[0].ranks)} ranks"
+            return (
+                f"the first loss is {losses:.3g} times the loss on {base}, and so is the gradient:"
+                f" is the loss {done} by the number of ranks? DistributedDataParallel averages"
+                " gradients already"
+            )
+    return ""
+
+
+def _first_losses(launches: Sequence[LaunchRecord]) -> list[float]:
+    known = (launch.anatomy.first_loss for launch in launches if launch.anatomy is not None)
+    return [loss for loss in known if loss is not None]
+
+
+def statistics(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on buffers that differ between replicas and are never synchronised."""
+    seen = row.of_ranks
+    if len(seen) < 2 or row.seen.sharded or row.seen.broadcast:
+        return ""
+    if not all(watched.buffers for watched in seen) or len({w.buffers for w in seen}) == 1:
+        return ""
+    layers = ", ".join(row.seen.statistics[:3]) or "the model"
+    return (
+        f"buffers of {layers} differ between ranks, and nothing copies them: evaluations and"
+        " checkpoints depend on the rank. SyncBatchNorm shares statistics, broadcast_buffers=True"
+        " copies rank 0's"
+    )
+
+
+def threads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on ranks that compute with fewer threads than they have cores, or more."""
+    seen = row.seen
+    if row.arm.case.device is not Device.CPU or not seen.cores or seen.threads == seen.cores:
+        return ""
+    return (
+        f"torch computes with {seen.threads} thread{'s' * (seen.threads != 1)}, and a rank may use"
+        f" {seen.cores} core{'s' * (seen.cores != 1)} when the window ends: does the script set"
+        " OMP_NUM_THREADS, torch.set_num_threads or the affinity?"
+    )
+
+
+def settings(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
+    """Return a remark on optimizers whose settings differ from those of the baseline."""
+    there = bases[0].ranks[0].watched
+    if there is None or not there.settings or row.seen.settings == there.settings:
+        return ""
+    pairs = zip(row.seen.settings, there.settings, strict=False)
+    here, base = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    unlike = [(a, b) for a, b in zip(here.split(" "), base.split(" "), strict=False) if a != b]
+    listed = ", ".join(f"{a} ({b.partition('=')[2]} on the baseline)" for a, b in unlike)
+    return f"the optimizer's settings depend on the number of ranks: {listed}" if listed else ""

@@ -48,7 +48,7 @@ def with_statistics(roots: Sequence[nn.Module]) -> list[str]:
     """Return the names of layers that collect statistics of this process's batches alone."""
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return [
-        ".".join(name for name in path if name not in _WRAPPED) or type(module).__name__
+        " ".join([type(module).__name__, ".".join(name for name in path if name not in _WRAPPED)])
         for root in roots
         for path, module in _named_modules(root)
         if isinstance(module, norms) and module.training and module.running_mean is not None

@@ -15,9 +15,10 @@ from harness.record.anatomy import SlowSteps, StepPart
 LOST = 0.1
 #: Smallest share of a step for a remark on waiting or on collectives that the script calls.
 WAITED = 0.1
-#: Ranks wait in turn if they wait for at least this share of a step. Half of the share of the cores
-#: that other processes used is added.
+#: Ranks wait in turn if they wait for at least this share of a step: ``UNEVEN`` if their inputs
+#: differ in size, else ``IN_TURN`` and half of the share of the cores that other processes used.
 IN_TURN = 0.15
+UNEVEN = 0.05
 #: Samples that differ change a first loss, and the norm of its gradient, by less than this factor.
 LOSSES = 1.2
 #: What each part of a step is, and what may make it slow at times.
@@ -96,18 +97,23 @@ def _place(row: ScriptRow, usual: SlowSteps) -> str:
 
 def in_turn(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on ranks that wait for each other in turn."""
+    uneven = any(watched.ragged for watched in row.of_ranks)
     shares = [
         (launch.anatomy.in_turn_s, launch.anatomy.median_s, launch.foreign_load or 0.0)
         for launch in row.launches
         if launch.anatomy is not None and launch.anatomy.in_turn_s is not None
     ]
-    late = [waited for waited, step_s, load in shares if waited > (IN_TURN + load / 2) * step_s]
+    late = [
+        waited_s
+        for waited_s, step_s, load in shares
+        if waited_s > (UNEVEN if uneven else IN_TURN + load / 2) * step_s
+    ]
     if not shares or 2 * len(late) <= len(shares):
         return ""
     cause = (
         "their inputs differ in size. Batches of equal work on all ranks avoid this (sort or"
         " bucket by length)"
-        if any(watched.ragged for watched in row.of_ranks)
+        if uneven
         else "does the work of a batch differ between ranks?"
     )
     return f"ranks wait for each other in turn, {si(median(late), 's')} a step: {cause}"

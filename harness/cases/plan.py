@@ -189,13 +189,18 @@ class Plan:
         return not self.contrasts and self.protocol.max_blocks > self.protocol.min_blocks == 0
 
     @property
+    def checks_only(self) -> bool:
+        """Whether launches are only checked and compared, so that no blocks are measured."""
+        return self.protocol.max_blocks == 0
+
+    @property
     def pilot(self) -> Window:
         """The window of a pilot.
 
         It is longer than the window of a timed launch, so that rare events occur in it.
         """
         cut, steps = self.protocol.cut, self.protocol.steps
-        if self.to_loss is not None or self.protocol.fixed:
+        if self.to_loss is not None or self.protocol.fixed or self.checks_only:
             return self.window
         return Window(steps=cut + HORIZON * (steps - cut), cut=cut)
 

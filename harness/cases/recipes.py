@@ -410,7 +410,7 @@ def pinned(plan: Plan) -> Plan:
     plan without timed subjects is returned unchanged.
     """
     subjects = [a for a in plan.arms if a.role is Role.SUBJECT]
-    if not subjects or not plan.protocol.max_blocks or subjects[-1].case.script:
+    if not subjects or plan.checks_only or subjects[-1].case.script:
         return plan
     last = max(subjects, key=lambda arm: arm.case.world_size)
     arm = Arm(

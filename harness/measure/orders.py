@@ -140,9 +140,10 @@ def climb(
     checked = [a for a in possible if a.role is not Role.ABLATION and not a.case.script]
     right = {a.name for a in possible} - {a.name for a in checked}
     right |= _right(session, plan, checked, gate)
-    if plan.protocol.max_blocks == 0 or not all(launch.usable for launch in run.timed(plan)):
-        # Either the plan only checks correctness, or a launch failed before this run was resumed.
-        return []
+    if not all(launch.usable for launch in run.timed(plan)):
+        return []  # a launch failed before this run was resumed
+    if plan.checks_only:
+        return [a for a in possible if a.case.script]  # their checks are made in pilots
     if plan.in_pilots:
         return [a for a in plan.arms if a.name in right]
     needed = {
@@ -208,12 +209,13 @@ def _pilots(
     Each arm gets one launch, and a second one if the length of its warm-up is uncertain. The first
     arm gets one more launch as an A/A comparison. If worlds run concurrently, the probes are the
     A/A comparison, and this launch is omitted. The additional launch comes last, so that every
-    world has been launched before it if the time budget is short or a script is incorrect. If
-    several plans measure a case with the same window, they use the same calibration launches.
+    world has been launched before it if the time budget is short or a script is incorrect. A plan
+    of checks needs neither. If several plans measure a case with the same window, they use the same
+    calibration launches.
     """
     if plan.hash in run.windows:
         return
-    single = all(len(slot) == 1 for slot in slots)
+    single = all(len(slot) == 1 for slot in slots) and not plan.checks_only
     for slot in [*slots, *slots[:1]] if single else slots:
         have = min(_count(run, plan, arm, Purpose.PILOT) for arm in slot)
         if have < (2 if single and slot is slots[0] else 1):
@@ -531,7 +533,7 @@ def ordered(plans: Sequence[Plan]) -> list[Plan]:
 
 def _stands_in(plan: Plan) -> bool:
     """Return whether a plan uses simulated devices or has no timed launches."""
-    return any(arm.case.stand_in for arm in plan.arms) or not plan.protocol.max_blocks
+    return any(arm.case.stand_in for arm in plan.arms) or plan.checks_only
 
 
 def _encodes(plan: Plan) -> bool:

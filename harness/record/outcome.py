@@ -62,6 +62,7 @@ class Reason(StrEnum):
     CAUGHT = "caught"
     NOT_CAUGHT = "not_caught"
     NOT_MEASURED = "not_measured"
+    CHECKED = "checked"
     INTERRUPTED = "interrupted"
     UNSUPPORTED = "unsupported"
     DOES_NOT_FIT = "does_not_fit"

@@ -326,6 +326,8 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
     """
     if plan.hash in run.out_of_time:
         return blocker(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
+    if plan.checks_only and all(launch.usable for launch in run.by_plan.get(plan.hash, ())):
+        return blocker(Status.RECORDED, Reason.CHECKED, "only its checks were made")
     if not run.complete:
         return blocker(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)
     blocked = (_of_launch(run, plan, launch) for launch in run.by_plan.get(plan.hash, ()))

@@ -163,6 +163,8 @@ def session(
     folder = str(Path.cwd()) if asked.script else ""
     clean = tuple(getattr(asked.options, "clean", ()))
     settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
+    if getattr(asked.options, "check_only", False):
+        settings = replace(settings, fabric=False, timeline=False)
     if old is not None:
         settings, notes = options.resumed(old, settings)
     copies.refuse_missing(Path(settings.folder), "--data", settings.data)

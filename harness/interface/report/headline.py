@@ -152,6 +152,9 @@ def _unruled(run: RunRecord) -> str:
     if result is not None and all(r.status is Status.INCONCLUSIVE for r in every):
         when = "" if run.complete else "the run was interrupted; "
         return f"{result.status}: {result.case}: {when}{result.detail}"
+    if every and all(result.reason is Reason.CHECKED for result in every):
+        worlds = dict.fromkeys(arm.case.world for plan in run.plans for arm in plan.arms)
+        return f"{Status.RECORDED}: the checks hold on {', '.join(worlds)}; nothing was timed"
     if all(result.value is None for result in every):
         reason = f": {every[0].detail}" if every else ""
         return f"{Status.SKIP}: nothing was measured{reason}"

@@ -116,6 +116,11 @@ def _add_advanced(sub: argparse.ArgumentParser) -> None:
         help=shown("smallest world size of a script, if one device cannot hold its model"),
     )
     sub.add_argument(
+        "--check-only",
+        action="store_true",
+        help=shown("check a script's training at each world size, without figures"),
+    )
+    sub.add_argument(
         "--steps",
         type=measuring.positive,
         metavar="N",
@@ -182,6 +187,8 @@ def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
     _check_clean(args.clean)
     samples = args.samples_per_step or 0
     protocol = _protocol(args.steps, args.warm_up)
+    if args.check_only:
+        protocol = replace(protocol, min_blocks=0, max_blocks=0)
     return [
         script_plan(
             asked.script, site, Mode(args.mode), samples, protocol, args.first_rung, args.accept

@@ -35,7 +35,7 @@ class CalledCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowSteps:
-    """The steps of a kept window that take more than twice the median step.
+    """The steps of a kept window that take more than twice the median step, and lose most.
 
     ``share`` is the fraction of the window's time that they take. ``part`` is where most of their
     additional time is lost, on the rank that the others wait for, and ``part_s`` is this time for

@@ -193,8 +193,9 @@ class ScriptObservations:
     threads that torch computes with and of cores that they may use, at the end of the window.
     ``statistics`` are layers that collect statistics of this rank's batches alone (batch norm), and
     ``broadcast``: a wrapper copies the statistics of one rank to all before each forward pass.
-    ``buffers`` is a digest of all buffers at the end. ``settings`` are the settings with which each
-    optimizer was made.
+    ``buffers`` is a digest of all buffers at the end. ``pass_batches`` is the number of batches in
+    the last complete pass over the main loader (0: no pass was complete). ``settings`` are the
+    settings with which each optimizer was made.
     """
 
     world_size: int
@@ -266,6 +267,7 @@ class ScriptObservations:
     statistics: tuple[str, ...] = ()
     broadcast: bool = False
     buffers: str = ""
+    pass_batches: int = 0
     settings: tuple[str, ...] = ()
 
 

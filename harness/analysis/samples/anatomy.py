@@ -10,6 +10,8 @@ from harness.record.store import Samples
 
 #: A step is slow if it takes more than this many times the median step.
 SLOW = 2.0
+#: Slow steps lose at least this share of what the slowest one loses. Others may be noise.
+MOST = 0.25
 #: A part that is inside others explains a slow step if it is at least this share of its additional
 #: time.
 EXPLAINS = 0.5
@@ -48,7 +50,8 @@ def _slow(
         samples: the samples of each rank.
         cut: number of warm-up steps in the samples.
     """
-    numbers = np.flatnonzero(step_s > SLOW * np.median(step_s))
+    usual_s = np.median(step_s)
+    numbers = np.flatnonzero(step_s > max(SLOW * usual_s, usual_s + MOST * np.ptp(step_s)))
     if not len(numbers):
         return None
     more_s = parts[:, numbers] - np.median(parts, axis=1, keepdims=True)

@@ -345,6 +345,7 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         statistics=tuple(inside.with_statistics(roots)[:FILES]),
         broadcast=any(map(_broadcasts, watch.hooks.wrapped)),
         buffers=digest(inside.buffers(roots)),
+        pass_batches=0 if (position := watch.hooks.loaders.position()) is None else position.length,
         settings=tuple(map(_settings, watch.hooks.optimizers.values())),
     )
 

@@ -267,8 +267,8 @@ def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
 #: All remarks, in the order in which they are shown.
 REMARKS: Sequence[Remark] = (
     steps.slow_steps, steps.in_turn, steps.called, steps.first_loss, steps.statistics,
-    steps.threads, steps.settings, _small_collectives, _reads, _exchanged_in_each_pass, _lost,
-    _shards, _uneven, _acted, _workers, _parts, _unusual, _skips, _uncleared, _twice,
-    _unstepped, _unlike_parts, _saved_by_several, _read_again, _draws_whole, _searched,
-    _rounded, _evaluates, _shares_evaluation, _late, _cpu_time,
+    steps.unequal_passes, steps.threads, steps.settings, _small_collectives, _reads,
+    _exchanged_in_each_pass, _lost, _shards, _uneven, _acted, _workers, _parts, _unusual,
+    _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several, _read_again,
+    _draws_whole, _searched, _rounded, _evaluates, _shares_evaluation, _late, _cpu_time,
 )  # fmt: skip

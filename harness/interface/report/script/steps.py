@@ -198,6 +198,19 @@ def statistics(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+def unequal_passes(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on ranks whose passes over the data have unequal numbers of batches."""
+    lengths = [watched.pass_batches for watched in row.of_ranks]
+    if not all(lengths) or len(set(lengths)) == 1:
+        return ""
+    return (
+        f"a pass over the loader has {max(lengths)} batches on rank {lengths.index(max(lengths))}"
+        f" and {min(lengths)} on rank {lengths.index(min(lengths))}, so ranks are in different"
+        " epochs, and wait forever for each other if an epoch ends with a collective: give all"
+        " ranks equally many batches"
+    )
+
+
 def threads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on ranks that compute with fewer threads than they have cores, or more."""
     seen = row.seen

@@ -1,0 +1,68 @@
+"""Defects that users reported are named on the screen, and the right twins raise nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.cases import Protocol
+from harness.record import Status
+from tests.e2e.test_script import Measured, measured, session
+
+__all__ = ["measured", "session"]
+
+LONG = Protocol(steps=28, cut=2, min_blocks=1, max_blocks=1)
+#: Case -> the words that name its cause.
+NAMED = {
+    "workers": "starts its workers anew in each epoch. persistent_workers=True keeps them",
+    "barriers": "4 barriers in a step take",
+    "lengths": "ranks wait for each other in turn",
+    "loss": "is the loss multiplied by the number of ranks",
+    "statistics": "buffers of BatchNorm1d 0 differ between ranks, and nothing copies them",
+    "saves": "is lost in torch.save",
+    "garbage": "is lost in the interpreter's garbage collection",
+    "objects": "calls of all_gather_object",
+    "passes": "a pass over the loader has 12 batches on rank 0 and 10 on rank 1",
+}
+#: The start of every remark on the steps of a right training.
+SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of", "calls of")
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("case", NAMED)
+def test_the_cause_of_a_reported_defect_is_named(measured: Measured, case: str) -> None:
+    verdict = measured("reported.py", case, protocol=LONG)
+    assert verdict.value is not None, verdict.detail
+    assert NAMED[case] in measured.table()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("case", [*NAMED, "divided"])
+def test_a_right_training_raises_no_remark(measured: Measured, case: str) -> None:
+    verdict = measured("reported.py", case, "right", protocol=LONG)
+    assert verdict.value is not None, verdict.detail
+    _, _, remarks = measured.table().partition("not checked")
+    assert not [words for words in SILENT if words in remarks], remarks
+
+
+def test_a_loader_that_ends_early_is_named(measured: Measured) -> None:
+    verdict = measured("reported.py", "shards", protocol=LONG)
+    assert verdict.status is Status.ERROR
+    assert "its loader ended after 10 batches, and rank 0 goes on with batch 11" in verdict.detail
+
+
+@pytest.mark.full
+def test_loaders_of_one_length_are_right(measured: Measured) -> None:
+    verdict = measured("reported.py", "shards", "right", protocol=LONG)
+    assert verdict.value is not None, verdict.detail
+
+
+def test_checks_alone_are_made_in_one_launch_of_each_world(measured: Measured) -> None:
+    verdict = measured("loop.py", protocol=Protocol(steps=8, cut=2, min_blocks=0, max_blocks=0))
+    assert verdict.status is Status.RECORDED and verdict.value is None
+    mine = [x for x in measured.session.run.launches if x.plan == measured.plan.hash]
+    assert [len(launch.ranks) for launch in mine] == [1, 2]
+    wrong = measured(
+        "loop.py", "--mistake", "half",
+        protocol=Protocol(steps=8, cut=2, min_blocks=0, max_blocks=0),
+    )  # fmt: skip
+    assert wrong.status is Status.ERROR and "work: a sample takes 0.5" in wrong.detail

@@ -1,0 +1,138 @@
+"""Trainings with a defect that users reported in public trackers; ``CASE right`` has none.
+
+The first words of each case name the reports: Lightning#1884 (workers), Neuron_SP#73 (barriers),
+transformers#47340 (lengths), Lightning#20404 (shards), ultralytics#18616 (loss), mmdetection#2539
+(statistics), open_clip#616 (saves), pytorch#31245 (garbage), transformers#30702 (objects),
+PyMarlin#80 (passes).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+case, right = sys.argv[1], sys.argv[2:] == ["right"]
+wrong = not right
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+generator = torch.Generator().manual_seed(7)
+ROWS = torch.randn(64 * 8 * world, 64, generator=generator)
+BATCH = 64
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Rows with labels. A worker process opens an index before it reads its first row."""
+
+    opened = case != "workers"
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        if not self.opened:
+            time.sleep(0.2)  # the time that opening takes
+            self.opened = True
+        return ROWS[number], ROWS[number, :10].argmax()
+
+
+class Texts(Rows):
+    """Sequences of vectors, of one length in the right training."""
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        length = 64 if right else 4 << (number % 6)
+        return ROWS[number].repeat(length, 1), ROWS[number, :10].argmax()
+
+
+class Shards(IterableDataset[tuple[Tensor, Tensor]]):
+    """Shards of rows, the one of rank 1 with fewer of them."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        own = torch.Generator().manual_seed(100 + rank)
+        for _ in range((12 - 2 * rank * wrong) * BATCH):
+            row = torch.randn(64, generator=own)
+            yield row, row[:10].argmax()
+
+
+class Mean(nn.Module):
+    """The mean over the positions of a sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def padded(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    rows = nn.utils.rnn.pad_sequence([row for row, _ in samples], batch_first=True)
+    return rows, torch.stack([label for _, label in samples])
+
+
+def loader() -> DataLoader[tuple[Tensor, Tensor]]:
+    if case in ("shards", "passes"):
+        return DataLoader(Shards(), batch_size=BATCH)
+    data = Texts() if case == "lengths" else Rows()
+    return DataLoader(
+        data,
+        batch_size=4 if case == "lengths" else BATCH,
+        sampler=DistributedSampler(data),
+        drop_last=True,
+        num_workers=int(case == "workers"),
+        persistent_workers=case == "workers" and right,
+        collate_fn=padded if case == "lengths" else None,
+    )
+
+
+body: list[nn.Module] = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.Linear(64, 10)]
+if case == "lengths":
+    body = [nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64), Mean(), nn.Linear(64, 10)]
+if case == "statistics":
+    body.insert(0, nn.BatchNorm1d(64))
+model = DistributedDataParallel(
+    nn.Sequential(*body), broadcast_buffers=case != "statistics" or right
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+batches = loader()
+weights = torch.zeros(8_000_000)
+circles: list[object] = []
+for _ in range(200_000 if case == "garbage" else 0):
+    circle: list[object] = []
+    circle.append(circle)
+    circles.append(circle)
+if case == "garbage" and right:
+    gc.freeze()
+step = 0
+loss = torch.zeros(())
+for epoch in range(10**6):
+    if isinstance(batches.sampler, DistributedSampler):
+        batches.sampler.set_epoch(epoch)
+    for rows, labels in batches:
+        step += 1
+        for _ in range(4 * (case == "barriers" and wrong)):
+            dist.barrier()
+        if case == "objects" and (wrong or step % 16 == 0):
+            dist.all_gather_object([None] * world, list(range(20_000)))
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(rows), labels)
+        if case == "loss" and wrong:
+            loss = loss * world
+        if case == "divided":  # right as well: the gradients are summed
+            loss = loss / world
+        loss.backward()
+        if case == "divided":
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(world)
+        optimizer.step()
+        if case == "saves" and wrong and step % 8 == 0:
+            torch.save(weights, f"weights{rank}.pt")
+        if case == "garbage" and step % 8 == 0:
+            gc.collect()
+    if case == "shards":
+        dist.all_reduce(loss.detach())

@@ -105,5 +105,5 @@ def _shut(libc: ctypes.CDLL, path: str) -> bool:
     """Mount a path read-only over itself, and return whether that worked."""
     if libc.mount(os.fsencode(path), os.fsencode(path), None, _BIND | _RECURSIVE, None) != 0:
         return False
-    *_, mount = (mount for mount in _mounts() if mount.point == path)
-    return _remounted(libc, mount)
+    still_writable = [mount for mount in _mounts() if mount.point == path]
+    return all(_remounted(libc, mount) for mount in still_writable[-1:])

@@ -14,7 +14,7 @@ import os, subprocess, sys
 from pathlib import Path
 from harness.host import sandbox
 work, out, data, user = sys.argv[1:]
-print(sandbox.enter([Path(work)], [Path(work, "data")]))
+print(sandbox.enter([Path(work)], [Path(work, "data"), Path(out)]))
 os.chdir(work)
 target = f"{out}/best.pt"
 exec(os.environ["WRITE"])

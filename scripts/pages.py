@@ -25,6 +25,7 @@ from harness.cases.heads import FEATURES
 from harness.cases.metrics import METRICS
 from harness.cases.targets import SETTABLE, takes
 from harness.interface.cli.main import commands, parser
+from harness.interface.report.script.remark import table
 
 DOCS = ROOT / "docs"
 #: Options of every command, which are documented once.
@@ -66,6 +67,8 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+#: The line above the table of remarks.
+REMARKS = "These observations lead to remarks only (written by `python scripts/pages.py`):"
 FIELDS = "## Every field of a case"
 
 
@@ -88,6 +91,14 @@ def keys() -> str:
             shown = shown or f"`{json.dumps(usual).strip(chr(34))}`"
             lines.append(f"| `{field.name}` | {takes(hints[field.name], '`')} | {shown} |")
     return "\n".join(lines) + "\n"
+
+
+def remarks() -> str:
+    """Return docs/your_own_training.md with a new table of all remarks."""
+    page = (DOCS / "your_own_training.md").read_text()
+    before, _, rest = page.partition(REMARKS)
+    _, _, after = rest.partition("\n### ")
+    return "\n".join([before + REMARKS, "", *table(), "", f"### {after}"])
 
 
 def _row(action: argparse.Action) -> str:
@@ -243,6 +254,7 @@ def _svg(width: float, height: float, body: list[str], title: str) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "options.md": options, "metrics.md": metrics, "api.md": api, "keys.md": keys,
+    "your_own_training.md": remarks,
     "folders.svg": folders, "verdict.svg": verdict,
 }  # fmt: skip
 

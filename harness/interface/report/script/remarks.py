@@ -1,15 +1,12 @@
-"""List remarks on a script: observations worth a look that are not certainly mistakes.
+"""Remarks on what a script does, derived from the observations of its ranks."""
 
-Each remark is one function.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from harness.analysis.judging.biases import MOST_TIMES
 from harness.analysis.samples import same_training, script
 from harness.cases import Device, Mode
-from harness.interface.report.script import steps
 from harness.interface.report.script.late import late
+from harness.interface.report.script.remark import remark
 from harness.interface.report.script.row import ScriptRow
 from harness.record import LaunchRecord
 
@@ -17,24 +14,6 @@ from harness.record import LaunchRecord
 AGAIN = 0.4
 #: A rank evaluates if its passes that train nothing exceed another rank's by this factor.
 MORE = 1.5
-#: A remark on one world size, given the launches of the smallest one; empty if there is none.
-Remark = Callable[[ScriptRow, Sequence[LaunchRecord]], str]
-
-
-def remarks(rows: Sequence[ScriptRow]) -> Iterator[str]:
-    """Yield the remarks on a script, each with the world sizes that it concerns.
-
-    If a remark has other figures at several world sizes, those of the largest one are shown.
-    """
-    for remark in REMARKS:
-        of_worlds = {row.arm.case.world: remark(row, rows[0].launches) for row in rows}
-        made = {world: sentence for world, sentence in of_worlds.items() if sentence}
-        if not made:
-            continue
-        shown = list(made.values())[-1]
-        alike = ", ".join(world for world, sentence in made.items() if sentence == shown)
-        others = ", ".join(world for world, sentence in made.items() if sentence != shown)
-        yield f"{alike}{f' (similar: {others})' if others else ''}: {shown}"
 
 
 def _of(bases: Sequence[LaunchRecord]) -> str:
@@ -43,6 +22,10 @@ def _of(bases: Sequence[LaunchRecord]) -> str:
     return "one rank" if num_ranks == 1 else f"{num_ranks} ranks"
 
 
+@remark(
+    "collectives of a few values",
+    "a loss or norm that is reduced in each step",
+)
 def _small_collectives(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     small = row.seen.small
     if not small or row.arm.case.world_size < 2:
@@ -53,6 +36,10 @@ def _small_collectives(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "reads of single values (`.item()`) in a step",
+    "the host waits for the GPU at each",
+)
 def _reads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     reads = row.seen.reads
     if reads < 1:
@@ -63,19 +50,36 @@ def _reads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "bytes exchanged in each backward pass of an update",
+    "`no_sync()` is missing while gradients accumulate",
+)
 def _exchanged_in_each_pass(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     return script.accumulated(row.seen) if row.arm.case.world_size > 1 else ""
 
 
+@remark(
+    "gradients that are cleared between two backward passes of one update, if these "
+    "passes have different samples",
+    "`zero_grad()` in the wrong place (SAM and LBFGS cause no remark)",
+)
 def _lost(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     return script.lost(row.seen)
 
 
+@remark(
+    "bytes that are gathered, reduced and scattered, relative to the parameters (FSDP)",
+    "a block that is wrapped twice, gradients that are exchanged in every pass",
+)
 def _shards(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     several = row.seen.sharded and row.arm.case.world_size > 1
     return "; ".join(script.shards(row.seen)) if several else ""
 
 
+@remark(
+    "bytes exchanged in each step",
+    "steps of several updates, steps without an exchange (local SGD)",
+)
 def _uneven(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     watched = row.seen
     if watched.even or watched.cleared or watched.unusual or watched.evaluations:
@@ -91,6 +95,10 @@ def _uneven(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "forward passes that train nothing, before the timed steps only",
+    "rollouts or evaluations that the window does not contain",
+)
 def _acted(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     watched = row.seen
     if not watched.acted or watched.evaluations:
@@ -101,6 +109,10 @@ def _acted(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "number of loader workers, at all world sizes",
+    "a ratio that depends on the workers, too",
+)
 def _workers(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     here = row.seen.workers
     there = next(r.watched.workers for r in bases[0].ranks if r.watched is not None)
@@ -112,6 +124,10 @@ def _workers(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "rows that reach the model for each sample of the loader",
+    "pairs or views that are counted as samples",
+)
 def _parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     makes_batches = row.seen.drawn == 1
     if makes_batches or row.arm.case.samples_per_step:
@@ -128,6 +144,10 @@ def _parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "steps with another number of backward passes",
+    "the last step of an epoch, a skipped update; their samples are counted",
+)
 def _unusual(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     unusual = row.seen.unusual
     if not unusual:
@@ -139,6 +159,10 @@ def _unusual(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "more forward passes than backward passes",
+    "batches that are skipped after their forward pass; they are counted",
+)
 def _skips(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not row.seen.skips or row.seen.unusual:
         return ""
@@ -148,32 +172,56 @@ def _skips(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "gradients when the third update begins",
+    "`zero_grad()` is missing",
+)
 def _uncleared(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not row.seen.uncleared:
         return ""
     return "gradients still exist when the next update begins: is zero_grad() missing?"
 
 
+@remark(
+    "an optimizer step without a new backward pass",
+    "`optimizer.step()` is called twice",
+)
 def _twice(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not row.seen.twice:
         return ""
     return "an optimizer steps twice with one gradient: is optimizer.step() called twice?"
 
 
+@remark(
+    "parameters with gradients in no optimizer",
+    "a head that the optimizer lacks",
+)
 def _unstepped(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     if not row.seen.unstepped:
         return ""
     return f"parameters of {', '.join(row.seen.unstepped)} get gradients, but no optimizer has them"
 
 
+@remark(
+    "ranks divide different parts of a data set",
+    "`random_split` without a seed (as in PyTorch's minGPT-ddp)",
+)
 def _unlike_parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     return script.unlike_parts(row.launches[0].ranks)
 
 
+@remark(
+    "one file that several ranks save by `torch.save`",
+    "`if rank == 0` is missing",
+)
 def _saved_by_several(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     return script.saved_by_several(row.launches[0].ranks)
 
 
+@remark(
+    "samples of a step that the previous step had",
+    "all workers of a loader read the same samples",
+)
 def _read_again(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     watched = row.seen
     once = not watched.drawn or sum(watched.roots.values()) <= watched.drawn
@@ -186,6 +234,10 @@ def _read_again(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "each rank draws from a whole data set that stores no samples",
+    "a DistributedSampler is missing, unless each rank generates other samples",
+)
 def _draws_whole(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     if row.seen.stored or not same_training.draws_whole(row.launches[0], bases[0]):
         return ""
@@ -195,6 +247,10 @@ def _draws_whole(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "`find_unused_parameters` with no unused parameter",
+    "an unneeded search of the graph in every step",
+)
 def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     # Each of several backward passes may reach only some of the parameters.
     several = row.seen.backwards > len(row.seen.optimizers)
@@ -206,6 +262,10 @@ def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "replicas that differ by rounding only",
+    "ranks that round differently in their optimizers",
+)
 def _rounded(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     apart = script.by_rounding(row.of_ranks)
     if not apart or row.seen.sharded:
@@ -216,6 +276,10 @@ def _rounded(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "forward passes that train nothing, in the timed steps",
+    "a rank that evaluates while others wait, or an evaluation that all ranks share",
+)
 def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     passes = [watched.evaluations for watched in row.of_ranks]
     if max(passes) > MORE * min(passes):
@@ -226,6 +290,10 @@ def _evaluates(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     return f"the window has {max(passes)} forward passes that train nothing" if any(passes) else ""
 
 
+@remark(
+    "evaluation of each rank, at all world sizes",
+    "a ratio that includes a shared evaluation",
+)
 def _shares_evaluation(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     alike = len({watched.evaluations for watched in row.of_ranks}) == 1
     if not alike or row.launches is bases or not same_training.less_beside(row.launches, bases):
@@ -236,10 +304,19 @@ def _shares_evaluation(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "time of each rank before its backward pass",
+    'a slow rank, or a rank that does more in some steps (evaluation, checkpoint); "not '
+    'checked" if other processes used the cores',
+)
 def _late(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     return late(row)
 
 
+@remark(
+    "CPU time of a sample, at all world sizes",
+    "a ratio that includes other work (files, checks)",
+)
 def _cpu_time(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     case = row.arm.case
     grows = case.mode is Mode.WEAK and case.world_size > len(bases[0].ranks)
@@ -262,13 +339,3 @@ def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:
         if launch.consumed
     ]
     return min(of_launches, default=0.0)
-
-
-#: All remarks, in the order in which they are shown.
-REMARKS: Sequence[Remark] = (
-    steps.slow_steps, steps.in_turn, steps.called, steps.first_loss, steps.statistics,
-    steps.unequal_passes, steps.threads, steps.settings, _small_collectives, _reads,
-    _exchanged_in_each_pass, _lost, _shards, _uneven, _acted, _workers, _parts, _unusual,
-    _skips, _uncleared, _twice, _unstepped, _unlike_parts, _saved_by_several, _read_again,
-    _draws_whole, _searched, _rounded, _evaluates, _shares_evaluation, _late, _cpu_time,
-)  # fmt: skip

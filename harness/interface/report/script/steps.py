@@ -7,6 +7,7 @@ from harness.analysis.samples import same_training
 from harness.analysis.samples.anatomy import common
 from harness.base.formatting import si
 from harness.cases import Device
+from harness.interface.report.script.remark import remark
 from harness.interface.report.script.row import ScriptRow
 from harness.record import LaunchRecord
 from harness.record.anatomy import SlowSteps, StepPart
@@ -35,6 +36,10 @@ _PLACES = {
 }
 
 
+@remark(
+    "steps that take more than twice the median, with the part of the step in which they lose time",
+    "workers that start anew in each epoch, a checkpoint, an evaluation, garbage collection",
+)
 def slow_steps(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on a few steps that take much of the time, and on the place of the loss."""
     launches = [launch.anatomy for launch in row.launches if launch.anatomy is not None]
@@ -95,6 +100,10 @@ def _place(row: ScriptRow, usual: SlowSteps) -> str:
     return "waiting for the first batch: is the data set opened or shuffled anew in each epoch?"
 
 
+@remark(
+    "times at which the gradients of each rank are complete, in each step",
+    "ranks that wait for each other in turn because their batches differ in length",
+)
 def in_turn(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on ranks that wait for each other in turn."""
     uneven = any(watched.ragged for watched in row.of_ranks)
@@ -119,6 +128,10 @@ def in_turn(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     return f"ranks wait for each other in turn, {si(median(late), 's')} a step: {cause}"
 
 
+@remark(
+    "collectives that the script calls itself: their number, and the host's time in them",
+    "barriers in each step, objects gathered in each step, a logged loss that is reduced",
+)
 def called(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on collectives that the script calls and that take much of a step."""
     calls = row.seen.calls
@@ -152,6 +165,10 @@ def _step_s(launch: LaunchRecord) -> float:
     return launch.steps.mean_s if launch.steps is not None else 0.0
 
 
+@remark(
+    "first loss and norm of the first gradient, at all world sizes",
+    "a loss that is multiplied or divided by the number of ranks",
+)
 def first_loss(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     """Return a remark on a first loss that is multiplied or divided by the number of ranks.
 
@@ -183,6 +200,10 @@ def _first_losses(launches: Sequence[LaunchRecord]) -> list[float]:
     return [loss for loss in known if loss is not None]
 
 
+@remark(
+    "buffers of the replicas at the end, if no wrapper copies them",
+    "statistics of batch norm that each rank keeps alone",
+)
 def statistics(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on buffers that differ between replicas and are never synchronised."""
     seen = row.of_ranks
@@ -198,6 +219,10 @@ def statistics(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "number of batches in a pass over the data, on each rank",
+    "shards of unequal length",
+)
 def unequal_passes(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on ranks whose passes over the data have unequal numbers of batches."""
     lengths = [watched.pass_batches for watched in row.of_ranks]
@@ -211,6 +236,10 @@ def unequal_passes(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "threads and cores of a rank when the window ends",
+    "OMP_NUM_THREADS, a changed affinity",
+)
 def threads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on ranks that compute with fewer threads than they have cores, or more."""
     seen = row.seen
@@ -223,6 +252,10 @@ def threads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     )
 
 
+@remark(
+    "settings with which each optimizer was made, at all world sizes",
+    "a learning rate that depends on the number of ranks",
+)
 def settings(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     """Return a remark on optimizers whose settings differ from those of the baseline."""
     there = bases[0].ranks[0].watched

@@ -12,7 +12,7 @@ from harness.base.formatting import si
 from harness.cases.script import ACCEPTABLE
 from harness.interface.report import text
 from harness.interface.report.script.checks import checks
-from harness.interface.report.script.remarks import remarks
+from harness.interface.report.script.remark import remarks
 from harness.interface.report.script.row import ScriptRow
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap

@@ -358,4 +358,5 @@ def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | Non
         yield from wrap(f" next    {line}", width, 9)
     same = any(result.status is Status.NOT_COMPARABLE for result in results(run))
     if not remedies and rerun and not same:  # the model has to be changed first
-        yield from wrap(f" again   {rerun}", width, 9)
+        broken = any(result.counts is Status.ERROR for result in results(run))
+        yield from wrap(f" {'fixed? ' if broken else 'again  '} {rerun}", width, 9)

@@ -1,6 +1,7 @@
 """The command ``report timeline``: time budgets of profiler traces or of a run."""
 
 import argparse
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -278,6 +279,20 @@ def _named(trace: Trace) -> Trace:
     return replace(trace, rank=rank, notes=(*trace.notes, f"its rank is from {by}"))
 
 
+def _profiling(argv: Sequence[str]) -> list[str]:
+    """Return a command without the options that keep a run from profiling its launches."""
+    words = list(itertools.takewhile(lambda word: word != "--", argv))
+    rest = argv[len(words) :]
+    kept = [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if word not in ("--no-timeline", "--check-only", "--time-budget")
+        and before != "--time-budget"
+        and not word.startswith("--time-budget=")
+    ]
+    return [*kept, *rest]
+
+
 def _of_run(path: Path) -> Iterator[Traced]:
     """Yield the profiled launches of a run, with the budgets of its record."""
     run = load(path)
@@ -285,12 +300,12 @@ def _of_run(path: Path) -> Iterator[Traced]:
     plans = {plan.hash: plan for plan in run.plans}
     profiled = [x for x in run.launches if x.purpose is Purpose.PROFILE and x.budget is not None]
     if not profiled:
-        typed = [word for word in run.settings.argv if word != "--no-timeline"]
         raise ScaleproofError(
             "this run has no profiled launch",
             where=str(path),
             expected="a run without --no-timeline and with enough time for profiling",
-            fix=shlex.join(typed) or "scaleproof run ddp/decoder-tiny/weak --cpus 2",
+            fix=shlex.join(_profiling(run.settings.argv))
+            or "scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
     for launch in profiled:
         assert launch.budget is not None

@@ -72,6 +72,9 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
     if not same_training.works_known([launch for row in rows for launch in row.launches]):
         sizes = "inputs differ in size" if any(row.seen.ragged for row in rows) else ""
         yield "whether a sample takes as much work in every world", sizes
+    if layers := list(dict.fromkeys(name for row in several for name in row.seen.statistics)):
+        named = ", ".join(layers[: script.FEW])
+        yield f"statistics of {named}", "each rank computes them from its own batch"
     yield from _slow_ranks(several)
     yield from _gradients(several, rows[0])
 

@@ -31,6 +31,10 @@ from harness.base.errors import ScaleproofError
 from harness.cases import PROFILED, CaseSpec
 from harness.record import Blame, Budget, Expected, RankBudget, RankRecord, Term
 
+#: Share of the step by which two estimates of the waiting time may differ.
+ALLOWED = 0.1
+#: Smallest number of collectives whose ends show the uncertainty of a clock.
+FEW_ENDS = 4
 #: Collectives that some ranks may leave before the last rank has entered.
 _ONE_WAY = frozenset({"broadcast", "gather", "scatter", "reduce"})
 
@@ -319,10 +323,13 @@ def _rank(
 def _offsets(
     ranks: Sequence[Lanes], matched: Matched, unsure: list[str]
 ) -> tuple[dict[int, int], int | None]:
-    """Return clock offsets that fulfil the bounds, and the largest half-width of a bound, in ns.
+    """Return the offset of each clock that is wrong, and the largest uncertainty of a clock, in ns.
 
-    The bounds follow from the collectives. If the bounds of a rank include 0, its clock is not
-    corrected. A sentence on each correction is appended to ``unsure``.
+    Bounds of the offsets follow from the collectives. If the bounds of a rank include 0, its clock
+    is not corrected. The midpoint of bounds would be biased if one rank is always late. A corrected
+    offset is therefore the median difference of the ends of collectives, which ranks leave almost
+    at the same time, and its uncertainty is half the interquartile range of these differences. A
+    sentence on each correction is appended to ``unsure``.
     """
     offsets: dict[int, int] = {}
     widest: int | None = None
@@ -331,21 +338,33 @@ def _offsets(
         if bounds is None:
             continue
         low, high = bounds
+        ends = _end_differences(matched, ranks[0].rank, lane.rank)
+        first, middle, third = np.quantile(ends, [0.25, 0.5, 0.75]).astype(int).tolist()
+        half = (third - first) // 2 if len(ends) >= FEW_ENDS else (high - low) // 2
         if not low <= 0 <= high:
-            offsets[lane.rank] = (low + high) // 2
+            offsets[lane.rank] = min(max(middle, low), high)
             unsure.append(
                 f"rank {lane.rank}: its clock is off by {offsets[lane.rank] / 1e6:+.3f} ms,"
-                f" corrected to within {(high - low) / 2e6:.3f} ms"
+                f" corrected to within {half / 1e6:.3f} ms"
             )
-        widest = max(widest or 0, (high - low) // 2)
+        widest = max(widest or 0, half)
     return offsets, widest
+
+
+def _end_differences(matched: Matched, reference: int, rank: int) -> list[int]:
+    """Return by how much the reference leaves each synchronising collective after a rank, in ns."""
+    return [
+        meeting.ops[reference].end - meeting.ops[rank].end
+        for meeting in matched.meetings
+        if meeting.symmetric and {reference, rank} <= meeting.ops.keys()
+    ]
 
 
 def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
     """Return a sentence on each rank for which two estimates of the waiting time differ.
 
     One estimate uses the clocks, and the other only the durations of operations. The allowed
-    difference is the uncertainty of the clocks plus 5 % of the step.
+    difference is the uncertainty of the clocks plus ``ALLOWED`` of the step.
     """
     sentences = []
     for rank in ranks:
@@ -354,7 +373,7 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
         by_clock = rank.mean_ns(Term.WAIT)
         free = sum(rank.wait_free_ns) / len(rank.step_ns)
         step_ns = sum(rank.step_ns) / len(rank.step_ns)
-        if abs(by_clock - free) > clock_ns + 0.05 * step_ns:
+        if abs(by_clock - free) > clock_ns + ALLOWED * step_ns:
             sentences.append(
                 f"rank {rank.rank}: waits {by_clock / 1e6:.2f} ms per step according to the clocks,"
                 f" but {free / 1e6:.2f} ms by durations alone"

@@ -20,7 +20,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from harness.features.foresight.published.files import cell_value, field_name
+from harness.features.foresight.published.files import cell_value
+from harness.features.foresight.published.headings import field_name, is_result
 from harness.features.foresight.published.measures import Unit, unit_of
 from harness.features.foresight.published.reading import CONFIGURATION, NUMBERS, Fields, shape_of
 
@@ -57,7 +58,7 @@ NAMES: Mapping[ClaimedColumn, str] = {
         r"t|time.*|seconds?.*|s|ms|epoch.*|s/epoch|step.*|(s|ms) (an?|per) (epoch|step)"
     ),
     ClaimedColumn.THROUGHPUT: r"throughput|rate",
-    ClaimedColumn.SPEEDUP: r"speed[ -]?up|x|scaling",
+    ClaimedColumn.SPEEDUP: r"speed[ -]?up|x|(strong |weak )?scaling( factor)?",
     ClaimedColumn.EFFICIENCY: r"eff\.?|(scaling |parallel )?efficiency",
     ClaimedColumn.COMMUNICATION: r"comm\.?|communication.*|(comm|communication) (share|overhead)",
 }
@@ -191,7 +192,7 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     multiplied by the ranks. If batches are stated, the time of a step is divided by its samples,
     because a step with more samples takes longer without being slower.
     """
-    points = _unmerged(table["points"])
+    points = _by_variant(_unmerged(table["points"]))
     about = {
         key: value
         for key, value in table.items()
@@ -202,7 +203,7 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     names = [str(point.get("name") or "").strip() for point in points]
     doubts: dict[str, str] = {}
     if not any(kinds):
-        kinds = _configurations(points)
+        kinds = _divided(rows, points, _configurations(points))
         for kind in dict.fromkeys(kinds):
             of_kind = [number for number, of_row in enumerate(kinds) if of_row == kind]
             doubt = _several_ladders(
@@ -212,23 +213,75 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     return StatedTable(rows=rows, kinds=kinds, names=names, doubts=doubts)
 
 
+def _divided(
+    rows: Sequence[Row], points: Sequence[Mapping[str, Any]], kinds: Sequence[str]
+) -> list[str]:
+    """Return the kinds of rows, after columns that are not understood have divided the ladders.
+
+    Such a column divides the rows of a kind if it is constant within each ladder, so that the ranks
+    of each ladder only grow or only shrink, and each ladder has a smallest row of its own.
+    """
+    divided = list(kinds)
+    for kind in dict.fromkeys(kinds):
+        members = [number for number, of_row in enumerate(kinds) if of_row == kind]
+        cells = [_by_field(points[number]) for number in members]
+        fields = _dividing([points[number] for number in members])
+        parts = [", ".join(f"{text} {cell.get(f)}" for f, text in fields.items()) for cell in cells]
+        ladders = [
+            [number for number, of_row in zip(members, parts, strict=True) if of_row == part]
+            for part in dict.fromkeys(parts)
+        ]
+        certain = not any(
+            _several_ladders([rows[n] for n in ladder], [points[n] for n in ladder])
+            for ladder in ladders
+        )
+        if certain and all(_has_base([rows[n] for n in ladder]) for ladder in ladders):
+            for number, part in zip(members, parts, strict=True):
+                divided[number] = ", ".join(filter(None, [kind, part]))
+    return divided
+
+
+def _has_base(rows: Sequence[Row]) -> bool:
+    """Return whether a ladder has several rows, and its speedups are relative to its own base."""
+    known = [row for row in rows if ClaimedColumn.RANKS in row]
+    if len(known) < 2:
+        return False
+    base = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle)
+    relative = [base[name] for name in (ClaimedColumn.SPEEDUP, ClaimedColumn.EFFICIENCY)
+                if name in base]  # fmt: skip
+    return all(stated.low <= 1.0 <= stated.high for stated in relative)
+
+
+def _by_field(point: Mapping[str, Any]) -> dict[str, Any]:
+    return {field_name(str(name)).lower(): cell for name, cell in point.items()}
+
+
+def _dividing(points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the columns in which rows differ and that are not understood: field -> heading.
+
+    Columns of other results, such as a loss, are left out.
+    """
+    headings = {field_name(str(name)).lower(): str(name).strip("* ") for p in points for name in p}
+    cells = list(map(_by_field, points))
+    return {
+        field: heading
+        for field, heading in headings.items()
+        if column(heading) is None
+        and field not in _OF_NO_CONSEQUENCE
+        and not is_result(heading)
+        and len({str(cell.get(field)) for cell in cells}) > 1
+    }
+
+
 def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -> str:
     """Return why rows may belong to several scaling sweeps, or an empty string.
 
     They certainly belong to one if their ranks only grow or only shrink from row to row, at most
     one row has a speedup of 1, and every unknown column is the same in all rows.
     """
-    cells = [{field_name(str(name)).lower(): cell for name, cell in p.items()} for p in points]
-    headings = {field_name(str(name)).lower(): str(name) for p in points for name in p}
-    differing = [
-        heading
-        for field, heading in headings.items()
-        if column(heading) is None
-        and field not in _OF_NO_CONSEQUENCE
-        and len({str(cell.get(field)) for cell in cells}) > 1
-    ]
+    differing = list(_dividing(points).values())
     if differing:
-        listed = ", ".join(repr(heading.strip("* ")) for heading in differing)
+        listed = ", ".join(map(repr, differing))
         return f"they differ in {listed}, which {'are' if differing[1:] else 'is'} not understood"
     ranks = [row[ClaimedColumn.RANKS].middle for row in rows if ClaimedColumn.RANKS in row]
     steps = [after - before for before, after in itertools.pairwise(ranks)]
@@ -299,6 +352,32 @@ def _unmerged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return filled
+
+
+def _by_variant(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return one row for each variant, if columns such as "Throughput - FP32" name variants.
+
+    Each variant must have a time or a rate, and the rows must not state a kind of their own.
+    """
+    headings = list(dict.fromkeys(str(name) for point in points for name in point))
+    of_variant: dict[str, dict[str, str]] = {}
+    for heading in headings:
+        match = re.fullmatch(r"\W*([^-–]+?) [-–] ([^\[(]+?)( *[\[(].*)?\W*", heading)
+        if match is not None and is_result(match[1]):
+            of_variant.setdefault(match[2], {})[heading] = f"{match[1]}{match[3] or ''}"
+    rated = (ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
+    if len(of_variant) < 2 or any("kind" in point for point in points):
+        return points
+    if not all(any(column(name) in rated for name in of.values()) for of in of_variant.values()):
+        return points
+    varying = {heading for of in of_variant.values() for heading in of}
+    return [
+        {"kind": variant}
+        | {name: cell for name, cell in point.items() if name not in varying}
+        | {of[name]: cell for name, cell in point.items() if name in of}
+        for variant, of in of_variant.items()
+        for point in points
+    ]
 
 
 def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:

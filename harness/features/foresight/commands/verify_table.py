@@ -55,7 +55,8 @@ def act(asked: Asked) -> Answer:
     tables = documents(path, "scaleproof verify table TABLE.csv")
     rows = list[Row]()
     findings = list[ClaimFinding]()
-    for table in tables:
+    ladders = [table for table in tables if len(tables) == 1 or _has_ranks(table)] or tables
+    for table in ladders:
         stated = _read(table, path)
         of_table = claims.audit(stated.rows, stated.kinds, stated.names, stated.doubts)
         if len(tables) > 1:
@@ -74,6 +75,10 @@ def act(asked: Asked) -> Answer:
     )
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
     lines = _lines(rows, findings)
+    if others := len(tables) - len(ladders):
+        lines.append(
+            f" {others} other table{'s' * (others > 1)} without a number of ranks: not read"
+        )
     if asked.options.page is not None:
         from harness.features.foresight.report.audited import render
 
@@ -81,6 +86,15 @@ def act(asked: Asked) -> Answer:
         files.put(asked.options.page, render(about, rows, findings).encode(), "--page")
         lines.append(f" page     {asked.options.page}")
     return Answer(document={"rows": to_doc(tuple(findings))}, lines=lines, exit=exit_)
+
+
+def _has_ranks(table: Any) -> bool:
+    """Return whether a table has rows with a number of ranks and another figure."""
+    points = table.get("points") if isinstance(table, Mapping) else None
+    if not isinstance(points, list) or not all(isinstance(row, Mapping) for row in points):
+        return False
+    stated = claims.stated_table({"points": points})
+    return any(ClaimedColumn.RANKS in row and len(row) > 1 for row in stated.rows)
 
 
 def _joined(table: str, kind: str) -> str:

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,21 +43,9 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
     if path.suffix == ".json" or content.lstrip().startswith(("{", "[")):
         return _of_json(content, path, fix)
     tables = _of_text(content)
-    named = [f"{path.stem}, table {number}" for number in range(1, len(tables) + 1)]
+    named = [name or f"{path.stem}, table {i}" for i, (name, _) in enumerate(tables, 1)]
     ids = named if len(tables) > 1 else [path.stem]
-    return [{"id": id_, "points": rows} for id_, rows in zip(ids, tables, strict=True)]
-
-
-def field_name(heading: str) -> str:
-    """Return a heading for people as the name of a field in JSON tables.
-
-    ``Step time (ms)`` becomes step_time_ms, and ``tokens/s/GPU`` becomes tokens_per_s_per_gpu. A
-    single word is not changed.
-    """
-    if heading.isidentifier():
-        return heading
-    words = re.sub(r"[\[(](.*?)[\])]", r" \1 ", heading.strip().lower().replace("/", " per "))
-    return re.sub(r"[^a-z0-9.]+", "_", words).strip("_")
+    return [{"id": id_, "points": rows} for id_, (_, rows) in zip(ids, tables, strict=True)]
 
 
 def cell_value(cell: Any) -> Any:
@@ -89,18 +78,32 @@ def _of_toml(content: str, path: Path) -> Mapping[str, Any]:
     return {**document, "points": rows}
 
 
-def _of_text(content: str) -> list[list[dict[str, str]]]:
-    """Return the rows of each Markdown table (consecutive lines that begin with a bar),
-    or of CSV.
+def _of_text(content: str) -> list[tuple[str, list[dict[str, str]]]]:
+    """Return the name and the rows of each Markdown table, or of CSV.
+
+    A Markdown table consists of consecutive lines that begin with a bar, and has the name of the
+    heading above it. Several tables below one heading are numbered.
     """
-    lines = [line.strip() for line in content.splitlines()]
-    blocks = [
-        list(block) for barred, block in itertools.groupby(lines, lambda x: x[:1] == "|") if barred
-    ]
-    if blocks:
-        return [_of_markdown(block) for block in blocks]
+    tables: list[tuple[str, list[dict[str, str]]]] = []
+    heading = ""
+    for barred, block in itertools.groupby(content.splitlines(), lambda x: x.strip()[:1] == "|"):
+        lines = [line.strip() for line in block]
+        if barred:
+            tables.append((heading, _of_markdown(lines)))
+        else:
+            above = [line.strip("#* ") for line in lines if re.match(r"#{1,6} |\*\*", line)]
+            heading = above[-1] if above else heading
+    if tables:
+        count = Counter(name for name, _ in tables)
+        seen = Counter[str]()
+        numbered = []
+        for name, rows in tables:
+            seen[name] += 1
+            several = name and count[name] > 1
+            numbered.append((f"{name} ({seen[name]})" if several else name, rows))
+        return numbered
     lines_of_csv = csv.DictReader(io.StringIO(content), skipinitialspace=True)
-    return [[{key: value or "" for key, value in row.items() if key} for row in lines_of_csv]]
+    return [("", [{key: value or "" for key, value in row.items() if key} for row in lines_of_csv])]
 
 
 def _of_markdown(block: Sequence[str]) -> list[dict[str, str]]:

@@ -53,6 +53,7 @@ class Measure:
 _NAMES = (
     (Unit.STEP, r"(step|iteration|iter|batch)(_time)?_(?P<scale>s|ms|sec|seconds)"),
     (Unit.STEP, r"(time|seconds|s)_per_(step|iteration|iter|batch)(_(?P<scale>s|ms))?"),
+    (Unit.STEP, r"(?P<rate>steps)_per_s"),
     (Unit.TOKENS, r"(tokens|tok)_(per_)?(?P<mid>gpu_|device_)?(per_)?(s|sec|second)(?P<per>_.*)?"),
     (
         Unit.SAMPLES,
@@ -109,6 +110,8 @@ def _measure(unit: Unit, match: re.Match[str], value: Any, metric: str) -> Measu
     if not isinstance(value, Real) or isinstance(value, bool) or not float(value) > 0:
         raise ValueError(f"{match[0]} is {value!r}, expected a number above 0")
     parts = match.groupdict()
+    if parts.get("rate"):
+        return Measure(value=1 / float(value), unit=unit)
     number = float(value) * _SCALES.get(parts.get("scale") or "", 1.0)
     if unit is Unit.MFU and number > 1.5:
         number /= 100

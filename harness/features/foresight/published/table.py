@@ -11,7 +11,8 @@ from typing import Any
 from harness.features.foresight import claims
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.priors import Belief
-from harness.features.foresight.published.files import cell_value, documents, field_name
+from harness.features.foresight.published.files import cell_value, documents
+from harness.features.foresight.published.headings import field_name
 from harness.features.foresight.published.measures import Measure, measured
 from harness.features.foresight.published.reading import CONFIGURATION, Fields, fabric_of, shape_of
 from harness.features.foresight.published.splitting import calibrating
@@ -102,17 +103,13 @@ def _table(table: Any, name: str) -> PublishedTable:
         raise ValueError("hardware is not an object")
     fabric, peak, assumed = fabric_of(hardware)
     fields = Fields(shared=shared, per_node=fabric.per_node, notes=list(assumed))
-    points = [
-        point
-        for number, row in enumerate(rows)
-        for point in _points(row, fields, peak, f"point {number + 1}")
-    ]
+    points, unread = _readable(rows, fields, peak)
     points, twice = _once(points)
     chosen, calibrated_on = calibrating(
         points, table.get("calibrate_on"), table.get("role") in ASIDE
     )
     points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
-    notes = [*broken, *fields.notes, *twice, *calibrated_on, *fields.unknown()]
+    notes = [*broken, *unread, *fields.notes, *twice, *calibrated_on, *fields.unknown()]
     return PublishedTable(
         id=name,
         family=str(table.get("family") or table.get("source") or name),
@@ -154,6 +151,29 @@ def _once(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
     return kept, notes
 
 
+class UnreadFigureError(ValueError):
+    """The error for a row whose figure is no number, such as ``N/A``."""
+
+
+def _readable(
+    rows: Sequence[Mapping[str, Any]], fields: Fields, peak: float | None
+) -> tuple[list[Point], list[str]]:
+    """Return the points of all rows, and notes on rows that are left out.
+
+    A row is left out if its figure is no number. Raise ValueError if no row is left.
+    """
+    points: list[Point] = []
+    errors: list[UnreadFigureError] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            points += _points(row, fields, peak, f"point {number}")
+        except UnreadFigureError as error:
+            errors.append(error)
+    if errors and not points:
+        raise errors[0]
+    return points, [f"{error}: this row is left out" for error in errors]
+
+
 def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: str) -> list[Point]:
     """Return the points of one row.
 
@@ -163,7 +183,7 @@ def _points(row: Mapping[str, Any], fields: Fields, peak: float | None, where: s
     try:
         figures = measured(row, str(fields.shared.get("metric", "")))
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise UnreadFigureError(f"{where}: {error}") from None
     for schedule, figure in figures:
         shape = shape_of({**row, "schedule": schedule} if schedule else row, fields, where)
         bubbles = row.get("bubble_rate_profiled")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.features.foresight.claims import ClaimStatus, audit, contradictions, stated_table
-from harness.features.foresight.published.files import cell_value, documents, field_name
+from harness.features.foresight.published.files import cell_value, documents
+from harness.features.foresight.published.headings import field_name
 from harness.features.foresight.published.table import PublishedTable, read
 
 #: A table of step times as CSV, as Markdown, as TOML and as JSON.

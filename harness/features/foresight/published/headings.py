@@ -1,0 +1,71 @@
+"""The names of columns in published tables, in all their usual spellings.
+
+heading as people write it -> name of a field as in JSON tables
+
+``predict`` and ``verify table`` both use this list, so that they read the same tables.
+"""
+
+import re
+
+#: Patterns of normalised headings, and the field that each one means. The first that fits counts.
+_SPELLINGS: tuple[tuple[str, str], ...] = (
+    # the number of ranks
+    (
+        r"(total_|num(ber)?_(of_)?|no\.?_of_|n_)?(gpu|tpu|npu|gcd|chip|accelerator|device|worker|processe?|"
+        r"proc|rank)s(_n)?",
+        "gpus",
+    ),
+    (r"(gpu|tpu|npu|gcd|chip|accelerator|device|worker|rank)_count", "gpus"),
+    (r"(num|n)_(gpu|tpu|npu|gcd|chip|accelerator|device|worker|process|rank)", "gpus"),
+    (r"(num(ber)?_(of_)?|no\.?_of_|n_)nodes?|node_count", "nodes"),
+    # the time of a step
+    (r"(elapsed_)?time_per_(iteration|iter|step|batch)_(ms|s)", r"step_time_\3"),
+    (r"(s|sec|seconds)_per_(it|iter|iteration|step|batch)", "step_time_s"),
+    (r"ms_per_(it|iter|iteration|step|batch)", "step_time_ms"),
+    (r"(it|its|iters|iterations|steps|batches)_per_(s|sec|second)", "steps_per_s"),
+    # rates
+    (r"(tps|wps|token_throughput)_per_(gpu|device|chip|rank)", "tokens_per_s_per_gpu"),
+    (r"tps|wps|token_throughput", "tokens_per_s"),
+    (r"(train_)?(samples|sequences|images)_per_second", "samples_per_s"),
+    (r"(train_)?tokens_per_second", "tokens_per_s"),
+    (
+        r"(seq|seqs|sample|image|img|imgs|example|qps)_per_(s|sec|second)|qps|ips|fps",
+        "samples_per_s",
+    ),
+    (r"(model_)?([tp])flops?_per_(s|sec|second)(_per_(gpu|device|chip|rank))?", r"\2flops_per_gpu"),
+    (r"(model_)?([tp])flops?_per_(gpu|device|chip|rank)", r"\2flops_per_gpu"),
+)
+#: A rate in brackets behind a word such as "throughput", for example "Throughput - FP32 (tok/s)".
+_IN_BRACKETS = re.compile(
+    r"\W*(training |train )?(throughput|performance|speed)\b.*?[\[(]([^\])]*/[^\])]*)[\])]", re.I
+)
+#: Words of headings of figures that follow from a run and do not choose its configuration.
+_OF_RESULTS = re.compile(
+    r"throughput|performance|speed|scal(ing|ability)|efficien|time|latency|loss|accura|\bacc\b|ppl"
+    r"|perplex|mem(ory)?\b|power|energy|util|bandwidth|cost|price|mfu|hfu|flop|days|hours|minutes"
+    r"|seconds|std|dev|±|/s\b|/sec|per (s|sec|second)\b|%|overhead|comm|wait|idle|gain|ideal|ratio",
+    re.I,
+)
+
+
+def field_name(heading: str) -> str:
+    """Return the field that a heading means.
+
+    ``Step time (ms)`` becomes step_time_ms, ``TPS/GPU`` becomes tokens_per_s_per_gpu, and ``Number
+    of GPUs`` becomes gpus. A heading that is not known is only normalised, and a single word that
+    is not known is not changed.
+    """
+    bare = heading.strip().strip("*_` ")
+    rate = _IN_BRACKETS.match(bare)
+    plain = rate[3] if rate is not None else bare
+    words = re.sub(r"[\[(](.*?)[\])]", r" \1 ", plain.lower().replace("/", " per "))
+    name = re.sub(r"[^a-z0-9.]+", "_", words.replace("#", "num ")).strip("_")
+    for written, field in _SPELLINGS:
+        if (match := re.fullmatch(written, name)) is not None:
+            return match.expand(field)
+    return bare if bare.isidentifier() else name
+
+
+def is_result(heading: str) -> bool:
+    """Return whether a heading names a figure that follows from a run, such as a loss or a rate."""
+    return bool(_OF_RESULTS.search(heading.replace("_", " ")))

@@ -57,18 +57,20 @@ class Ties(
     msgspec.Struct,
     frozen=True,
     gc=False,
-    rename={"collective": "Collective name", "npu_stream": "Stream Id"},
+    rename={"collective": "Collective name", "npu_stream": "Stream Id", "task": "Task Type"},
 ):
     """The arguments that relate an event to other events.
 
     They are read for events on a device, and for host calls to the runtime of a device.
-    ``npu_stream`` is the field in which torch_npu writes the stream of an Ascend device.
+    ``npu_stream`` is the field in which torch_npu writes the stream of an Ascend device, and
+    ``task`` is what ran there. Rows of the host have no task.
     """
 
     correlation: int = -1
     stream: int = -1
     collective: str = ""
     npu_stream: int = -1
+    task: str = ""
 
 
 class Args(

@@ -29,6 +29,7 @@ from harness.analysis.timeline.events import (
     arguments,
     decode,
 )
+from harness.analysis.timeline.formats import format_of
 from harness.base.errors import ScaleproofError
 from harness.base.packs import opened
 
@@ -377,7 +378,8 @@ class _Growing:
         bare = np.array([cat in _BARE for cat, _, _ in self.places])
         rows = np.flatnonzero(~bare[place])
         ties = arguments([events[i].args for i in rows.tolist()], Ties)
-        for values in ([t.correlation for t in ties], [max(t.stream, t.npu_stream) for t in ties]):
+        streams = [max(t.stream, t.npu_stream if t.task else -1) for t in ties]
+        for values in ([t.correlation for t in ties], streams):
             column = np.full(len(events), -1, dtype=np.int64)
             column[rows] = _integers(values)
             yield column
@@ -434,6 +436,13 @@ def read(path: Path) -> Trace:
         if enabled:
             gc.enable()
     if not columns.rows:
+        if (known := format_of(path)) is not None:
+            raise ScaleproofError(
+                f"this is {known.name}",
+                where=str(path),
+                expected="a Chrome trace of torch.profiler, .json or .json.gz",
+                fix=known.fix.format(path=path),
+            )
         raise ScaleproofError(
             "no timed events in this file" + (f": {blocks.broken}" if blocks.broken else ""),
             where=str(path),
@@ -451,6 +460,10 @@ def read(path: Path) -> Trace:
     return _trace(path, columns, blocks.meta, "; ".join(broken), tuple(notes))
 
 
+#: The note on a trace of torch_npu.
+ASCEND = "its device is an Ascend NPU, whose rows are those with a task type"
+
+
 def _unknown(path: Path, columns: _Growing) -> list[str]:
     """Return a note for each unknown kind of event.
 
@@ -464,10 +477,11 @@ def _unknown(path: Path, columns: _Growing) -> list[str]:
         categories = [number for (cat, _, _), number in columns.places.items() if cat == name]
         rows = np.isin(np.frombuffer(columns.grown["place"], dtype=np.int32), categories)
         streams = np.frombuffer(columns.grown["stream"], dtype=np.int64)[rows]
-        if _OTHER_DEVICES.search(kind) or (streams >= 0).any():
-            what = f"of kind {kind!r}" if kind else "without a category (of an Ascend NPU?)"
+        if not kind and (streams >= 0).any():
+            sentences.append(ASCEND)
+        elif _OTHER_DEVICES.search(kind) or (streams >= 0).any():
             raise ScaleproofError(
-                f"device events {what} are not understood",
+                f"device events of kind {kind!r} are not understood",
                 where=str(path),
                 expected="a trace of CPU, CUDA, ROCm or XPU",
                 fix="report the kind as an issue, with a trace of a few steps",
@@ -513,9 +527,17 @@ def _trace(
         moved = {int(rank_of[row]): args for row, args in columns.extra.items()}
     cats = _Ids()
     threads = _Ids()
-    cat_of = np.array([cats[_RENAMED.get(c, c)] for c, _, _ in columns.places], dtype=np.int16)
-    thread_of = np.array([threads[f"{p}/{t}"] for _, p, t in columns.places], dtype=np.int32)
     place = columns.whole("place")[order]
+    stream = columns.whole("stream")[order]
+    on_device = frozenset(place[stream >= 0].tolist())  # torch_npu gives its rows no category
+    cat_of = np.array(
+        [
+            cats["kernel" if not c and number in on_device else _RENAMED.get(c, c)]
+            for (c, _, _), number in columns.places.items()
+        ],
+        dtype=np.int16,
+    )
+    thread_of = np.array([threads[f"{p}/{t}"] for _, p, t in columns.places], dtype=np.int32)
     stated = meta.get("distributedInfo")
     info = stated if isinstance(stated, dict) else {}
     allocated = np.concatenate([np.empty((0, 3), dtype=np.int64), *columns.allocated])
@@ -534,7 +556,7 @@ def _trace(
         cat=cat_of[place],
         thread=thread_of[place],
         correlation=_narrow(columns.whole("correlation")[order]),
-        stream=_narrow(columns.whole("stream")[order]),
+        stream=_narrow(stream),
         names=tuple(columns.names),
         cats=tuple(cats),
         threads=tuple(threads),

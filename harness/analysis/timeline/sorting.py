@@ -15,7 +15,7 @@ from harness.analysis.timeline import lanes, lanes as marks
 from harness.analysis.timeline.events import Args
 from harness.analysis.timeline.intervals import EMPTY, Intervals, merge, subtract, union
 from harness.analysis.timeline.lanes import ALONE, Lanes, Op, levels
-from harness.analysis.timeline.reader import Trace
+from harness.analysis.timeline.reader import ASCEND, Trace
 from harness.base.errors import ScaleproofError
 from harness.record import Category
 from harness.record.budget import OUTLINE
@@ -280,7 +280,7 @@ def device_lanes(trace: Trace, rank: int, step_name: str | None = None) -> Lanes
     return Lanes(
         rank=rank,
         world_size=trace.world_size,
-        device="cuda",
+        device="npu" if ASCEND in trace.notes else "cuda",
         edges=edges,
         compute=lanes.rows_of(trace, device & ~talk & ~across),
         move=lanes.rows_of(trace, across),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from harness.analysis.timeline import kernel_names
 from harness.analysis.timeline.tallies import Range
 from harness.analysis.timeline.views import Communication, Idleness, Kernel, TermChange
 from harness.interface.report.text import Column, rule, table, wrap
@@ -53,7 +54,8 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
         lines += wrap(f" waited   {_waiting(b)}", width, 10)
     if budget.operators:
         top = ", ".join(
-            f"{operator.name} {operator.self_ns / 1e6:.2f} ms" for operator in budget.operators[:4]
+            f"{kernel_names.short(operator.name)} {operator.self_ns / 1e6:.2f} ms"
+            for operator in budget.operators[:4]
         )
         lines += wrap(f" longest  {top}", width, 10)
     for reason in budget.unsure:
@@ -152,7 +154,7 @@ def difference_lines(
 
 def _short(name: str, most: int) -> str:
     """Return a name of at most ``most`` characters; a shortened name ends in two dots."""
-    name = name.removeprefix("void ")
+    name = kernel_names.short(name)
     return name if len(name) <= most else name[: most - 2] + ".."
 
 

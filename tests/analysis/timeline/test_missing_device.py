@@ -69,14 +69,6 @@ def test_device_operators_without_kernels_are_refused(tmp_path: Path) -> None:
     assert "aten::cudnn_convolution ran on a device" in refused(write(tmp_path / "t.json", events))
 
 
-def test_events_of_an_ascend_device_are_refused(tmp_path: Path) -> None:
-    """These events have no category, and name the stream differently."""
-    events = [e for e in steps(kernels=False) if e["cat"] != "cuda_runtime"]
-    npu = {"ph": "X", "name": "aclnnAdd", "pid": 800, "tid": 3, "ts": "2.5", "dur": 4.5,
-           "args": {"Task Type": "AI_CORE", "Stream Id": 3}}  # fmt: skip
-    assert "Ascend" in refused(write(tmp_path / "t.json", [*events, npu], layout="list"))
-
-
 def test_a_trace_of_another_program_is_refused(tmp_path: Path) -> None:
     calls = [event("cuMemAlloc_v2", 1_000 * k, 1_000 * k + 500, "") for k in range(20)]
     assert "no operator and no kernel" in refused(write(tmp_path / "t.json", calls))

@@ -244,7 +244,9 @@ def _of_traces(paths: Sequence[Path], step_name: str | None) -> Traced:
     """
     paths = sorted(paths, key=_by_number) if len(paths) > 1 else paths
     traces = [
-        part if part.rank >= 0 else _named(part) for path in paths for part in split(read(path))
+        part if part.rank >= 0 or len(paths) == 1 else _named(part)
+        for path in paths
+        for part in split(read(path))
     ]
     stated = [trace.rank for trace in traces]
     if len(set(stated)) < len(stated) and max(stated) >= 0:

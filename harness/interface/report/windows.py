@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from harness.analysis.timeline import kernel_names
+from harness.analysis.timeline.inspector import Inspected, InspectedKind
 from harness.analysis.timeline.tallies import Range
 from harness.analysis.timeline.views import Communication, Idleness, Kernel, TermChange
+from harness.base.formatting import si
 from harness.interface.report.text import Column, rule, table, wrap
 from harness.interface.report.timeline import TERMS, head
 from harness.record import Blame, Budget, RankBudget, Term
@@ -181,3 +183,30 @@ def range_lines(ranges: Sequence[Range], width: int) -> list[str]:
         Column("longest ms", 70, lambda r: f"{r.longest_ns / 1e6:.3f}"),
     ]
     return table(columns, ranges, width)
+
+
+def inspected_lines(job: Inspected, width: int) -> list[str]:
+    """Return the lines of the collectives of a running job by kind, and each rank's waiting."""
+    columns = [
+        Column[InspectedKind](" collective", 100, lambda k: f" {k.kind}", left=True),
+        Column[InspectedKind]("count", 95, lambda k: str(k.count)),
+        Column[InspectedKind]("payload", 90, lambda k: si(float(k.payload_bytes), "B")),
+        Column[InspectedKind]("transfer", 98, lambda k: si(k.transfer_s, "s")),
+        Column[InspectedKind]("wait (mean rank)", 98, lambda k: si(k.wait_s, "s")),
+    ]
+    least = min(job.waits_s, key=lambda rank: job.waits_s[rank])
+    waited = ", ".join(f"rank {rank} {si(wait, 's')}" for rank, wait in job.waits_s.items())
+    late = f"rank {least} waits least, so the others wait for it"
+    lines = [
+        f" NCCL Inspector: {job.num_ranks} ranks",
+        *table(columns, list(job.kinds), width),
+        *wrap(f" waited   {waited}; {late}", width, 10),
+    ]
+    if job.dropped or job.incomplete:
+        lines += wrap(
+            f" unsure   {job.dropped} records were lost by the plugin, and {job.incomplete}"
+            " collectives are left out because not all ranks recorded them",
+            width,
+            10,
+        )
+    return lines

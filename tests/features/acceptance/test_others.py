@@ -16,6 +16,7 @@ from harness.interface.cli.main import main
 EXAMPLES = Path(__file__).parent / "others"
 KNOWN = {
     "nccl-tests.json": ("nccl-tests", ("average bus bandwidth", "312.1 GB/s")),
+    "nccl-tests.txt": ("nccl-tests", ("payloads", "2, 1048576 to 4194304 B")),
     "dcgm.json": ("DCGM", ("software", "Fail")),
     "cmax.txt": ("cmax (ClusterMAX)", ("checks", "1 failed, 2 warnings, 31 passed, 5 skipped")),
     "superbench.jsonl": ("SuperBench", ("node-a", "1 of 2 succeeded; failed: gemm-flops")),
@@ -33,7 +34,7 @@ def test_each_result_is_read_by_the_reader_of_its_tool(name: str) -> None:
 
 
 def test_every_reader_has_an_example() -> None:
-    assert sorted(tools()) == sorted(tool for tool, _ in KNOWN.values())
+    assert sorted(tools()) == sorted({tool for tool, _ in KNOWN.values()})
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any, NotRequired, TypedDict
 
 from harness.analysis.judging.caveats import PERTURBED
 from harness.analysis.reading import load
-from harness.analysis.timeline import merge, views
+from harness.analysis.timeline import inspector, merge, views
 from harness.analysis.timeline.close import close, trace_path
+from harness.analysis.timeline.inspector import Inspected
 from harness.analysis.timeline.reader import Trace, read, split
 from harness.analysis.timeline.sorting import sorted_lanes
 from harness.analysis.timeline.tallies import Range, operators, ranges
@@ -72,9 +73,13 @@ class Shifts(TypedDict):
     windows: Sequence[Shifted]
 
 
+class InspectedJob(TypedDict):
+    inspected: Inspected
+
+
 #: The documents that each command prints with ``--json``.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
-    "report timeline": (Windows, Shifts),
+    "report timeline": (Windows, Shifts, InspectedJob),
 }
 
 
@@ -99,7 +104,8 @@ def add_to(parser: argparse.ArgumentParser, command: str) -> None:
         nargs="+",
         type=Path,
         metavar="PATH",
-        help="a run's folder, or torch.profiler Chrome traces of one window, one for each rank",
+        help="a run's folder, or torch.profiler Chrome traces of one window, one for each rank, or"
+        " the files of NCCL Inspector",
     )
     parser.add_argument(
         "--against",
@@ -137,6 +143,10 @@ def act(asked: Asked) -> Answer:
     width = text.columns()
     documents: list[Json] = []
     lines: list[str] = []
+    if inspector.is_inspected(parsed.paths[0]):
+        inspected = inspector.read(parsed.paths)
+        document = {"inspected": to_doc(inspected)}
+        return Answer(document=document, lines=pages.inspected_lines(inspected, width))
     windows = list(_windows(parsed.paths, parsed.step_name))
     runs = [(load(p), p) for p in (*parsed.paths, *parsed.against) if _is_run(p)]
     if parsed.against:

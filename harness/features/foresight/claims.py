@@ -14,7 +14,7 @@ each other in all of these meanings.
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -96,13 +96,15 @@ Row = Mapping[ClaimedColumn, ClaimedFigure]
 MOST_DIGITS = 300
 #: Fields that may differ between the rows of one scaling sweep, because they grow with the ranks or
 #: state the origin of a row.
-_OF_NO_CONSEQUENCE = frozenset(
+_GROWING = frozenset(name for what in ("nodes", "data", "global_batch") for name in NUMBERS[what])
+_OF_NO_CONSEQUENCE = _GROWING | frozenset(
     [
-        *(name for what in ("nodes", "data", "global_batch") for name in NUMBERS[what]),
         "id", "source", "note", "notes", "log", "file", "path", "url", "run", "runs", "name",
         "comment", "kind", "launches",
     ]
 )  # fmt: skip
+#: Relative difference of numbers that rounding to whole samples explains.
+_ALIKE = 0.01
 #: Largest plausible efficiency. If the times of a table give a higher one, the assumed meaning of
 #: the table is wrong.
 _MOST_EFFICIENT = 1.1
@@ -135,7 +137,8 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     Examples are ``1.95x``, ``97.6 %`` and ``1,234``. Efficiencies and shares are fractions; a value
     above 1.5 is taken as percent.
     """
-    match = re.search(r"-?\d[\d,']*(?:\.(\d+))?(?:e([+-]?\d+))?", text.lower())
+    closed = re.sub(r"(?<=\d)[ \u00a0\u202f](?=\d{3}(?!\d))", "", text)  # 181 384
+    match = re.search(r"-?\d[\d,']*(?:\.(\d+))?(?:e([+-]?\d+))?", closed.lower())
     # a duration such as 1:08:40 must not be read as 1
     if match is None or re.search(r"\d:\d\d", text):
         return None
@@ -192,7 +195,9 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     multiplied by the ranks. If batches are stated, the time of a step is divided by its samples,
     because a step with more samples takes longer without being slower.
     """
-    points = _by_variant(_unmerged(table["points"]))
+    given = _unmerged(table["points"])
+    stated_kinds = any(str(point.get("kind") or "").strip() for point in given)
+    points = _by_variant(given)
     about = {
         key: value
         for key, value in table.items()
@@ -202,8 +207,9 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     kinds = [str(point.get("kind") or "").strip() for point in points]
     names = [str(point.get("name") or "").strip() for point in points]
     doubts: dict[str, str] = {}
-    if not any(kinds):
-        kinds = _divided(rows, points, _configurations(points))
+    if not stated_kinds:
+        pairs = zip(kinds, _configurations(points), strict=True)
+        kinds = _divided(rows, points, [", ".join(filter(None, pair)) for pair in pairs])
         for kind in dict.fromkeys(kinds):
             of_kind = [number for number, of_row in enumerate(kinds) if of_row == kind]
             doubt = _several_ladders(
@@ -219,26 +225,39 @@ def _divided(
     """Return the kinds of rows, after columns that are not understood have divided the ladders.
 
     Such a column divides the rows of a kind if it is constant within each ladder, so that the ranks
-    of each ladder only grow or only shrink, and each ladder has a smallest row of its own.
+    of each ladder only grow or only shrink, and each ladder has a smallest row of its own. If that
+    does not suffice, columns that usually grow with the ranks, such as a batch, divide them as
+    well.
     """
     divided = list(kinds)
     for kind in dict.fromkeys(kinds):
         members = [number for number, of_row in enumerate(kinds) if of_row == kind]
-        cells = [_by_field(points[number]) for number in members]
-        fields = _dividing([points[number] for number in members])
-        parts = [", ".join(f"{text} {cell.get(f)}" for f, text in fields.items()) for cell in cells]
-        ladders = [
-            [number for number, of_row in zip(members, parts, strict=True) if of_row == part]
-            for part in dict.fromkeys(parts)
-        ]
-        certain = not any(
-            _several_ladders([rows[n] for n in ladder], [points[n] for n in ladder])
-            for ladder in ladders
-        )
-        if certain and all(_has_base([rows[n] for n in ladder]) for ladder in ladders):
-            for number, part in zip(members, parts, strict=True):
-                divided[number] = ", ".join(filter(None, [kind, part]))
+        of_kind = [rows[n] for n in members], [points[n] for n in members]
+        for ignored in (_OF_NO_CONSEQUENCE, _OF_NO_CONSEQUENCE - _GROWING):
+            parts = _parts(*of_kind, ignored)
+            ladders = [
+                [number for number, of_row in zip(members, parts, strict=True) if of_row == part]
+                for part in dict.fromkeys(parts)
+            ]
+            if all(_is_ladder([rows[n] for n in x], [points[n] for n in x]) for x in ladders):
+                for number, part in zip(members, parts, strict=True):
+                    divided[number] = ", ".join(filter(None, [kind, part]))
+                break
     return divided
+
+
+def _parts(
+    rows: Sequence[Row], points: Sequence[Mapping[str, Any]], ignored: Collection[str]
+) -> list[str]:
+    """Return the values of each row in the columns that divide the rows, as text."""
+    fields = _dividing(rows, points, ignored)
+    cells = map(_by_field, points)
+    return [", ".join(f"{text} {cell.get(f)}" for f, text in fields.items()) for cell in cells]
+
+
+def _is_ladder(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether rows certainly are one scaling sweep with its own base."""
+    return not _several_ladders(rows, points) and _has_base(rows)
 
 
 def _has_base(rows: Sequence[Row]) -> bool:
@@ -256,10 +275,15 @@ def _by_field(point: Mapping[str, Any]) -> dict[str, Any]:
     return {field_name(str(name)).lower(): cell for name, cell in point.items()}
 
 
-def _dividing(points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _dividing(
+    rows: Sequence[Row],
+    points: Sequence[Mapping[str, Any]],
+    ignored: Collection[str] = _OF_NO_CONSEQUENCE,
+) -> dict[str, str]:
     """Return the columns in which rows differ and that are not understood: field -> heading.
 
-    Columns of other results, such as a loss, are left out.
+    Columns of other results, such as a loss, are left out, and so are numbers that are divided
+    among the ranks or grow with them, such as the batch of a rank in strong scaling.
     """
     headings = {field_name(str(name)).lower(): str(name).strip("* ") for p in points for name in p}
     cells = list(map(_by_field, points))
@@ -267,10 +291,26 @@ def _dividing(points: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         field: heading
         for field, heading in headings.items()
         if column(heading) is None
-        and field not in _OF_NO_CONSEQUENCE
+        and field not in ignored
         and not is_result(heading)
         and len({str(cell.get(field)) for cell in cells}) > 1
+        and not _follows_ranks([cell.get(field) for cell in cells], rows)
     }
+
+
+def _follows_ranks(values: Sequence[Any], rows: Sequence[Row]) -> bool:
+    """Return whether a number times the ranks, or divided by them, is the same in all rows."""
+    numbers = [figure(str(value), ClaimedColumn.RANKS) for value in values]
+    pairs = [
+        (number.middle, row[ClaimedColumn.RANKS].middle)
+        for number, row in zip(numbers, rows, strict=True)
+        if number is not None and ClaimedColumn.RANKS in row
+    ]
+    if len(pairs) < len(values) or not all(value > 0 and ranks > 0 for value, ranks in pairs):
+        return False
+    products = [value * ranks for value, ranks in pairs]
+    ratios = [value / ranks for value, ranks in pairs]
+    return any(max(x) <= min(x) * (1 + _ALIKE) for x in (products, ratios))
 
 
 def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -> str:
@@ -279,7 +319,7 @@ def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -
     They certainly belong to one if their ranks only grow or only shrink from row to row, at most
     one row has a speedup of 1, and every unknown column is the same in all rows.
     """
-    differing = list(_dividing(points).values())
+    differing = list(_dividing(rows, points).values())
     if differing:
         listed = ", ".join(map(repr, differing))
         return f"they differ in {listed}, which {'are' if differing[1:] else 'is'} not understood"
@@ -602,7 +642,8 @@ def _finding(row: Row, base: Row | None, number: int) -> ClaimFinding:
     wrong, checked = [], []
     for what, stated, low, high, how in _follows(row, base):
         checked.append(f"{what} = {how}")
-        if stated.high < low - 1e-12 or stated.low > high + 1e-12:
+        truncated = stated.high + (stated.high - stated.low) / 2  # 6.37 for 6.376
+        if truncated < low - 1e-12 or stated.low > high + 1e-12:
             off = stated.middle / ((low + high) / 2) - 1
             ends = f"{low:.4g} to {high:.4g}"
             wrong.append(f"{what} {stated.text} is {100 * off:+.1f}% off: {how} gives {ends}")

@@ -56,8 +56,15 @@ def act(asked: Asked) -> Answer:
     rows = list[Row]()
     findings = list[ClaimFinding]()
     ladders = [table for table in tables if len(tables) == 1 or _has_ranks(table)] or tables
+    unread: list[str] = []
     for table in ladders:
-        stated = _read(table, path)
+        try:
+            stated = _read(table, path)
+        except SpecError as error:
+            if len(tables) == 1:
+                raise
+            unread.append(f"{table.get('id', 'a table')}: not read, {error.what}")
+            continue
         of_table = claims.audit(stated.rows, stated.kinds, stated.names, stated.doubts)
         if len(tables) > 1:
             of_table = [
@@ -74,7 +81,15 @@ def act(asked: Asked) -> Answer:
         for check in finding.checked
     )
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
+    if not findings:
+        raise SpecError(
+            f"no table could be read: {unread[0]}",
+            where=str(path),
+            expected="a table with a number of ranks, and a time, a rate or a speedup",
+            fix="scaleproof verify table TABLE.csv",
+        )
     lines = _lines(rows, findings)
+    lines += [line for reason in unread for line in text.wrap(f" {reason}", text.columns(), 3)]
     if others := len(tables) - len(ladders):
         lines.append(
             f" {others} other table{'s' * (others > 1)} without a number of ranks: not read"
@@ -135,7 +150,7 @@ def _refuse_unread(
     ``points``, and times of which only some have a unit.
     """
     for heading in dict.fromkeys(str(name) for point in points for name in point):
-        hint = meant(heading, ClaimedColumn)
+        hint = "" if " - " in heading else meant(heading, ClaimedColumn)
         if claims.column(heading) is None and hint:
             raise SpecError(
                 f"there is no column {heading!r}: {hint}", where=str(path), fix=f"edit {path}"

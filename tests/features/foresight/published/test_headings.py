@@ -55,6 +55,19 @@ TABLES = {
         "GPUs,Throughput - FP32 (tok/s),Throughput - FP16 (tok/s),Strong Scaling - FP32,"
         "Strong Scaling - FP16\n1,100,300,1,1\n8,700,1800,7.0,7.5\n", False, 3,
     ),
+    "strong scaling": (
+        "GPUs,Batch size / GPU,img/s,Speedup\n1,64,100,1\n4,16,390,3.9\n8,8,700,7.0\n", True, 3,
+    ),
+    "variants and batches": (
+        "GPUs,Batch,Throughput - A,Throughput - B,Strong scaling - A,Strong scaling - B\n"
+        "1,8,100,200,1,1\n8,8,700,1200,7,6\n1,16,110,240,1,1\n8,16,825,1560,7.5,6.5\n", True, 8,
+    ),
+    "swapped variants": (
+        "GPUs,Throughput - A,Throughput - B,Weak scaling - B,Weak scaling - A\n1,100,200,1,1\n"
+        "8,700,1200,7.00,6.00\n", False, 2,
+    ),
+    "a space in thousands": ("GPUs,img/s,Speedup\n1,29 911,1\n8,181 384,6.06\n", True, 2),
+    "a truncated speedup": ("GPUs,img/s,Speedup\n1,46.88,1\n8,298.91,6.37\n", True, 2),
     "a loss beside": ("GPUs,img/s,Loss,Speedup\n1,100,2.31,1\n4,390,2.29,3.9\n", True, 2),
 }  # fmt: skip
 
@@ -80,6 +93,18 @@ def test_a_readme_is_read_with_its_tables_that_are_no_ladders(
     assert main(["verify", "table", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "2 consistent" in shown and "1 other table without a number of ranks" in shown
+
+
+def test_a_table_that_cannot_be_read_costs_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(
+        "## Accuracy\n\n| GPUs | Time to train |\n|---|---|\n| 1 | 33 min |\n| 8 | 900 |\n\n"
+        "## Speed\n\n| GPUs | img/s | speedup |\n|---|---|---|\n| 1 | 100 | 1 |\n| 8 | 760 | 7.6 |\n"
+    )
+    assert main(["verify", "table", str(path)]) == 0
+    assert "Accuracy: not read, '33 min' has a unit" in capsys.readouterr().out
 
 
 def test_a_bad_cell_costs_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,7 +195,9 @@ class ScriptObservations:
     ``broadcast``: a wrapper copies the statistics of one rank to all before each forward pass.
     ``buffers`` is a digest of all buffers at the end. ``pass_batches`` is the number of batches in
     the last complete pass over the main loader (0: no pass was complete). ``settings`` are the
-    settings with which each optimizer was made.
+    settings with which each optimizer was made. ``modes`` are debugging modes that were switched on
+    in backward passes. ``num_updates`` is the number of updates up to the end, at which ``rates``
+    are the learning rates.
     """
 
     world_size: int
@@ -269,6 +271,8 @@ class ScriptObservations:
     buffers: str = ""
     pass_batches: int = 0
     settings: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    num_updates: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

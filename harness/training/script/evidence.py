@@ -347,6 +347,8 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         buffers=digest(inside.buffers(roots)),
         pass_batches=0 if (position := watch.hooks.loaders.position()) is None else position.length,
         settings=tuple(map(_settings, watch.hooks.optimizers.values())),
+        modes=tuple(sorted(watch.modes)),
+        num_updates=len(watch.sentences.words),
     )
 
 

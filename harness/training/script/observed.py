@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from harness.training.observe import tensor_values
 from harness.training.observe.intake import digest
-from harness.training.script import inside
+from harness.training.script import inside, modes
 from harness.training.script.hooks import Hooks
 from harness.training.script.loaders import HandedBatch
 from harness.training.script.samples import ELEMENTS, BatchLayout, Rows, inputs, tensors, trains
@@ -91,6 +91,7 @@ class Observed:
         self._undo: Callable[[], None] | None = None  # removes the rows of the running call
         self.dtype = ""
         self.graded = set[int]()  # ids of parameters that had gradients in the warm-up
+        self.modes = set[str]()  # debugging modes that were on in a backward pass of the warm-up
         self.uncleared = False
         self._stepped_with: list[Tensor] = []  # some elements of gradients at the first update
         self._kept = False  # whether these elements are unchanged when the next update begins
@@ -194,6 +195,8 @@ class Observed:
 
     def enter_backward(self, losses: object, *, again: bool) -> None:
         self._undo = None  # keep the rows: the root trains within its call
+        if not self.hooks.settled:
+            self.modes |= modes.debugging()
         if self.cleared is None and self.sentences.accumulates:
             gradients = (p.grad for p in self.parameters() if p.grad is not None)
             self.cleared = not any(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from harness.analysis.samples import same_training
-from harness.analysis.samples.anatomy import common
+from harness.analysis.samples.anatomy import APART, INSIDE, common
 from harness.base.formatting import si
 from harness.cases import Device
 from harness.interface.report.script.remark import remark
@@ -20,6 +20,10 @@ WAITED = 0.1
 #: differ in size, else ``IN_TURN`` and half of the share of the cores that other processes used.
 IN_TURN = 0.15
 UNEVEN = 0.05
+#: Smallest number of bytes of buffers for a remark on their broadcast.
+BROADCAST_BYTES = 100_000
+#: Relative difference of learning rates that counts.
+RATES = 0.01
 #: Samples that differ change a first loss, and the norm of its gradient, by less than this factor.
 LOSSES = 1.2
 #: What each part of a step is, and what may make it slow at times.
@@ -98,6 +102,105 @@ def _place(row: ScriptRow, usual: SlowSteps) -> str:
             " persistent_workers=True keeps them"
         )
     return "waiting for the first batch: is the data set opened or shuffled anew in each epoch?"
+
+
+#: The smallest share of a step that a part takes for a remark, and a question about the part.
+_LARGE = {
+    StepPart.BATCHES: (0.15, "does the loader prepare too few batches ahead (num_workers,"
+                       " prefetch_factor), or is a sample slow to make?"),
+    StepPart.OPTIMIZER: (0.25, "foreach=True or fused=True step all parameters together"),
+    StepPart.OTHER: (0.2, "a log, a metric, an average of weights (EMA), a copy, or other work"
+                     " between the passes?"),
+    StepPart.SAVING: (0.1, "save less often, or in another thread"),
+    StepPart.GARBAGE: (0.1, "is gc.collect() called in the loop? Otherwise gc.freeze() after the"
+                       " first step keeps the collector from objects that stay"),
+}  # fmt: skip
+#: How a remark names each part.
+_NAMES = {
+    StepPart.BATCHES: "waiting for the batch",
+    StepPart.OPTIMIZER: "in the optimizer's step",
+    StepPart.OTHER: "outside of batches, passes and the optimizer",
+    StepPart.SAVING: "in torch.save",
+    StepPart.GARBAGE: "in the interpreter's garbage collection",
+}
+
+
+@remark(
+    "mean time of each part of a step: batches, passes, optimizer, files, garbage collection",
+    "a loader without workers, logging, an average of weights (EMA), gc.collect() in the loop",
+)
+def large_parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on parts of a step, other than the passes, that take much of it."""
+    parts = mean_parts(row)
+    step_s = sum(parts.get(part, 0.0) for part in APART)
+    slow = {launch.anatomy.slow.part for launch in row.launches
+            if launch.anatomy is not None and launch.anatomy.slow is not None}  # fmt: skip
+    inside_s = sum(parts.get(part, 0.0) for part in INSIDE)
+    own = parts | {StepPart.OTHER: max(0.0, parts.get(StepPart.OTHER, 0.0) - inside_s)}
+    said = [
+        f"{si(own[part], 's')} of a step of {si(step_s, 's')} is spent {_NAMES[part]}: {question}"
+        for part, (share, question) in _LARGE.items()
+        if own.get(part, 0.0) > share * step_s > 0 and part not in slow
+    ]
+    return "; ".join(said)
+
+
+def mean_parts(row: ScriptRow) -> dict[StepPart, float]:
+    """Return the time of each part of a step in s, the median over launches."""
+    known = [launch.anatomy.parts_s for launch in row.launches if launch.anatomy is not None]
+    return {part: median(parts[part] for parts in known) for part in StepPart} if known else {}
+
+
+@remark(
+    "bytes that are broadcast in each step",
+    "large buffers, which DistributedDataParallel copies from rank 0 before each forward pass",
+)
+def broadcasts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on large buffers that are broadcast in each step."""
+    sent = row.seen.collectives.get("broadcast")
+    if sent is None or not row.seen.broadcast or sent.payload_bytes < BROADCAST_BYTES:
+        return ""
+    trained = row.seen.trained_bytes or row.seen.parameter_bytes
+    if sent.payload_bytes < WAITED * trained:
+        return ""
+    return (
+        f"{si(float(sent.payload_bytes), 'B')} of buffers are broadcast in each step: constants"
+        " need not be buffers, and broadcast_buffers=False leaves the copies out"
+    )
+
+
+@remark(
+    "modes of torch and Python that are meant for debugging",
+    "anomaly detection, TORCH_DISTRIBUTED_DEBUG=DETAIL, CUDA_LAUNCH_BLOCKING, a tracer",
+)
+def debugging(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on debugging modes that make steps slower."""
+    if not row.seen.modes:
+        return ""
+    return f"switched on, and slow: {', '.join(row.seen.modes)}"
+
+
+@remark(
+    "learning rates after equally many updates, at all world sizes",
+    "a scheduler that steps once for each rank",
+)
+def rates(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
+    """Return a remark on learning rates that depend on the number of ranks."""
+    known = [rank.watched for launch in bases for rank in launch.ranks[:1] if rank.watched]
+    for launch in row.launches:
+        here = launch.ranks[0].watched
+        alike = (there for there in known if here and there.num_updates == here.num_updates > 0)
+        base = next(alike, None)
+        if here is None or base is None or here.settings != base.settings:
+            continue
+        pairs = zip(here.rates, base.rates, strict=False)
+        if unlike := next(((a, b) for a, b in pairs if abs(a - b) > RATES * max(a, b)), None):
+            return (
+                f"after {here.num_updates} updates the learning rate is {unlike[0]:.3g}, and"
+                f" {unlike[1]:.3g} on the baseline, although both began alike: does the scheduler"
+                " step once for each rank?"
+            )
+    return ""
 
 
 @remark(

@@ -8,12 +8,14 @@ from markupsafe import Markup
 
 from harness.analysis.judging.contrast_data import timed
 from harness.analysis.samples import same_training, script
+from harness.analysis.samples.anatomy import APART
 from harness.base.formatting import si
 from harness.cases.script import ACCEPTABLE
 from harness.interface.report import text
 from harness.interface.report.script.checks import checks
 from harness.interface.report.script.remark import remarks
 from harness.interface.report.script.row import ScriptRow
+from harness.interface.report.script.steps import mean_parts
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
 from harness.record import Purpose, RunRecord
@@ -89,10 +91,7 @@ def _step(row: ScriptRow) -> str:
 
 
 def _exchanged(row: ScriptRow) -> str:
-    """Return the collective that carries most gradient bytes, and the number of other kinds.
-
-    Without gradients it is the collective that carries most bytes.
-    """
+    """Return the collectives of a step, those that carry gradients first, then by their bytes."""
     kinds = sorted(
         row.seen.collectives.items(),
         key=lambda kind: (
@@ -101,12 +100,12 @@ def _exchanged(row: ScriptRow) -> str:
         ),
     )
     shown = [
-        f"{key} {si(float(issued.payload_bytes), 'B')}"
+        (f"{key} {si(float(issued.payload_bytes), 'B')}" if issued.payload_bytes else key)
         + (f" in {issued.count}" if issued.count > 1 else "")
         for key, issued in kinds
     ]
-    more = [f"{len(shown) - 1} other kind{'s' * (len(shown) > 2)}"] if len(shown) > 1 else []
-    return ", ".join([*shown[:1], *more])
+    more = [f"{len(shown) - FEW} other kind{'s' * (len(shown) > FEW + 1)}"] * (len(shown) > FEW)
+    return ", ".join([*shown[:FEW], *more])
 
 
 _COLUMNS: Sequence[Column[ScriptRow]] = (
@@ -121,6 +120,8 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
 _HOLDS = {name: name for name in ACCEPTABLE} | {
     "start": "one start", "gradients": "gradient",
 }  # fmt: skip
+#: Largest number of kinds of collectives that the table names.
+FEW = 2
 #: The collectives that carry gradients.
 GRADIENTS = ("all_reduce", "reduce_scatter")
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
@@ -137,8 +138,8 @@ def _note(rows: Sequence[ScriptRow]) -> str:
 def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     """Yield lines with their labels.
 
-    The lines list the checks that passed on every launch, the checks that could not be made, the
-    accepted failures, and the remarks.
+    The lines list the parts of a step, the checks that passed on every launch, the checks that
+    could not be made, the accepted failures, and the remarks.
     """
     checked = []
     missing = []
@@ -150,6 +151,8 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
             continue  # an accepted failure has its own line
         else:
             missing.append(f"{what} ({why_not})" if why_not else what)
+    if parts := _parts(rows[-1]):
+        yield "a step", parts
     yield "checked", ", ".join(checked)
     if missing:
         yield "not checked", ", ".join(missing)
@@ -161,6 +164,14 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
         yield "accepted", f"{', '.join(worlds)}: {sentence}"
     for sentence in remarks(rows):
         yield "noticed", sentence
+
+
+def _parts(row: ScriptRow) -> str:
+    """Return the mean time of each part of a step of a world size, the largest first."""
+    times = mean_parts(row)
+    apart = sorted(((times[part], part) for part in APART if part in times), reverse=True)
+    shown = ", ".join(f"{part} {si(took_s, 's')}" for took_s, part in apart)
+    return f"{row.arm.case.world}: {shown}" if shown else ""
 
 
 def _accepted(row: ScriptRow, first: ScriptRow) -> list[str]:

@@ -21,10 +21,16 @@ NAMED = {
     "saves": "is lost in torch.save",
     "garbage": "is lost in the interpreter's garbage collection",
     "objects": "calls of all_gather_object",
+    "anomaly": "torch.autograd.set_detect_anomaly(True)",
+    "buffers": "4 MB of buffers are broadcast in each step",
+    "schedule": "does the scheduler step once for each rank?",
+    "skipping": "does each rank read or prepare the samples of all ranks?",
+    "average": "an average of weights (EMA)",
     "passes": "a pass over the loader has 12 batches on rank 0 and 10 on rank 1",
 }
 #: The start of every remark on the steps of a right training.
-SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of", "calls of")
+SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of", "calls of",
+          "switched on", "broadcast in", "scheduler", "of all ranks", "EMA")  # fmt: skip
 
 
 @pytest.mark.few(4)

@@ -3,7 +3,9 @@
 The first words of each case name the reports: Lightning#1884 (workers), Neuron_SP#73 (barriers),
 transformers#47340 (lengths), Lightning#20404 (shards), ultralytics#18616 (loss), mmdetection#2539
 (statistics), open_clip#616 (saves), pytorch#31245 (garbage), transformers#30702 (objects),
-PyMarlin#80 (passes).
+PyMarlin#80 (passes). The others are kinds that a reviewer found in trackers: debugging modes, large
+buffers, a schedule that steps once for each rank, ranks that prepare all samples, and averages of
+weights that are made one parameter at a time.
 """
 
 from __future__ import annotations
@@ -74,9 +76,23 @@ def padded(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return rows, torch.stack([label for _, label in samples])
 
 
+class Skipping(IterableDataset[tuple[Tensor, Tensor]]):
+    """Rows that every rank prepares, and of which it keeps every ``world``-th."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, row in enumerate(ROWS):
+            if right and number % world != rank:
+                continue
+            prepared = sum(float(x) for _ in range(4) for x in row) * 0.0 + row
+            if number % world == rank:
+                yield prepared, row[:10].argmax()
+
+
 def loader() -> DataLoader[tuple[Tensor, Tensor]]:
     if case in ("shards", "passes"):
         return DataLoader(Shards(), batch_size=BATCH)
+    if case == "skipping":
+        return DataLoader(Skipping(), batch_size=BATCH)
     data = Texts() if case == "lengths" else Rows()
     return DataLoader(
         data,
@@ -94,11 +110,18 @@ if case == "lengths":
     body = [nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64), Mean(), nn.Linear(64, 10)]
 if case == "statistics":
     body.insert(0, nn.BatchNorm1d(64))
+network = nn.Sequential(*body)
+if case == "buffers":
+    network.register_buffer("grid", torch.randn(1_000_000), persistent=right)
+if case == "anomaly" and wrong:
+    torch.autograd.set_detect_anomaly(True)
 model = DistributedDataParallel(
-    nn.Sequential(*body), broadcast_buffers=case != "statistics" or right
+    network, broadcast_buffers=right if case == "statistics" else case != "buffers" or wrong
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 batches = loader()
+decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+average = [parameter.detach().clone() for parameter in model.parameters()] * 200
 weights = torch.zeros(8_000_000)
 circles: list[object] = []
 for _ in range(200_000 if case == "garbage" else 0):
@@ -130,6 +153,11 @@ for epoch in range(10**6):
                 assert parameter.grad is not None
                 parameter.grad.mul_(world)
         optimizer.step()
+        for _ in range((world if wrong else 1) * (case == "schedule")):
+            decay.step()
+        if case == "average" and wrong:
+            for mean, parameter in zip(average, list(model.parameters()) * 200, strict=True):
+                mean.lerp_(parameter.detach(), 0.01)
         if case == "saves" and wrong and step % 8 == 0:
             torch.save(weights, f"weights{rank}.pt")
         if case == "garbage" and step % 8 == 0:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from harness.analysis.samples import same_training
-from harness.analysis.samples.anatomy import APART, INSIDE, common
+from harness.analysis.samples.anatomy import INSIDE, common
 from harness.base.formatting import si
 from harness.cases import Device
 from harness.interface.report.script.remark import remark
@@ -46,22 +46,33 @@ _PLACES = {
 )
 def slow_steps(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     """Return a remark on a few steps that take much of the time, and on the place of the loss."""
+    usual = _usual(row)
+    if usual is None:
+        return ""
+    launches = [launch.anatomy for launch in row.launches if launch.anatomy is not None]
+    worst_s = max(anatomy.worst_s for anatomy in launches)
+    median_s = median(anatomy.median_s for anatomy in launches)
+    which = _which(usual, everywhere=all(anatomy.slow is not None for anatomy in launches))
+    return (
+        f"{len(usual.steps)} of {_steps(row)} steps take {usual.share:.0%} of the time{which}: up"
+        f" to {si(worst_s, 's')} instead of {si(median_s, 's')}. {si(usual.part_s, 's')} of each is"
+        f" lost {_place(row, usual)}"
+    )
+
+
+def _usual(row: ScriptRow) -> SlowSteps | None:
+    """Return the usual slow steps of a world size's launches, or None if there are none.
+
+    More than half of the launches have them, they take much of the time, and they belong to the
+    training.
+    """
     launches = [launch.anatomy for launch in row.launches if launch.anatomy is not None]
     slow = [anatomy.slow for anatomy in launches if anatomy.slow is not None]
     if not launches or 2 * len(slow) <= len(launches):
-        return ""
+        return None
     usual = max(slow, key=lambda one: sum(one.part is other.part for other in slow))
-    num_steps = _steps(row)
-    if usual.share < LOST + len(usual.steps) / num_steps or not _explained(usual, slow):
-        return ""
-    worst_s = max(anatomy.worst_s for anatomy in launches)
-    median_s = median(anatomy.median_s for anatomy in launches)
-    which = _which(usual, everywhere=len(slow) == len(launches))
-    return (
-        f"{len(usual.steps)} of {num_steps} steps take {usual.share:.0%} of the time{which}: up to"
-        f" {si(worst_s, 's')} instead of {si(median_s, 's')}. {si(usual.part_s, 's')} of each is"
-        f" lost {_place(row, usual)}"
-    )
+    much = usual.share >= LOST + len(usual.steps) / _steps(row)
+    return usual if much and _explained(usual, slow) else None
 
 
 def _steps(row: ScriptRow) -> int:
@@ -74,9 +85,11 @@ def _explained(usual: SlowSteps, slow: Sequence[SlowSteps]) -> bool:
     They belong to it if they are periodic, are the same steps in each launch, begin a pass over the
     data, or lose their time in a call that the training makes.
     """
-    called = usual.part in (StepPart.SAVING, StepPart.GARBAGE)
+    if usual.part in (StepPart.SAVING, StepPart.GARBAGE):
+        return True
     begins = 2 * usual.begins > len(usual.steps)
-    return called or begins or usual.every > 0 or common([one.steps for one in slow])
+    several = len(usual.steps) > 1  # a single slow step may be due to another process
+    return several and (begins or usual.every > 0 or common([one.steps for one in slow]))
 
 
 def _which(usual: SlowSteps, *, everywhere: bool) -> str:
@@ -109,12 +122,17 @@ _LARGE = {
     StepPart.BATCHES: (0.15, "does the loader prepare too few batches ahead (num_workers,"
                        " prefetch_factor), or is a sample slow to make?"),
     StepPart.OPTIMIZER: (0.25, "foreach=True or fused=True step all parameters together"),
-    StepPart.OTHER: (0.2, "a log, a metric, an average of weights (EMA), a copy, or other work"
+    StepPart.OTHER: (0.15, "a log, a metric, an average of weights (EMA), a copy, or other work"
                      " between the passes?"),
     StepPart.SAVING: (0.1, "save less often, or in another thread"),
     StepPart.GARBAGE: (0.1, "is gc.collect() called in the loop? Otherwise gc.freeze() after the"
                        " first step keeps the collector from objects that stay"),
 }  # fmt: skip
+#: Shorter parts of a step, in s, lead to no remark.
+LEAST_S = 2e-3
+#: A part grows if it takes more than this many times what it takes on the baseline.
+GROWS = 1.6
+_ALL_SAMPLES = "does each rank read or prepare the samples of all ranks?"
 #: How a remark names each part.
 _NAMES = {
     StepPart.BATCHES: "waiting for the batch",
@@ -129,25 +147,40 @@ _NAMES = {
     "mean time of each part of a step: batches, passes, optimizer, files, garbage collection",
     "a loader without workers, logging, an average of weights (EMA), gc.collect() in the loop",
 )
-def large_parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+def large_parts(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     """Return a remark on parts of a step, other than the passes, that take much of it."""
-    parts = mean_parts(row)
-    step_s = sum(parts.get(part, 0.0) for part in APART)
-    slow = {launch.anatomy.slow.part for launch in row.launches
-            if launch.anatomy is not None and launch.anatomy.slow is not None}  # fmt: skip
-    inside_s = sum(parts.get(part, 0.0) for part in INSIDE)
-    own = parts | {StepPart.OTHER: max(0.0, parts.get(StepPart.OTHER, 0.0) - inside_s)}
-    said = [
-        f"{si(own[part], 's')} of a step of {si(step_s, 's')} is spent {_NAMES[part]}: {question}"
-        for part, (share, question) in _LARGE.items()
-        if own.get(part, 0.0) > share * step_s > 0 and part not in slow
-    ]
+    parts = _own_parts(row.launches)
+    base = _own_parts(bases)
+    step_s = sum(parts.get(part, 0.0) for part in StepPart)
+    slow = _usual(row)
+    load = median(launch.foreign_load or 0.0 for launch in row.launches)
+    said = []
+    for part, (share, question) in _LARGE.items():
+        took_s = parts.get(part, 0.0)
+        if took_s <= max(LEAST_S, (share + load / 2) * step_s) or (
+            slow is not None and slow.part is part
+        ):
+            continue
+        grows = took_s > GROWS * base.get(part, 0.0) and row.launches is not bases
+        of_base = f" ({si(base.get(part, 0.0), 's')} on the baseline)" if grows else ""
+        asked = _ALL_SAMPLES if grows and part is StepPart.BATCHES else question
+        said.append(
+            f"{si(took_s, 's')} of a step of {si(step_s, 's')}{of_base} is spent {_NAMES[part]}:"
+            f" {asked}"
+        )
     return "; ".join(said)
 
 
-def mean_parts(row: ScriptRow) -> dict[StepPart, float]:
+def _own_parts(launches: Sequence[LaunchRecord]) -> dict[StepPart, float]:
+    """Return the time of each part of a step in s, the median over launches, without overlaps."""
+    parts = mean_parts(launches)
+    inside_s = sum(parts.get(part, 0.0) for part in INSIDE)
+    return parts | {StepPart.OTHER: max(0.0, parts.get(StepPart.OTHER, 0.0) - inside_s)}
+
+
+def mean_parts(launches: Sequence[LaunchRecord]) -> dict[StepPart, float]:
     """Return the time of each part of a step in s, the median over launches."""
-    known = [launch.anatomy.parts_s for launch in row.launches if launch.anatomy is not None]
+    known = [launch.anatomy.parts_s for launch in launches if launch.anatomy is not None]
     return {part: median(parts[part] for parts in known) for part in StepPart} if known else {}
 
 

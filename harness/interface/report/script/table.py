@@ -168,7 +168,7 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
 
 def _parts(row: ScriptRow) -> str:
     """Return the mean time of each part of a step of a world size, the largest first."""
-    times = mean_parts(row)
+    times = mean_parts(row.launches)
     apart = sorted(((times[part], part) for part in APART if part in times), reverse=True)
     shown = ", ".join(f"{part} {si(took_s, 's')}" for took_s, part in apart)
     return f"{row.arm.case.world}: {shown}" if shown else ""

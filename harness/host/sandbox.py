@@ -83,7 +83,7 @@ def _mounts() -> Iterator[Mount]:
         point, options = line.split(" ")[4:6]
         names = options.split(",")
         if "ro" not in names:
-            path = _OCTAL.sub(lambda found: chr(int(found[1], 8)), point)
+            path = _OCTAL.sub(lambda match: chr(int(match[1], 8)), point)
             yield Mount(path, sum(flag for name, flag in _FLAGS.items() if name in names))
 
 

@@ -322,7 +322,7 @@ def _exhausted(failed: Sequence[RankEnd]) -> Suspect | None:
     In a loop over batches, ranks with unequal numbers of batches part at the end of a pass.
     """
     loops = [(end, end.loop) for end in failed if end.loop is not None]
-    for end, loop in sorted(loops, key=lambda one: (-one[1].passes, one[1].length)):
+    for end, loop in sorted(loops, key=lambda pair: (-pair[1].passes, pair[1].length)):
         for other, drawn in loops:
             if drawn.passes == loop.passes - 1 and drawn.batches > loop.length:
                 text = (

@@ -65,6 +65,8 @@ COMPILING_S = 600.0
 SCRIPTS = Deadlines(
     start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0, meet_s=120.0
 )
+#: Seconds for which a script may be silent however short the time budget is.
+LEAST_SILENCE_S = 60.0
 
 
 class Bench:
@@ -370,7 +372,8 @@ class Bench:
         seat = order.seat
         task = _task(order, self.catalogue, described, self.data_seed)
         name = _name(order)
-        deadlines = _with_collective(_deadlines(case, described), self.collective_s)
+        limits = _deadlines(case, described, self.settings.budget_s)
+        deadlines = _with_collective(limits, self.collective_s)
         if isinstance(task, Refer):
             case = references.world(case, described, task.streamed)
         spec = self._spec(name, case, folder, task, deadlines=deadlines, detailed=detailed)
@@ -574,11 +577,15 @@ def _left_by(ranks: Sequence[int], out: Path) -> tuple[RankRecord, ...]:
     )
 
 
-def _deadlines(case: CaseSpec, described: Described) -> Deadlines:
+def _deadlines(case: CaseSpec, described: Described, budget_s: float | None) -> Deadlines:
     """Return deadlines that no healthy step of this case reaches.
 
-    The duration of a step is estimated from the FLOPs of the case and the speed of a slow device.
+    The duration of a step is estimated from the FLOPs of the case and the speed of a slow device. A
+    user's script may not be silent for longer than the time budget of the whole run.
     """
+    if case.script and budget_s is not None:
+        most_s = max(LEAST_SILENCE_S, budget_s)
+        return Deadlines(**{name: min(limit, most_s) for name, limit in vars(SCRIPTS).items()})
     if case.script:
         return SCRIPTS
     if described.facts is None or described.expected is None:

@@ -58,7 +58,8 @@ class Anatomy:
     ``parts_s`` are the means of each part over steps and ranks. ``in_turn_s`` is the mean time for
     which a rank waits in a step for a rank that is not always the same (None: unknown, because no
     collective of gradients was seen, or a GPU computes). ``first_loss`` is the mean loss of the
-    ranks in the first recorded step (None: no loss was seen).
+    ranks in the first recorded step (None: no loss was seen). ``begun`` is the mean number of
+    passes over loaders that begin in a step.
     """
 
     median_s: float
@@ -67,3 +68,4 @@ class Anatomy:
     slow: SlowSteps | None = None
     in_turn_s: float | None = None
     first_loss: float | None = None
+    begun: float = 0.0

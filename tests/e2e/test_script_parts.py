@@ -14,7 +14,9 @@ TWELVE = Protocol(steps=14, cut=4, min_blocks=1, max_blocks=1, fixed=True)
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("part", ["teacher", "sharded optimizer"])
+@pytest.mark.parametrize(
+    "part", [pytest.param("teacher", marks=pytest.mark.full), "sharded optimizer"]
+)
 def test_a_share_of_the_work_is_correct_if_ranks_share_a_batch(
     measured: Measured, part: str
 ) -> None:

@@ -23,7 +23,7 @@ __all__ = ["measured", "session"]  # fixtures
         pytest.param("images", marks=pytest.mark.full),
         pytest.param("detection", marks=pytest.mark.full),
         pytest.param("dicts", marks=pytest.mark.full),
-        "time first",
+        pytest.param("time first", marks=pytest.mark.full),
         pytest.param("recurrent", marks=pytest.mark.full),
         pytest.param("two inputs", marks=pytest.mark.full),
         "padded",

@@ -5,7 +5,8 @@ transformers#47340 (lengths), Lightning#20404 (shards), ultralytics#18616 (loss)
 (statistics), open_clip#616 (saves), pytorch#31245 (garbage), transformers#30702 (objects),
 PyMarlin#80 (passes). The others are kinds that a reviewer found in trackers: debugging modes, large
 buffers, a schedule that steps once for each rank, ranks that prepare all samples, and averages of
-weights that are made one parameter at a time.
+weights that are made one parameter at a time, a new iterator in each step, gc.collect() in each step,
+and one all-reduce for each parameter.
 """
 
 from __future__ import annotations
@@ -115,16 +116,17 @@ if case == "buffers":
     network.register_buffer("grid", torch.randn(1_000_000), persistent=right)
 if case == "anomaly" and wrong:
     torch.autograd.set_detect_anomaly(True)
-model = DistributedDataParallel(
-    network, broadcast_buffers=right if case == "statistics" else case != "buffers" or wrong
-)
+copies = right if case == "statistics" else case != "buffers" or wrong
+model: nn.Module = network
+if case != "one by one":
+    model = DistributedDataParallel(network, broadcast_buffers=copies)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 batches = loader()
 decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 average = [parameter.detach().clone() for parameter in model.parameters()] * 200
 weights = torch.zeros(8_000_000)
 circles: list[object] = []
-for _ in range(200_000 if case == "garbage" else 0):
+for _ in range(200_000 if case in ("garbage", "collecting") else 0):
     circle: list[object] = []
     circle.append(circle)
     circles.append(circle)
@@ -152,6 +154,19 @@ for epoch in range(10**6):
             for parameter in model.parameters():
                 assert parameter.grad is not None
                 parameter.grad.mul_(world)
+        if case == "iterators" and wrong:
+            next(iter(batches))
+        if case == "collecting" and wrong:
+            gc.collect()
+        if case == "one by one":
+            gradients = [p.grad for p in network.parameters() if p.grad is not None]
+            flat = [torch.cat([g.flatten() for g in gradients])] if right else gradients
+            for gradient in flat:
+                dist.all_reduce(gradient.div_(world))
+            if right:
+                parts = flat[0].split([g.numel() for g in gradients])
+                for gradient, part in zip(gradients, parts, strict=True):
+                    gradient.copy_(part.view_as(gradient))
         optimizer.step()
         for _ in range((world if wrong else 1) * (case == "schedule")):
             decay.step()

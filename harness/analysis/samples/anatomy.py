@@ -36,6 +36,7 @@ def anatomy(samples: Sequence[Samples], cut: int) -> Anatomy | None:
         slow=_slow(step_s, parts, samples, cut),
         in_turn_s=_in_turn(samples, cut),
         first_loss=float(first.mean()) if np.isfinite(first).all() else None,
+        begun=float(np.mean([s.begun[cut:] for s in samples if s.begun is not None])),
     )
 
 

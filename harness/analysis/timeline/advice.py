@@ -125,7 +125,7 @@ OF_SCRIPTS = {
     Term.UNDIVIDED: _FEWER_BYTES,
     Term.BUBBLE: "more micro-batches",
     Term.LAUNCH: "a larger batch on each rank, or torch.compile",
-    Term.DATA: "more workers in the DataLoader, persistent_workers=True, a larger prefetch_factor",
+    Term.DATA: "less work between two steps: a loader with workers, fewer logs and evaluations",
     Term.MOVE: "pin_memory=True, and .to(device, non_blocking=True)",
     Term.IDLE: "fewer reads of values (.item(), print) and metrics between steps",
     Term.OTHER: "fewer reads of values (.item(), print): each makes the host wait for the device",

@@ -51,7 +51,7 @@ class Inspected:
 
 
 @dataclass(frozen=True)
-class _Record:
+class _RankCollective:
     """One collective on one rank."""
 
     communicator: str
@@ -85,13 +85,13 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 def read(paths: Sequence[Path]) -> Inspected:
     """Read all files, one or several for each rank. Raise ScaleproofError without a collective."""
-    records: list[_Record] = []
+    records: list[_RankCollective] = []
     dropped = 0
     for path in _files(paths):
         of_file, lost = _of_file(path)
         records += of_file
         dropped += lost
-    by_number: dict[tuple[str, str, int], dict[int, _Record]] = defaultdict(dict)
+    by_number: dict[tuple[str, str, int], dict[int, _RankCollective]] = defaultdict(dict)
     for record in records:
         by_number[record.communicator, record.kind, record.number][record.rank] = record
     whole = [
@@ -118,11 +118,11 @@ def read(paths: Sequence[Path]) -> Inspected:
     )
 
 
-def _kinds(whole: Sequence[Mapping[int, _Record]]) -> set[str]:
+def _kinds(whole: Sequence[Mapping[int, _RankCollective]]) -> set[str]:
     return {next(iter(of.values())).kind for of in whole}
 
 
-def _of_kind(kind: str, whole: Sequence[Mapping[int, _Record]]) -> InspectedKind:
+def _of_kind(kind: str, whole: Sequence[Mapping[int, _RankCollective]]) -> InspectedKind:
     mine = [list(of.values()) for of in whole if next(iter(of.values())).kind == kind]
     shortest_s = [min(record.took_s for record in of) for of in mine]
     waits_s = [
@@ -138,7 +138,7 @@ def _of_kind(kind: str, whole: Sequence[Mapping[int, _Record]]) -> InspectedKind
     )
 
 
-def _missing(records: Sequence[_Record]) -> int:
+def _missing(records: Sequence[_RankCollective]) -> int:
     """Return how many numbers are missing between the first and the last of each rank."""
     numbers: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     for record in records:
@@ -146,12 +146,12 @@ def _missing(records: Sequence[_Record]) -> int:
     return sum(max(seen) - min(seen) + 1 - len(seen) for seen in numbers.values())
 
 
-def _of_file(path: Path) -> tuple[list[_Record], int]:
+def _of_file(path: Path) -> tuple[list[_RankCollective], int]:
     """Return the records of a file, and the number that the plugin reports as lost.
 
     Since format 5 only a marker line has the header, which holds for the lines after it.
     """
-    records: list[_Record] = []
+    records: list[_RankCollective] = []
     lost: dict[str, int] = {}
     header: dict[str, Any] = {}
     with opened(path) as handle:
@@ -179,8 +179,8 @@ def _document(line: bytes) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _record(header: Mapping[str, Any], done: Mapping[str, Any]) -> _Record:
-    return _Record(
+def _record(header: Mapping[str, Any], done: Mapping[str, Any]) -> _RankCollective:
+    return _RankCollective(
         communicator=str(header.get("id")),
         rank=int(header["rank"]),
         num_ranks=int(header.get("n_ranks", 0)),

@@ -29,5 +29,5 @@ def short(name: str) -> str:
         return inner[1]
     if not _TEMPLATES.fullmatch(last):
         return last
-    functors = [found[0] for found in _FUNCTOR.finditer(bare[len(head) :])]
+    functors = [match[0] for match in _FUNCTOR.finditer(bare[len(head) :])]
     return f"{last}<{functors[0]}>" if functors else last

@@ -296,10 +296,11 @@ def _spent(run: RunRecord, width: int) -> list[str]:
     for name, r in zip(names, worst, strict=True):
         words = _lost(r) if _shown_by_profile(r) else timeline.unexplained(r)
         shown += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
+    doubtful = {result.case for result in results(run) if result.doubt}
     remedies = (
         remedy
         for r in worst
-        if _shown_by_profile(r)
+        if _shown_by_profile(r) and r.arm.case.id not in doubtful  # the load may be the cause
         for remedy in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch.fed)
     )
     if (first := next(remedies, None)) is not None:

@@ -385,7 +385,7 @@ class LoopState:
 
 @dataclass(frozen=True, kw_only=True)
 class Flight:
-    """What a rank did last: its collectives, and the position of a user's training in its loop."""
+    """The last collectives of a rank, and the position of a user's training in its loop."""
 
     collectives: tuple[Collective, ...]
     loop: LoopState | None = None

@@ -28,14 +28,14 @@ class Calls:
     """The calls of one process: their number, and the seconds that the host spends in them.
 
     ``counts`` and ``seconds`` have one entry for each collective that was called. A collective that
-    another one calls belongs to the outer one.
+    another one calls belongs to the outer one. ``inside`` states that one is running.
     """
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
         self.seconds: dict[str, float] = {}
         self.saving_s = self.garbage_s = self.waiting_s = 0.0
-        self._inside = False
+        self.inside = False
         self._collecting_s = 0.0
 
     def install(self) -> list[Callable[[], None]]:
@@ -61,15 +61,15 @@ class Calls:
 
         @functools.wraps(call)
         def timed(*args: Any, **more: Any) -> Any:
-            if self._inside:
+            if self.inside:
                 return call(*args, **more)
-            self._inside = True
+            self.inside = True
             begun_s = perf_counter()
             try:
                 return call(*args, **more)
             finally:
                 took_s = perf_counter() - begun_s
-                self._inside = False
+                self.inside = False
                 self.counts[name] += 1
                 self.seconds[name] = self.seconds.get(name, 0.0) + took_s
                 self.waiting_s += took_s

@@ -435,15 +435,18 @@ class Exchanged:
 def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) -> int:
     """Return the number of small collectives that carry no gradients.
 
-    Two kinds of small collectives are subtracted. A script may reduce the gradients of small
+    Three kinds of small collectives are subtracted. A script may reduce the gradients of small
     parameters one by one. DDP reduces a map of the used parameters if it searches for unused ones.
+    Collectives of objects exchange sizes.
     """
     wrapped = watch.hooks.wrapped
     searches = sum(bool(getattr(root, "find_unused_parameters", False)) for root in wrapped)
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
     if sum(sizes) <= collectives.SMALL:
         return 0
-    small = exchanged.small - searches
+    # A collective of objects first exchanges their sizes.
+    objects = sum(call.count for name, call in watch.calls.items() if "object" in name)
+    small = exchanged.small - searches - round(objects)
     one_by_one = sum(kind.count for kind in exchanged.collectives.values()) >= len(trained)
     if one_by_one:
         small -= sum(size <= collectives.SMALL for size in sizes)

@@ -277,7 +277,7 @@ class Hooks:
             # A compiled function would contain the count as a constant.
             if not torch.compiler.is_compiling():
                 of_loader = self.loaders.handing or threading.get_ident() != ours
-                self.reads += not (self._in_step or of_loader)
+                self.reads += not (self._in_step or of_loader or self.calls.inside)
             return item(tensor)
 
         self._count_no_reads = put(Tensor, "item", read)

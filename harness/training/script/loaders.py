@@ -251,7 +251,11 @@ class Loaders:
             setattr(iterator, _SEEN, self._see(loader))
             setattr(iterator, _SIZES, deque())
             begun_s = perf_counter()
-            make(iterator, loader, *args, **more)
+            self.handing = True
+            try:
+                make(iterator, loader, *args, **more)
+            finally:
+                self.handing = False
             setattr(iterator, _MADE_S, perf_counter() - begun_s)
 
         @functools.wraps(draw)

@@ -166,6 +166,7 @@ def test_the_smallest_detectable_slowdown_is_reported() -> None:
     assert sum(missed) <= 1
 
 
+@pytest.mark.full
 def test_a_slowdown_of_twice_the_scatter_is_rarely_missed() -> None:
     """With a scatter of 1 %, a node that is 2 % slower is named in 99 % of worlds, and no other
     node is.

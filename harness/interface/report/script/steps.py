@@ -16,10 +16,14 @@ from harness.record.anatomy import SlowSteps, StepPart
 LOST = 0.1
 #: Smallest share of a step for a remark on waiting or on collectives that the script calls.
 WAITED = 0.1
+#: Number of calls of a collective in a step that could be one.
+SEVERAL = 4
 #: Ranks wait in turn if they wait for at least this share of a step: ``UNEVEN`` if their inputs
 #: differ in size, else ``IN_TURN`` and half of the share of the cores that other processes used.
 IN_TURN = 0.15
 UNEVEN = 0.05
+#: Number of iterators of loaders in a step from which on most steps make one.
+MOST_STEPS = 0.5
 #: Smallest number of bytes of buffers for a remark on their broadcast.
 BROADCAST_BYTES = 100_000
 #: Relative difference of learning rates that counts.
@@ -70,7 +74,8 @@ def _usual(row: ScriptRow) -> SlowSteps | None:
     slow = [anatomy.slow for anatomy in launches if anatomy.slow is not None]
     if not launches or 2 * len(slow) <= len(launches):
         return None
-    usual = max(slow, key=lambda one: sum(one.part is other.part for other in slow))
+    parts = [steps.part for steps in slow]
+    usual = max(slow, key=lambda steps: parts.count(steps.part))
     much = usual.share >= LOST + len(usual.steps) / _steps(row)
     return usual if much and _explained(usual, slow) else None
 
@@ -89,7 +94,7 @@ def _explained(usual: SlowSteps, slow: Sequence[SlowSteps]) -> bool:
         return True
     begins = 2 * usual.begins > len(usual.steps)
     several = len(usual.steps) > 1  # a single slow step may be due to another process
-    return several and (begins or usual.every > 0 or common([one.steps for one in slow]))
+    return several and (begins or usual.every > 0 or common([launch.steps for launch in slow]))
 
 
 def _which(usual: SlowSteps, *, everywhere: bool) -> str:
@@ -154,7 +159,7 @@ def large_parts(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     step_s = sum(parts.get(part, 0.0) for part in StepPart)
     slow = _usual(row)
     load = median(launch.foreign_load or 0.0 for launch in row.launches)
-    said = []
+    questions = []
     for part, (share, question) in _LARGE.items():
         took_s = parts.get(part, 0.0)
         if took_s <= max(LEAST_S, (share + load / 2) * step_s) or (
@@ -164,11 +169,11 @@ def large_parts(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
         grows = took_s > GROWS * base.get(part, 0.0) and row.launches is not bases
         of_base = f" ({si(base.get(part, 0.0), 's')} on the baseline)" if grows else ""
         asked = _ALL_SAMPLES if grows and part is StepPart.BATCHES else question
-        said.append(
+        questions.append(
             f"{si(took_s, 's')} of a step of {si(step_s, 's')}{of_base} is spent {_NAMES[part]}:"
             f" {asked}"
         )
-    return "; ".join(said)
+    return "; ".join(questions)
 
 
 def _own_parts(launches: Sequence[LaunchRecord]) -> dict[StepPart, float]:
@@ -182,6 +187,22 @@ def mean_parts(launches: Sequence[LaunchRecord]) -> dict[StepPart, float]:
     """Return the time of each part of a step in s, the median over launches."""
     known = [launch.anatomy.parts_s for launch in launches if launch.anatomy is not None]
     return {part: median(parts[part] for parts in known) for part in StepPart} if known else {}
+
+
+@remark(
+    "passes over a loader that begin in a step",
+    "next(iter(loader)) in each step, which starts the loader's workers anew",
+)
+def iterators(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    """Return a remark on a loader's iterator that is made anew in most steps."""
+    begun = [launch.anatomy.begun for launch in row.launches if launch.anatomy is not None]
+    if not begun or median(begun) < MOST_STEPS:
+        return ""
+    workers = f", and starts its {row.seen.workers} workers" if row.seen.workers else ""
+    return (
+        f"{median(begun):.2g} iterators of loaders are made in a step{workers}: keep one iterator"
+        " for a whole pass over the data"
+    )
 
 
 @remark(
@@ -280,7 +301,7 @@ def called(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         for rank in launch.ranks
         if (seen := rank.watched) is not None
     ]
-    name = max(calls, key=lambda each: median(c.get(each, 0.0) for c in of_launches))
+    name = max(calls, key=lambda kind: median(of.get(kind, 0.0) for of in of_launches))
     host_s = median(of_rank.get(name, 0.0) for of_rank in of_launches)
     count = calls[name].count
     if name == "barrier" and count >= 1:
@@ -291,10 +312,14 @@ def called(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         )
     if host_s < WAITED * step_s:
         return ""
-    return (
-        f"the host spends {si(host_s, 's')} of a step in {count:.3g} calls of {name}:"
-        " call it in fewer steps, with async_op=True, or with several values in one tensor"
-    )
+    if "object" in name:
+        remedy = "call it in fewer steps, or gather tensors, which need no pickling"
+    elif count >= SEVERAL:
+        remedy = "join several values in one tensor, or call it with async_op=True"
+    else:
+        return ""  # one call may be the exchange of gradients
+    times = f"{count:.3g} call{'s' * (count > 1)}"
+    return f"the host spends {si(host_s, 's')} of a step in {times} of {name}: {remedy}"
 
 
 def _step_s(launch: LaunchRecord) -> float:

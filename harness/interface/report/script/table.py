@@ -104,8 +104,7 @@ def _exchanged(row: ScriptRow) -> str:
         + (f" in {issued.count}" if issued.count > 1 else "")
         for key, issued in kinds
     ]
-    more = [f"{len(shown) - FEW} other kind{'s' * (len(shown) > FEW + 1)}"] * (len(shown) > FEW)
-    return ", ".join([*shown[:FEW], *more])
+    return f"{row.arm.case.world}: {', '.join(shown)} in a step" if shown else ""
 
 
 _COLUMNS: Sequence[Column[ScriptRow]] = (
@@ -113,15 +112,12 @@ _COLUMNS: Sequence[Column[ScriptRow]] = (
     Column("samples/step", 8, lambda r: f"{r.samples:.4g}"),
     Column("step", 9, _step),
     Column("updates of a step", 7, lambda r: ", ".join(r.seen.optimizers), left=True),
-    Column("exchanged in a step", 6, _exchanged, left=True),
 )
 #: Maps the label of each check whose failure a user can accept to the first word of the check's
 #: text. If the failure was accepted, the check is not listed as passed.
 _HOLDS = {name: name for name in ACCEPTABLE} | {
     "start": "one start", "gradients": "gradient",
 }  # fmt: skip
-#: Largest number of kinds of collectives that the table names.
-FEW = 2
 #: The collectives that carry gradients.
 GRADIENTS = ("all_reduce", "reduce_scatter")
 NOTE = "step = the window over its steps: evaluations and logs in it are included"
@@ -138,8 +134,8 @@ def _note(rows: Sequence[ScriptRow]) -> str:
 def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     """Yield lines with their labels.
 
-    The lines list the parts of a step, the checks that passed on every launch, the checks that
-    could not be made, the accepted failures, and the remarks.
+    The lines list the parts of a step, what it exchanges, the checks that passed on every launch,
+    the checks that could not be made, the accepted failures, and the remarks.
     """
     checked = []
     missing = []
@@ -153,6 +149,8 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
             missing.append(f"{what} ({why_not})" if why_not else what)
     if parts := _parts(rows[-1]):
         yield "a step", parts
+    if exchanged := _exchanged(rows[-1]):
+        yield "exchanged", exchanged
     yield "checked", ", ".join(checked)
     if missing:
         yield "not checked", ", ".join(missing)

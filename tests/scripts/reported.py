@@ -137,7 +137,8 @@ loss = torch.zeros(())
 for epoch in range(10**6):
     if isinstance(batches.sampler, DistributedSampler):
         batches.sampler.set_epoch(epoch)
-    for rows, labels in batches:
+    drawn = [next(iter(batches))] if case == "iterators" and wrong else batches
+    for rows, labels in drawn:
         step += 1
         for _ in range(4 * (case == "barriers" and wrong)):
             dist.barrier()
@@ -154,8 +155,6 @@ for epoch in range(10**6):
             for parameter in model.parameters():
                 assert parameter.grad is not None
                 parameter.grad.mul_(world)
-        if case == "iterators" and wrong:
-            next(iter(batches))
         if case == "collecting" and wrong:
             gc.collect()
         if case == "one by one":

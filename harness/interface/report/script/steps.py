@@ -1,5 +1,6 @@
 """Remarks on where a script's steps lose time, derived from the anatomy of its launches."""
 
+import re
 from collections.abc import Sequence
 from statistics import median
 
@@ -27,7 +28,9 @@ MOST_STEPS = 0.5
 #: Smallest number of bytes of buffers for a remark on their broadcast.
 BROADCAST_BYTES = 100_000
 #: Relative difference of learning rates that counts.
-RATES = 0.01
+RATES = 0.05
+#: Relative difference of the numbers of updates up to which learning rates are compared.
+MORE_UPDATES = 0.1
 #: Samples that differ change a first loss, and the norm of its gradient, by less than this factor.
 LOSSES = 1.2
 #: What each part of a step is, and what may make it slow at times.
@@ -239,20 +242,28 @@ def debugging(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     "a scheduler that steps once for each rank",
 )
 def rates(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
-    """Return a remark on learning rates that depend on the number of ranks."""
-    known = [rank.watched for launch in bases for rank in launch.ranks[:1] if rank.watched]
-    for launch in row.launches:
-        here = launch.ranks[0].watched
-        alike = (there for there in known if here and there.num_updates == here.num_updates > 0)
-        base = next(alike, None)
-        if here is None or base is None or here.settings != base.settings:
+    """Return a remark on learning rates that depend on the number of ranks.
+
+    Launches may end after slightly different numbers of updates. The baseline's rate is therefore
+    extrapolated from its usual change in an update.
+    """
+    here, there = (launches[0].ranks[0].watched for launches in (row.launches, bases))
+    if here is None or there is None or here.settings != there.settings:
+        return ""
+    updates = here.num_updates, there.num_updates
+    began = re.search(r"\blr=([0-9.e-]+)", here.settings[0]) if here.settings else None
+    if began is None or not min(updates) or abs(updates[0] / updates[1] - 1) > MORE_UPDATES:
+        return ""
+    first = float(began[1])
+    for ours, theirs in zip(here.rates, there.rates, strict=False):
+        if min(first, ours, theirs) <= 0:
             continue
-        pairs = zip(here.rates, base.rates, strict=False)
-        if unlike := next(((a, b) for a, b in pairs if abs(a - b) > RATES * max(a, b)), None):
+        expected = first * (theirs / first) ** (updates[0] / updates[1])
+        if abs(ours / expected - 1) > RATES:
             return (
-                f"after {here.num_updates} updates the learning rate is {unlike[0]:.3g}, and"
-                f" {unlike[1]:.3g} on the baseline, although both began alike: does the scheduler"
-                " step once for each rank?"
+                f"after {updates[0]} updates the learning rate is {ours:.3g}, and {theirs:.3g} on"
+                f" the baseline after {updates[1]}, although both began with {first:g}: does the"
+                " scheduler step once for each rank?"
             )
     return ""
 

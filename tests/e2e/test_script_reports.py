@@ -21,7 +21,7 @@ NAMED = {
     "saves": "is lost in torch.save",
     "garbage": "is lost in the interpreter's garbage collection",
     "objects": "call of all_gather_object",
-    "iterators": "iterators of loaders are made in a step",
+    "iterators": "new iterators of loaders are made in",
     "collecting": "is gc.collect() called in the loop?",
     "one by one": "join several values in one tensor",
     "anomaly": "torch.autograd.set_detect_anomaly(True)",

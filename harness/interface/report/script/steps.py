@@ -201,10 +201,10 @@ def iterators(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     begun = [launch.anatomy.begun for launch in row.launches if launch.anatomy is not None]
     if not begun or median(begun) < MOST_STEPS:
         return ""
-    workers = f", and starts its {row.seen.workers} workers" if row.seen.workers else ""
+    workers = ", and start its workers anew" if row.seen.workers else ""
     return (
-        f"{median(begun):.2g} iterators of loaders are made in a step{workers}: keep one iterator"
-        " for a whole pass over the data"
+        f"new iterators of loaders are made in {min(1.0, median(begun)):.0%} of the steps{workers}:"
+        " keep one iterator for a whole pass over the data"
     )
 
 

@@ -43,7 +43,7 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     stand.bench.worlds.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "seen"),
     [
@@ -68,7 +68,7 @@ def test_late_cheats_are_dated_to_the_step(stand: Stand, how: str, seen: list[st
     assert timed.compared == 16
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("asks", ["nothing", "function", "imported", "group", "variable"])
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
 def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
@@ -315,7 +315,7 @@ def test_a_codec_that_gives_each_rank_some_parameters_is_no_mean(stand: Stand, r
     assert "in part" in checks["codec.shares"].detail
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "how", "seen"),
     [
@@ -426,7 +426,7 @@ def test_a_compressor_that_states_nothing_is_an_error(stand: Stand, tmp_path: Pa
     assert "ERROR_BOUND" in described.error
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("claims", "excuses"),
     [

@@ -56,7 +56,7 @@ def really_kept(loaded: Loaded, case: CaseSpec) -> int:
     return sum(t.untyped_storage().nbytes() for k, t in seen.items() if k not in weights)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.FP8])
 @pytest.mark.parametrize("model", MODELS)
 def test_memory_counted_without_data_is_what_is_kept(model: str, precision: Precision) -> None:

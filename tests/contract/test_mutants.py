@@ -35,7 +35,7 @@ def test_the_correct_twin_of_the_mutants_passes(launch: Any) -> None:
     assert world.failed == []
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("bug", CAUGHT_BY)
 @pytest.mark.parametrize("model", ["mlp-nano", pytest.param("paced-small", marks=pytest.mark.full)])
 def test_mutant_is_caught(launch: Any, bug: str, model: str) -> None:
@@ -210,7 +210,7 @@ def test_the_correct_twin_of_a_familys_mutants_passes(launch: Any, family: str) 
     assert world.cause is None and world.failed == []
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("family", "bug"),
     [
@@ -304,7 +304,7 @@ CODECS = {
 CODECS_SOONEST = {"owes_all", "ranks_apart", "signs_as_bytes"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "bug",
     [

@@ -84,7 +84,7 @@ def test_strategy_trains_on_four_ranks_as_on_one(launch: Any, strategy: str) -> 
     right(launch(f"{strategy}/{soonest(strategy)}", 4))
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("strategy", "model", "precision", "world"), CELLS)
 def test_strategy_trains_as_one_device_would(
     launch: Any, strategy: str, model: str, precision: Precision, world: int
@@ -143,7 +143,7 @@ def test_verify_accepts_the_checks_of_a_codec_of_signs(launch: Any) -> None:
     right(launch("compressed:signsgd/mlp-nano", 2))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(
     "model", ["mlp-nano", pytest.param("decoder-nano", marks=pytest.mark.full)]
@@ -155,7 +155,7 @@ def test_compressor_keeps_its_promise(launch: Any, codec: str, model: str, world
     right(launch(f"compressed:{codec}/{model}", world))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     ["single", *(pytest.param(s, marks=[pytest.mark.full] * (s not in FOUR)) for s in STRATEGIES)],
@@ -176,7 +176,7 @@ def test_fsdp_casts_by_itself(launch: Any) -> None:
     right(launch("fsdp/mlp-nano", 2, **fields))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_reduced_precision(launch: Any, strategy: str, precision: Precision) -> None:
@@ -266,7 +266,7 @@ def test_activation_checkpointing(launch: Any, strategy: str) -> None:
     right(launch(f"{strategy}/mlp-nano", 2, checkpoint=True))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [
@@ -298,7 +298,7 @@ def test_schedules(launch: Any, schedule: str) -> None:
     assert world.ranks[0].ran.schedule == world.described.expected.schedule
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "knobs"),
     [

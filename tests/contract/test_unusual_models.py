@@ -86,13 +86,13 @@ def cells(strategy: str) -> list[str]:
     return [kind for kind in KINDS if strategy != "pipeline" or kind not in WHOLE]
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", cells("ddp"))
 def test_under_ddp(launch: Any, kind: str) -> None:
     judged(launch, "ddp", kind, 2)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("strategy", "kind"), [(s, k) for s in REASONS if s != "ddp" for k in cells(s)]
 )
@@ -100,7 +100,7 @@ def test_under_other_strategies(launch: Any, strategy: str, kind: str) -> None:
     judged(launch, strategy, kind, 2)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_unused_parameters_need_a_knob_which_is_named(launch: Any) -> None:
     assert "0.spare.weight" in gate.cause.message
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "kind",

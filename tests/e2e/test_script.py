@@ -106,7 +106,7 @@ def test_a_plain_loop_is_measured_unchanged(measured: Measured) -> None:
     assert not verify(record, measured.session.run.folder).differences
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
@@ -151,7 +151,7 @@ def test_an_unknown_check_cannot_be_accepted() -> None:
             accepted(unknown)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mistake", "check", "message"),
     [
@@ -379,7 +379,7 @@ def test_commands_are_read_as_a_shell_would() -> None:
     assert parse(["-m", "pkg.train"]).name == "train" and parse(["-m", "pkg.train"]).module
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["forks", "floods", "catches SIGTERM", "leaks", "writes"])
 def test_scripts_with_unusual_processes_are_measured(measured: Measured, how: str) -> None:
     before = sorted(p.name for p in SCRIPTS.iterdir())
@@ -484,7 +484,7 @@ def _says(path: Path, word: bytes) -> bool:
         return False
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -578,7 +578,7 @@ STYLES = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("style", STYLES)
 def test_steps_and_samples_are_exact_in_every_style(measured: Measured, style: str) -> None:
     """They agree with the script's count, step by step."""

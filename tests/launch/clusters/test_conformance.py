@@ -190,7 +190,7 @@ def test_a_world_over_all_nodes(bench: Bench) -> None:
     assert len({e.order for e in ended.ranks}) == 3
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_worlds_at_once_have_places_of_their_own_and_break_alone(bench: Bench) -> None:
     """Three worlds of one rank, two of them on one node, do not affect each other."""
     if not bench.known.get("engines", bench.name.split("-")[0]).engine.packs:

@@ -42,7 +42,9 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
         return [{"id": path.stem, **_of_toml(content, path)}]
     if path.suffix == ".json" or content.lstrip().startswith(("{", "[")):
         return _of_json(content, path, fix)
-    tables = _of_text(content)
+    tables = _of_markdown_file(content) or ([] if path.suffix == ".md" else [_of_csv(content)])
+    if not tables:
+        return [{"id": path.stem, "points": []}]
     named = [name or f"{path.stem}, table {i}" for i, (name, _) in enumerate(tables, 1)]
     ids = named if len(tables) > 1 else [path.stem]
     return [{"id": id_, "points": rows} for id_, (_, rows) in zip(ids, tables, strict=True)]
@@ -78,8 +80,14 @@ def _of_toml(content: str, path: Path) -> Mapping[str, Any]:
     return {**document, "points": rows}
 
 
-def _of_text(content: str) -> list[tuple[str, list[dict[str, str]]]]:
-    """Return the name and the rows of each Markdown table, or of CSV.
+def _of_csv(content: str) -> tuple[str, list[dict[str, str]]]:
+    """Return the rows of a CSV file, which have no name."""
+    lines = csv.DictReader(io.StringIO(content), skipinitialspace=True)
+    return "", [{key: value or "" for key, value in row.items() if key} for row in lines]
+
+
+def _of_markdown_file(content: str) -> list[tuple[str, list[dict[str, str]]]]:
+    """Return the name and the rows of each Markdown table in a text.
 
     A Markdown table consists of consecutive lines that begin with a bar, and has the name of the
     heading above it. Several tables below one heading are numbered.
@@ -93,17 +101,14 @@ def _of_text(content: str) -> list[tuple[str, list[dict[str, str]]]]:
         else:
             above = [line.strip("#* ") for line in lines if re.match(r"#{1,6} |\*\*", line)]
             heading = above[-1] if above else heading
-    if tables:
-        count = Counter(name for name, _ in tables)
-        seen = Counter[str]()
-        numbered = []
-        for name, rows in tables:
-            seen[name] += 1
-            several = name and count[name] > 1
-            numbered.append((f"{name} ({seen[name]})" if several else name, rows))
-        return numbered
-    lines_of_csv = csv.DictReader(io.StringIO(content), skipinitialspace=True)
-    return [("", [{key: value or "" for key, value in row.items() if key} for row in lines_of_csv])]
+    count = Counter(name for name, _ in tables)
+    seen = Counter[str]()
+    numbered = []
+    for name, rows in tables:
+        seen[name] += 1
+        several = name and count[name] > 1
+        numbered.append((f"{name} ({seen[name]})" if several else name, rows))
+    return numbered
 
 
 def _of_markdown(block: Sequence[str]) -> list[dict[str, str]]:

@@ -37,7 +37,8 @@ FAST = Protocol(steps=8, cut=2, min_blocks=1, max_blocks=1)
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    settings = Settings(fabric=False, timeline=False, nodes=(2,))
+    kept = str(tmp_path_factory.mktemp("kept"))
+    settings = Settings(fabric=False, timeline=False, nodes=(2,), writes=(kept,))
     made = Session(Catalogue(), settings, tmp_path_factory.mktemp("runs"), (), Progress())
     yield made
     made.close()
@@ -123,10 +124,10 @@ def test_a_plain_loop_is_measured_unchanged(measured: Measured) -> None:
             "the forward pass returns bfloat16 here, float32 on one rank",
             marks=pytest.mark.full,
         ),
-        pytest.param("resumed", "was one resumed", marks=pytest.mark.full),
+        pytest.param("resumed", "begin with different parameters", marks=pytest.mark.full),
         ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
         pytest.param("frozen", "work: a sample takes 0.", marks=pytest.mark.full),
-        ("evaluates", "work: of one rank one computes"),
+        ("evaluates", "work: a rank computes up to 0 FLOP outside its training in a step"),
         ("repeated", "samples: 50% of the rows of a step are distinct here"),
         ("broadcast", "gradients: a step only broadcasts"),
         (
@@ -136,11 +137,15 @@ def test_a_plain_loop_is_measured_unchanged(measured: Measured) -> None:
         ("outside", "ended with different parameters in 1 (the other module is equal)"),
         ("schedule", "learning rates differ, 0.001 on rank 0 and"),
         ("alone", "ended with different values of a trained parameter that no called module has"),
-        ("shared out twice", "samples: 16 of the 32 that a DistributedSampler gives rank 0"),
+        (
+            "shared out twice",
+            "samples: 16 of the 32 samples that a DistributedSampler gives rank 0",
+        ),
     ],
 )
-def test_mistakes_are_named(measured: Measured, mistake: str, message: str, tmp_path: Path) -> None:
-    verdict = measured("loop.py", "--mistake", mistake, "--kept", str(tmp_path / "kept.pt"))
+def test_mistakes_are_named(measured: Measured, mistake: str, message: str) -> None:
+    kept = Path(measured.session.settings.writes[0], f"{mistake}.pt")
+    verdict = measured("loop.py", "--mistake", mistake, "--kept", str(kept))
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
 
 

@@ -89,7 +89,7 @@ def test_an_update_that_changes_nothing_does_not_count(
     ("part", "says", "silent"),
     [
         ("workers", "the loader has 2 workers a rank, and 0 on one rank", "get_worker_info"),
-        ("unsplit", "do all workers of the loader read the same ones", "workers a rank"),
+        ("unsplit", "do all workers of the loader read the same samples", "workers a rank"),
         ("unsplit, accumulated", "do all workers of the loader read the same", "workers a rank"),
         ("histograms", "times the CPU time on one rank", "workers"),
         ("split", "", "workers"),

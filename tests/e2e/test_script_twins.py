@@ -131,7 +131,7 @@ def test_mistakes_that_cost_time_or_samples_are_remarks(
             ("--accumulate", "4", "--mistake", "undivided"),
             "that the loss is divided by the number of accumulated passes",
         ),
-        (("--mistake", "sum"), "gradient of 2cpu against one rank's (weak: other samples)"),
+        (("--mistake", "sum"), "gradient of 2cpu against one rank's (weak: different samples)"),
     ],
 )
 def test_unchecked_properties_are_listed(

@@ -84,7 +84,7 @@ class Skipping(IterableDataset[tuple[Tensor, Tensor]]):
         for number, row in enumerate(ROWS):
             if right and number % world != rank:
                 continue
-            prepared = sum(float(x) for _ in range(4) for x in row) * 0.0 + row
+            prepared = sum(float(x) for _ in range(12) for x in row) * 0.0 + row
             if number % world == rank:
                 yield prepared, row[:10].argmax()
 
@@ -130,7 +130,7 @@ for _ in range(200_000 if case in ("garbage", "collecting") else 0):
     circle: list[object] = []
     circle.append(circle)
     circles.append(circle)
-if case == "garbage" and right:
+if case in ("garbage", "collecting") and right:
     gc.freeze()
 step = 0
 loss = torch.zeros(())

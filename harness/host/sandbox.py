@@ -63,7 +63,8 @@ def enter(writable: Sequence[Path], read_only: Sequence[Path] = ()) -> bool:
 
 def _unshared(libc: ctypes.CDLL) -> bool:
     """Enter a new mount namespace, in a new user namespace if necessary."""
-    user, group = os.getuid(), os.getgid()
+    user = os.getuid()
+    group = os.getgid()
     if libc.unshare(_NEW_NAMESPACE) == 0:
         return True
     if libc.unshare(_NEW_NAMESPACE | _NEW_USERS) != 0:

@@ -581,11 +581,14 @@ def _deadlines(case: CaseSpec, described: Described, budget_s: float | None) -> 
     """Return deadlines that no healthy step of this case reaches.
 
     The duration of a step is estimated from the FLOPs of the case and the speed of a slow device. A
-    user's script may not be silent for longer than the time budget of the whole run.
+    step of a user's script may not take longer than the time budget of the whole run. Its start and
+    its first step may, because they compile and load.
     """
     if case.script and budget_s is not None:
         most_s = max(LEAST_SILENCE_S, budget_s)
-        return Deadlines(**{name: min(limit, most_s) for name, limit in vars(SCRIPTS).items()})
+        return replace(
+            SCRIPTS, step_s=min(SCRIPTS.step_s, most_s), meet_s=min(SCRIPTS.meet_s, most_s)
+        )
     if case.script:
         return SCRIPTS
     if described.facts is None or described.expected is None:

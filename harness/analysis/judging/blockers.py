@@ -326,7 +326,8 @@ def unmeasured(run: RunRecord, plan: Plan, what: str) -> Caveat:
     """
     if plan.hash in run.out_of_time:
         return blocker(Status.INCONCLUSIVE, Reason.OUT_OF_TIME, what)
-    if plan.checks_only and all(launch.usable for launch in run.by_plan.get(plan.hash, ())):
+    checked = {launch.arm for launch in run.by_plan.get(plan.hash, ()) if launch.usable}
+    if plan.checks_only and checked == {arm.name for arm in plan.arms}:
         return blocker(Status.RECORDED, Reason.CHECKED, "only its checks were made")
     if not run.complete:
         return blocker(Status.INCONCLUSIVE, Reason.INTERRUPTED, what)

@@ -352,7 +352,7 @@ def _offsets(
 
 
 def _end_differences(matched: Matched, reference: int, rank: int) -> list[int]:
-    """Return by how much the reference leaves each synchronising collective after a rank, in ns."""
+    """Return the end of each synchronising collective on the reference minus on a rank, in ns."""
     return [
         meeting.ops[reference].end - meeting.ops[rank].end
         for meeting in matched.meetings

@@ -13,7 +13,7 @@ _TRACE = "export_chrome_trace('t.json.gz'), then scaleproof report timeline t.js
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: the pattern of its first bytes, its name, and what to type instead.
+    """A format of files: the pattern of its first bytes, its name, and the command to type instead.
 
     ``fix`` may contain ``{path}``.
     """

@@ -14,7 +14,7 @@ each other in all of these meanings.
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -399,12 +399,7 @@ def _by_variant(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, An
 
     Each variant must have a time or a rate, and the rows must not state a kind of their own.
     """
-    headings = list(dict.fromkeys(str(name) for point in points for name in point))
-    of_variant: dict[str, dict[str, str]] = {}
-    for heading in headings:
-        match = re.fullmatch(r"\W*([^-–]+?) [-–] ([^\[(]+?)( *[\[(].*)?\W*", heading)
-        if match is not None and is_result(match[1]):
-            of_variant.setdefault(match[2], {})[heading] = f"{match[1]}{match[3] or ''}"
+    of_variant = _variants(dict.fromkeys(str(name) for point in points for name in point))
     rated = (ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
     if len(of_variant) < 2 or any("kind" in point for point in points):
         return points
@@ -418,6 +413,16 @@ def _by_variant(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, An
         for variant, of in of_variant.items()
         for point in points
     ]
+
+
+def _variants(headings: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Map each variant to its headings, and each of these to the heading without the variant."""
+    of_variant: dict[str, dict[str, str]] = {}
+    for heading in headings:
+        match = re.fullmatch(r"\W*([^-–]+?) [-–] ([^\[(]+?)( *[\[(].*)?\W*", heading)
+        if match is not None and is_result(match[1]):
+            of_variant.setdefault(match[2], {})[heading] = f"{match[1]}{match[3] or ''}"
+    return of_variant
 
 
 def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:

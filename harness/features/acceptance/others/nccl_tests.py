@@ -36,7 +36,8 @@ def read(text: str) -> list[tuple[str, str]] | None:
 
 def _of_text(text: str) -> list[tuple[str, str]] | None:
     """Read the table that the program prints."""
-    mean, wrong = _MEAN.search(text), _WRONG.search(text)
+    mean = _MEAN.search(text)
+    wrong = _WRONG.search(text)
     sizes = [int(row[1]) for row in _ROW.finditer(text)]
     if mean is None or not sizes:
         return None

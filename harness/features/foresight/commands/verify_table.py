@@ -53,26 +53,8 @@ def act(asked: Asked) -> Answer:
     """Return a line for each row; exit with 1 if a row contradicts another row."""
     path: Path = asked.options.file
     tables = documents(path, "scaleproof verify table TABLE.csv")
-    rows = list[Row]()
-    findings = list[ClaimFinding]()
     ladders = [table for table in tables if len(tables) == 1 or _has_ranks(table)] or tables
-    unread: list[str] = []
-    for table in ladders:
-        try:
-            stated = _read(table, path)
-        except SpecError as error:
-            if len(tables) == 1:
-                raise
-            unread.append(f"{table.get('id', 'a table')}: not read, {error.what}")
-            continue
-        of_table = claims.audit(stated.rows, stated.kinds, stated.names, stated.doubts)
-        if len(tables) > 1:
-            of_table = [
-                replace(finding, kind=_joined(table.get("id", ""), finding.kind))
-                for finding in of_table
-            ]
-        rows += stated.rows
-        findings += of_table
+    rows, findings, unread = _audited(ladders, path, alone=len(tables) == 1)
     wrong = any(finding.status is ClaimStatus.INCONSISTENT for finding in findings)
     # The check of the smallest row against itself always passes, so it checks no claim.
     checked = any(
@@ -81,13 +63,6 @@ def act(asked: Asked) -> Answer:
         for check in finding.checked
     )
     exit_ = Exit.FAILED if wrong else Exit.PASSED if checked else Exit.NOTHING_JUDGED
-    if not findings:
-        raise SpecError(
-            f"no table could be read: {unread[0]}",
-            where=str(path),
-            expected="a table with a number of ranks, and a time, a rate or a speedup",
-            fix="scaleproof verify table TABLE.csv",
-        )
     lines = _lines(rows, findings)
     lines += [line for reason in unread for line in text.wrap(f" {reason}", text.columns(), 3)]
     if others := len(tables) - len(ladders):
@@ -101,6 +76,38 @@ def act(asked: Asked) -> Answer:
         files.put(asked.options.page, render(about, rows, findings).encode(), "--page")
         lines.append(f" page     {asked.options.page}")
     return Answer(document={"rows": to_doc(tuple(findings))}, lines=lines, exit=exit_)
+
+
+def _audited(
+    ladders: Sequence[Any], path: Path, *, alone: bool
+) -> tuple[list[Row], list[ClaimFinding], list[str]]:
+    """Return the rows of all tables, their findings, and a sentence on each unreadable table.
+
+    Raise SpecError if no table can be read. ``alone`` states that the file has one table only.
+    """
+    rows = list[Row]()
+    findings = list[ClaimFinding]()
+    unread: list[str] = []
+    for table in ladders:
+        try:
+            stated = _read(table, path)
+        except SpecError as error:
+            if alone:
+                raise
+            unread.append(f"{table.get('id', 'a table')}: not read, {error.what}")
+            continue
+        of_table = claims.audit(stated.rows, stated.kinds, stated.names, stated.doubts)
+        name = "" if alone else table.get("id", "")
+        findings += [replace(finding, kind=_joined(name, finding.kind)) for finding in of_table]
+        rows += stated.rows
+    if not findings:
+        raise SpecError(
+            f"no table could be read: {unread[0]}",
+            where=str(path),
+            expected="a table with a number of ranks, and a time, a rate or a speedup",
+            fix="scaleproof verify table TABLE.csv",
+        )
+    return rows, findings, unread
 
 
 def _has_ranks(table: Any) -> bool:

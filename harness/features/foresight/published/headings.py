@@ -49,7 +49,7 @@ _OF_RESULTS = re.compile(
 
 
 def field_name(heading: str) -> str:
-    """Return the field that a heading means.
+    """Return the name of the field that a heading stands for.
 
     ``Step time (ms)`` becomes step_time_ms, ``TPS/GPU`` becomes tokens_per_s_per_gpu, and ``Number
     of GPUs`` becomes gpus. A heading that is not known is only normalised, and a single word that

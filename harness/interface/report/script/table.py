@@ -137,6 +137,23 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
     The lines list the parts of a step, what it exchanges, the checks that passed on every launch,
     the checks that could not be made, the accepted failures, and the remarks.
     """
+    if parts := _parts(rows[-1]):
+        yield "a step", parts
+    if exchanged := _exchanged(rows[-1]):
+        yield "exchanged", exchanged
+    yield from _checked(rows)
+    worlds_of: dict[str, list[str]] = {}
+    for row in rows:
+        for sentence in _accepted(row, rows[0]):
+            worlds_of.setdefault(sentence, []).append(row.arm.case.world)
+    for sentence, worlds in worlds_of.items():
+        yield "accepted", f"{', '.join(worlds)}: {sentence}"
+    for sentence in remarks(rows):
+        yield "noticed", sentence
+
+
+def _checked(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
+    """Yield the checks that passed, and those that could not be made, each as one line."""
     checked = []
     missing = []
     accepted = {x.partition(":")[0] for row in rows for x in _accepted(row, rows[0])}
@@ -147,21 +164,9 @@ def _labelled(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str]]:
             continue  # an accepted failure has its own line
         else:
             missing.append(f"{what} ({why_not})" if why_not else what)
-    if parts := _parts(rows[-1]):
-        yield "a step", parts
-    if exchanged := _exchanged(rows[-1]):
-        yield "exchanged", exchanged
     yield "checked", ", ".join(checked)
     if missing:
         yield "not checked", ", ".join(missing)
-    worlds_of: dict[str, list[str]] = {}
-    for row in rows:
-        for sentence in _accepted(row, rows[0]):
-            worlds_of.setdefault(sentence, []).append(row.arm.case.world)
-    for sentence, worlds in worlds_of.items():
-        yield "accepted", f"{', '.join(worlds)}: {sentence}"
-    for sentence in remarks(rows):
-        yield "noticed", sentence
 
 
 def _parts(row: ScriptRow) -> str:

@@ -98,9 +98,11 @@ def act(asked: Asked) -> Answer:
 
 def _of_script(run: RunRecord, folder: Path) -> list[str]:
     """Return the commands that measure a changed script, and compare it with this run."""
-    words = shlex.join(run.settings.argv)
+    argv = list(run.settings.argv)
+    end = argv.index("--") if "--" in argv else len(argv)
+    changed = shlex.join([*argv[:end], "--results", "changed", *argv[end:]])
     return [
-        f" after a change  {words} --results changed",
+        f" after a change  {changed}",
         f" compare         scaleproof compare {folder} changed",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -37,8 +38,7 @@ FAST = Protocol(steps=8, cut=2, min_blocks=1, max_blocks=1)
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    kept = str(tmp_path_factory.mktemp("kept"))
-    settings = Settings(fabric=False, timeline=False, nodes=(2,), writes=(kept,))
+    settings = Settings(fabric=False, timeline=False, nodes=(2,))
     made = Session(Catalogue(), settings, tmp_path_factory.mktemp("runs"), (), Progress())
     yield made
     made.close()
@@ -124,7 +124,6 @@ def test_a_plain_loop_is_measured_unchanged(measured: Measured) -> None:
             "the forward pass returns bfloat16 here, float32 on one rank",
             marks=pytest.mark.full,
         ),
-        pytest.param("resumed", "begin with different parameters", marks=pytest.mark.full),
         ("half", "work: a sample takes 0.5 of the FLOPs that it takes on one rank"),
         pytest.param("frozen", "work: a sample takes 0.", marks=pytest.mark.full),
         ("evaluates", "work: a rank computes up to 0 FLOP outside its training in a step"),
@@ -144,9 +143,22 @@ def test_a_plain_loop_is_measured_unchanged(measured: Measured) -> None:
     ],
 )
 def test_mistakes_are_named(measured: Measured, mistake: str, message: str) -> None:
-    kept = Path(measured.session.settings.writes[0], f"{mistake}.pt")
-    verdict = measured("loop.py", "--mistake", mistake, "--kept", str(kept))
+    verdict = measured("loop.py", "--mistake", mistake)
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
+
+
+@pytest.mark.full
+def test_a_script_that_resumes_from_the_last_launch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    settings = Settings(fabric=False, timeline=False, nodes=(2,), writes=(str(tmp_path),))
+    session = Session(Catalogue(), settings, tmp_path / "runs", (), Progress())
+    with contextlib.closing(session):
+        words = "loop.py", "--mistake", "resumed", "--kept", str(tmp_path / "kept.pt")
+        verdict = Measured(session)(*words)
+    assert verdict.status is Status.ERROR, verdict.detail
+    assert "begin with different parameters" in verdict.detail, verdict.detail
 
 
 def test_an_unknown_check_cannot_be_accepted() -> None:
@@ -167,10 +179,9 @@ def test_an_unknown_check_cannot_be_accepted() -> None:
     ],
 )
 def test_accepted_checks_are_no_errors_but_are_reported(
-    measured: Measured, mistake: str, check: str, message: str, tmp_path: Path
+    measured: Measured, mistake: str, check: str, message: str
 ) -> None:
-    words = "loop.py", "--mistake", mistake, "--kept", str(tmp_path / "kept.pt")
-    verdict = measured(*words, accept=check)
+    verdict = measured("loop.py", "--mistake", mistake, accept=check)
     assert verdict.value is not None and f"+accepted={check}" in verdict.case, verdict.detail
     assert re.search(f"accepted 2cpu: .*{message}", measured.table()), measured.table()
     record = measured.session.run.record(complete=False)

@@ -29,11 +29,14 @@ NAMED = {
     "schedule": "does the scheduler step once for each rank?",
     "skipping": "does each rank read or prepare the samples of all ranks?",
     "average": "an average of weights (EMA)",
+    "targets": "losses are means over",
+    "clipped": "ranks clip their gradients by different norms",
+    "epochs": "the loader's workers have copies that set_epoch does not reach",
     "passes": "a pass over the loader has 12 batches on rank 0 and 10 on rank 1",
 }
 #: The start of every remark on the steps of a right training.
 SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of", "calls of", "call of", "iterators", "gc.collect", "join several",
-          "switched on", "broadcast in", "scheduler", "of all ranks", "EMA")  # fmt: skip
+          "switched on", "means over", "clip their", "set_epoch", "broadcast in", "scheduler", "of all ranks", "EMA")  # fmt: skip
 
 
 @pytest.mark.few(2)

@@ -6,7 +6,8 @@ transformers#47340 (lengths), Lightning#20404 (shards), ultralytics#18616 (loss)
 PyMarlin#80 (passes). The others are kinds that a reviewer found in trackers: debugging modes, large
 buffers, a schedule that steps once for each rank, ranks that prepare all samples, and averages of
 weights that are made one parameter at a time, a new iterator in each step, gc.collect() in each step,
-and one all-reduce for each parameter.
+one all-reduce for each parameter, means of means over targets, gradients that are clipped before they
+are exchanged, and an epoch that does not reach the loader's workers.
 """
 
 from __future__ import annotations
@@ -45,6 +46,24 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
             time.sleep(0.2)  # the time that opening takes
             self.opened = True
         return ROWS[number], ROWS[number, :10].argmax()
+
+
+class Epochs(Rows):
+    """Rows in an order that depends on the epoch, which processes share in the right training."""
+
+    opened = True
+
+    def __init__(self) -> None:
+        self.epoch = torch.zeros(1, dtype=torch.int64)
+        if right:
+            self.epoch.share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        row = ROWS[(number + 37 * int(self.epoch)) % len(ROWS)]
+        return row, row[:10].argmax()
 
 
 class Texts(Rows):
@@ -94,14 +113,14 @@ def loader() -> DataLoader[tuple[Tensor, Tensor]]:
         return DataLoader(Shards(), batch_size=BATCH)
     if case == "skipping":
         return DataLoader(Skipping(), batch_size=BATCH)
-    data = Texts() if case == "lengths" else Rows()
+    data = {"lengths": Texts, "epochs": Epochs}.get(case, Rows)()
     return DataLoader(
         data,
         batch_size=4 if case == "lengths" else BATCH,
-        sampler=DistributedSampler(data),
+        sampler=DistributedSampler(data, shuffle=case != "epochs"),
         drop_last=True,
-        num_workers=int(case == "workers"),
-        persistent_workers=case == "workers" and right,
+        num_workers=int(case in ("workers", "epochs")),
+        persistent_workers=case == "epochs" or (case == "workers" and right),
         collate_fn=padded if case == "lengths" else None,
     )
 
@@ -118,7 +137,7 @@ if case == "anomaly" and wrong:
     torch.autograd.set_detect_anomaly(True)
 copies = right if case == "statistics" else case != "buffers" or wrong
 model: nn.Module = network
-if case != "one by one":
+if case not in ("one by one", "clipped"):
     model = DistributedDataParallel(network, broadcast_buffers=copies)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 batches = loader()
@@ -137,6 +156,8 @@ loss = torch.zeros(())
 for epoch in range(10**6):
     if isinstance(batches.sampler, DistributedSampler):
         batches.sampler.set_epoch(epoch)
+    if isinstance(batches.dataset, Epochs):
+        batches.dataset.set_epoch(epoch)
     drawn = [next(iter(batches))] if case == "iterators" and wrong else batches
     for rows, labels in drawn:
         step += 1
@@ -145,7 +166,14 @@ for epoch in range(10**6):
         if case == "objects" and (wrong or step % 16 == 0):
             dist.all_gather_object([None] * world, list(range(20_000)))
         optimizer.zero_grad()
+        if case == "targets":
+            labels = torch.where(torch.rand(BATCH) < 0.3 + 0.4 * rank, labels, -100)
         loss = nn.functional.cross_entropy(model(rows), labels)
+        if case == "targets" and right:
+            number = (labels != -100).sum()
+            dist.all_reduce(number)
+            loss = nn.functional.cross_entropy(model(rows), labels, reduction="sum")
+            loss = loss * world / number
         if case == "loss" and wrong:
             loss = loss * world
         if case == "divided":  # right as well: the gradients are summed
@@ -157,15 +185,20 @@ for epoch in range(10**6):
                 parameter.grad.mul_(world)
         if case == "collecting" and wrong:
             gc.collect()
-        if case == "one by one":
+        if case == "clipped" and wrong:
+            nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+        if case in ("one by one", "clipped"):
             gradients = [p.grad for p in network.parameters() if p.grad is not None]
-            flat = [torch.cat([g.flatten() for g in gradients])] if right else gradients
+            joined = right or case == "clipped"
+            flat = [torch.cat([g.flatten() for g in gradients])] if joined else gradients
             for gradient in flat:
                 dist.all_reduce(gradient.div_(world))
-            if right:
+            if joined:
                 parts = flat[0].split([g.numel() for g in gradients])
                 for gradient, part in zip(gradients, parts, strict=True):
                     gradient.copy_(part.view_as(gradient))
+        if case == "clipped" and right:
+            nn.utils.clip_grad_norm_(network.parameters(), 0.1)
         optimizer.step()
         for _ in range((world if wrong else 1) * (case == "schedule")):
             decay.step()

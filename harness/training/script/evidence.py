@@ -349,6 +349,9 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         settings=tuple(map(_settings, watch.hooks.optimizers.values())),
         modes=tuple(sorted(watch.modes)),
         num_updates=len(watch.sentences.words),
+        mean_targets=watch.hooks.means.targets(),
+        clipped_norms=watch.hooks.means.norms(),
+        same_passes=watch.hooks.loaders.same_passes,
     )
 
 

@@ -30,6 +30,7 @@ from harness.training.script import inside, samples
 from harness.training.script.calls import Calls
 from harness.training.script.flops import compiled
 from harness.training.script.loaders import HandedBatch, Loaders
+from harness.training.script.means import Means
 from harness.training.script.prepared import Preparation, put
 from harness.training.script.samples import BatchLayout
 from harness.training.script.startup import write_guard
@@ -106,6 +107,7 @@ class Hooks:
         self.in_eval = False
         self.saved = set[str]()  # files that torch.save has written
         self.calls = Calls()
+        self.means = Means()
         self._trained = False  # whether weights were trained since the last optimizer step
         # a root that was called since then in eval mode, with gradients enabled
         self._evaluated: nn.Module | None = None
@@ -127,7 +129,7 @@ class Hooks:
         self._wrap_backward()
         self._wrap_reads()
         self._wrap_saves()
-        self._undo += self.calls.install()
+        self._undo += self.calls.install() + self.means.install()
 
     def remove(self) -> None:
         """Remove all hooks; the training continues unobserved."""

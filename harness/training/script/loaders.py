@@ -30,7 +30,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from harness.launch.wire.messages import LoopState
 from harness.record.rank import PART
+from harness.training.observe.intake import digest
 from harness.training.script.graphs import Graphs, graphs
+from harness.training.script.samples import tensors
 
 #: Attributes that are set on a loader's iterator: the sizes of the batches that it has yet to hand
 #: out, the loader, the ``OneLoader`` of the loader, and the time in s that it took to make the
@@ -93,6 +95,8 @@ class OneLoader:
     trained_before: int = 0  # ``trained`` at the end of the last complete pass
     evaluated: int = 0
     repeated: bool = False  # whether the sampler has shuffled two complete passes identically
+    begun_with: str = ""  # digest of the current pass's first batch
+    same_passes: bool = False  # whether two passes in succession began with the same batch
 
     @property
     def trains(self) -> bool:
@@ -169,6 +173,11 @@ class Loaders:
         The script has then not called ``set_epoch`` between them.
         """
         return any(seen.repeated and seen.used for seen in self._every)
+
+    @property
+    def same_passes(self) -> bool:
+        """Return whether passes over the main loader begin with one batch despite ``set_epoch``."""
+        return main.same_passes if (main := self._main()) else False
 
     @property
     def sizes(self) -> list[int]:
@@ -287,6 +296,8 @@ class Loaders:
             seen.size = sizes.popleft() if sizes else 0
             seen.graphs = graphs(batch)
             seen.use = Use.NONE
+            if seen.in_pass == 1:
+                self._begun(seen, getattr(iterator, _LOADER), batch)
             if not self._out or self._out[-1] is not seen:
                 self._out = [*(other for other in self._out if other is not seen), seen]
             took_s = perf_counter() - begun_s + (made_s or 0.0)
@@ -308,6 +319,19 @@ class Loaders:
         with contextlib.suppress(TypeError):  # a list cannot be referenced weakly
             seen.dataset = weakref.ref(loader.dataset)
         return seen
+
+    def _begun(self, seen: OneLoader, loader: DataLoader[Any], batch: object) -> None:
+        """Handle the first batch of a pass over a loader.
+
+        Worker processes that persist have copies of the data set, which ``set_epoch`` of the
+        original does not reach.
+        """
+        first = next(tensors(batch), None)
+        if first is None or not hasattr(loader.dataset, "set_epoch"):
+            return
+        begun_with = digest(iter([first]))
+        seen.same_passes |= begun_with == seen.begun_with
+        seen.begun_with = begun_with
 
     def _passed(self, seen: OneLoader, loader: DataLoader[Any]) -> None:
         """Handle the end of a complete pass over a loader."""

@@ -207,6 +207,7 @@ class Observed:
         self._within = self._within or self._called_ns > 0
         self._close_forward()
         self.sentences.enter_backward(again=again)
+        self.hooks.means.passes(losses)
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
             self._note(tensor_values.local(losses).detach())
         self._backward_since_s = self._backward_since_s or perf_counter()

@@ -12,6 +12,8 @@ from harness.record import LaunchRecord
 
 #: Smallest share of a step's samples that repeat other samples for a remark.
 AGAIN = 0.4
+#: Numbers of targets, or norms, differ if one is larger than another by this factor.
+UNEVEN = 1.05
 #: A rank evaluates if its passes that train nothing exceed another rank's by this factor.
 MORE = 1.5
 
@@ -329,6 +331,68 @@ def _cpu_time(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
         f"a sample takes {times:.2g} times the CPU time on {_of(bases)}: does it do more work there"
         " (files, checks, other options)?"
     )
+
+
+@remark(
+    "targets behind the mean losses of the first backward passes",
+    "a mean of means over unequal numbers of tokens",
+)
+def _mean_of_means(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    of_ranks = [watched.mean_targets for watched in row.of_ranks]
+    if not all(of_ranks):
+        return ""
+    together = list(zip(*of_ranks, strict=False))
+    uneven = [counts for counts in together if _unequal(counts)]
+    if 2 * len(uneven) > len(together):
+        most, least = max(uneven[0]), min(uneven[0])
+        ranks = uneven[0].index(most), uneven[0].index(least)
+        where = f"{most} targets on rank {ranks[0]} and over {least} on rank {ranks[1]}"
+    elif row.seen.backwards > len(row.seen.optimizers) and _unequal(of_ranks[0]):
+        most, least = max(of_ranks[0]), min(of_ranks[0])
+        where = f"{most} targets in one backward pass and over {least} in another"
+    else:
+        return ""
+    return (
+        f"losses are means over {where}, and their gradients are averaged, so targets in short"
+        " batches count more: divide the sum of all losses by the number of all targets"
+    )
+
+
+def _unequal(counts: Sequence[float]) -> bool:
+    return max(counts) > UNEVEN * min(counts)
+
+
+@remark(
+    "norms by which each rank clips its gradients",
+    "the norm of a rank's shard instead of that of all shards",
+)
+def _clipped_apart(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    norms = list(zip(*(watched.clipped_norms for watched in row.of_ranks), strict=False))
+    apart = [of_ranks for of_ranks in norms if _unequal(of_ranks)]
+    if row.seen.silent or 2 * len(apart) <= len(norms):
+        return ""
+    listed = ", ".join(f"{norm:.3g}" for norm in apart[0][:4])
+    return (
+        f"ranks clip their gradients by different norms ({listed}): is it the norm of a"
+        " shard, or of gradients before their exchange? FSDP's method clip_grad_norm_ includes all"
+        " shards"
+    )
+
+
+@remark(
+    "first batch of each pass over a data set that has `set_epoch`",
+    "persistent workers, whose copies of the data set keep the first epoch",
+)
+def _same_passes(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if not row.seen.same_passes:
+        return ""
+    why = (
+        ": the loader's workers have copies that set_epoch does not reach. Set the epoch in shared"
+        " memory, or use persistent_workers=False"
+        if row.seen.workers
+        else ": is set_epoch called before each pass?"
+    )
+    return f"each pass over the data begins with the same batch, although it has set_epoch{why}"
 
 
 def _cpu_of_sample(launches: Sequence[LaunchRecord]) -> float:

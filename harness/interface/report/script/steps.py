@@ -79,8 +79,15 @@ def _usual(row: ScriptRow) -> SlowSteps | None:
         return None
     parts = [steps.part for steps in slow]
     usual = max(slow, key=lambda steps: parts.count(steps.part))
-    much = usual.share >= LOST + len(usual.steps) / _steps(row)
+    timed = usual.part in (StepPart.SAVING, StepPart.GARBAGE)  # other processes are no cause
+    load = 0.0 if timed else _load(row)
+    much = usual.share >= LOST + len(usual.steps) / _steps(row) + load / 2
     return usual if much and _explained(usual, slow) else None
+
+
+def _load(row: ScriptRow) -> float:
+    """Return the share of the cores that other processes used, the median over launches."""
+    return median(launch.foreign_load or 0.0 for launch in row.launches)
 
 
 def _steps(row: ScriptRow) -> int:
@@ -161,7 +168,7 @@ def large_parts(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     base = _own_parts(bases)
     step_s = sum(parts.get(part, 0.0) for part in StepPart)
     slow = _usual(row)
-    load = median(launch.foreign_load or 0.0 for launch in row.launches)
+    load = _load(row)
     questions = []
     for part, (share, question) in _LARGE.items():
         took_s = parts.get(part, 0.0)

@@ -14,14 +14,14 @@ each other in all of these meanings.
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from harness.features.foresight.published.files import cell_value
-from harness.features.foresight.published.headings import field_name, is_result
+from harness.features.foresight.published.headings import by_variant, field_name, is_result
 from harness.features.foresight.published.measures import Unit, unit_of
 from harness.features.foresight.published.reading import CONFIGURATION, NUMBERS, Fields, shape_of
 
@@ -197,7 +197,7 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
     """
     given = _unmerged(table["points"])
     stated_kinds = any(str(point.get("kind") or "").strip() for point in given)
-    points = _by_variant(given)
+    points = given if stated_kinds else by_variant(given)
     about = {
         key: value
         for key, value in table.items()
@@ -392,37 +392,6 @@ def _unmerged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return filled
-
-
-def _by_variant(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return one row for each variant, if columns such as "Throughput - FP32" name variants.
-
-    Each variant must have a time or a rate, and the rows must not state a kind of their own.
-    """
-    of_variant = _variants(dict.fromkeys(str(name) for point in points for name in point))
-    rated = (ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
-    if len(of_variant) < 2 or any("kind" in point for point in points):
-        return points
-    if not all(any(column(name) in rated for name in of.values()) for of in of_variant.values()):
-        return points
-    varying = {heading for of in of_variant.values() for heading in of}
-    return [
-        {"kind": variant}
-        | {name: cell for name, cell in point.items() if name not in varying}
-        | {of[name]: cell for name, cell in point.items() if name in of}
-        for variant, of in of_variant.items()
-        for point in points
-    ]
-
-
-def _variants(headings: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Map each variant to its headings, and each of these to the heading without the variant."""
-    of_variant: dict[str, dict[str, str]] = {}
-    for heading in headings:
-        match = re.fullmatch(r"\W*([^-–]+?) [-–] ([^\[(]+?)( *[\[(].*)?\W*", heading)
-        if match is not None and is_result(match[1]):
-            of_variant.setdefault(match[2], {})[heading] = f"{match[1]}{match[3] or ''}"
-    return of_variant
 
 
 def _configurations(points: Sequence[Mapping[str, Any]]) -> list[str]:

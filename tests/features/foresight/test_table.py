@@ -144,7 +144,7 @@ def test_calibration_points_may_be_sizes_fields_text_or_defaults(tmp_path: Path)
         (points([{"N": "128..512", "step_s": 1}]), "expected a number"),
         (points([{"N": 8, "step_s": -1}]), "above 0"),
         (points([{"N": 12, "tp": 8, "step_s": 1}]), "not a multiple of tp"),
-        (points([{"N": 8, "efficiency": 0.9}]), "gives no seconds per step"),
+        (points([{"N": 8, "efficiency": 0.9}]), "there are no seconds per step"),
         ({"calibrate_on": [4]}, "no measured point is one of"),
         ({"calibrate_on": "whatever"}, "expected a size, a schedule"),
         ({"hardware": {"gpus_per_node": "eight"}}, "gpus_per_node is 'eight'"),

@@ -1,8 +1,8 @@
-"""Read files of published tables in JSON, TOML, CSV or Markdown.
+"""Read files of published tables in JSON, TOML, CSV, Markdown or HTML.
 
 file -> documents of one form: fields that hold for all rows, and ``points``, the rows by heading
 
-``predict`` and ``audit`` both use this reader, so that they accept the same files.
+``predict`` and ``verify table`` both use this reader, so that they accept the same files.
 """
 
 import csv
@@ -13,13 +13,17 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from harness.base.errors import SpecError
+from harness.features.foresight.published.headings import field_name
 
 #: Value of the field ``schema`` in a JSON file with several tables.
 SCHEMA = "published_scaling/1"
+#: A heading that is the size of a column: ``8``, ``8 GPUs``, ``8x GPU``, ``2 nodes``.
+_SIZE = re.compile(r"(\d+)\s*x?\s*(gpus?|tpus?|npus?|gcds?|chips?|devices?|ranks?|nodes?)?", re.I)
 
 
 def documents(path: Path, fix: str) -> Sequence[Any]:
@@ -35,14 +39,16 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
         raise SpecError(
             f"cannot be read: {error}",
             where=str(path),
-            expected="a table in JSON, TOML, CSV or Markdown",
+            expected="a table in JSON, TOML, CSV, Markdown or HTML",
             fix=fix,
         ) from None
     if path.suffix == ".toml":
         return [{"id": path.stem, **_of_toml(content, path)}]
     if path.suffix == ".json" or content.lstrip().startswith(("{", "[")):
         return _of_json(content, path, fix)
-    tables = _of_markdown_file(content) or ([] if path.suffix == ".md" else [_of_csv(content)])
+    tables = [] if path.suffix == ".csv" else _of_text(content)
+    if not tables and path.suffix not in (".md", ".html", ".htm"):
+        tables = [_of_csv(content)]
     if not tables:
         return [{"id": path.stem, "points": []}]
     named = [name or f"{path.stem}, table {i}" for i, (name, _) in enumerate(tables, 1)]
@@ -86,21 +92,23 @@ def _of_csv(content: str) -> tuple[str, list[dict[str, str]]]:
     return "", [{key: value or "" for key, value in row.items() if key} for row in lines]
 
 
-def _of_markdown_file(content: str) -> list[tuple[str, list[dict[str, str]]]]:
-    """Return the name and the rows of each Markdown table in a text.
+def _of_text(content: str) -> list[tuple[str, list[dict[str, str]]]]:
+    """Return the name and the rows of each Markdown or HTML table in a text.
 
-    A Markdown table consists of consecutive lines that begin with a bar, and has the name of the
-    heading above it. Several tables below one heading are numbered.
+    A Markdown table consists of consecutive lines that begin with a bar. A table has the name of
+    the heading above it. Several tables below one heading are numbered.
     """
     tables: list[tuple[str, list[dict[str, str]]]] = []
     heading = ""
     for barred, block in itertools.groupby(content.splitlines(), lambda x: x.strip()[:1] == "|"):
         lines = [line.strip() for line in block]
         if barred:
-            tables.append((heading, _of_markdown(lines)))
-        else:
-            above = [line.strip("#* ") for line in lines if re.match(r"#{1,6} |\*\*", line)]
-            heading = above[-1] if above else heading
+            tables.append((heading, _rows(_of_markdown(lines))))
+            continue
+        reader = _HtmlTables(heading)
+        reader.feed("\n".join(lines))
+        tables += [(name, _rows(cells)) for name, cells in reader.tables if cells]
+        heading = reader.heading
     count = Counter(name for name, _ in tables)
     seen = Counter[str]()
     numbered = []
@@ -111,10 +119,75 @@ def _of_markdown_file(content: str) -> list[tuple[str, list[dict[str, str]]]]:
     return numbered
 
 
-def _of_markdown(block: Sequence[str]) -> list[dict[str, str]]:
+class _HtmlTables(HTMLParser):
+    """Read the tables of HTML: ``tables`` holds the heading above each and its cells by row.
+
+    ``heading`` is the last heading, in HTML or in Markdown. A cell that spans several columns is
+    repeated in each of them.
+    """
+
+    def __init__(self, heading: str) -> None:
+        super().__init__()
+        self.heading = heading
+        self.tables: list[tuple[str, list[list[str]]]] = []
+        self._cell: list[str] | None = None
+        self._span = 1
+        self._named = False  # whether the text belongs to a heading
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._named = bool(re.fullmatch(r"h[1-6]|caption", tag))
+        if tag == "table":
+            self.tables.append((self.heading, []))
+        elif tag == "tr" and self.tables:
+            self.tables[-1][1].append([])
+        elif tag in ("td", "th") and self.tables and self.tables[-1][1]:
+            self._cell = []
+            span = dict(attrs).get("colspan") or "1"
+            self._span = int(span) if span.isdecimal() else 1
+
+    def handle_endtag(self, tag: str) -> None:
+        self._named = False
+        if tag in ("td", "th") and self._cell is not None:
+            self.tables[-1][1][-1].extend([" ".join("".join(self._cell).split())] * self._span)
+            self._cell = None
+
+    def handle_data(self, data: str) -> None:
+        if self._cell is not None:
+            self._cell.append(data)
+        elif self._named and data.strip():
+            self.heading = data.strip()
+        for line in data.splitlines() if self._cell is None else ():
+            if re.match(r"#{1,6} |\*\*", line.strip()):
+                self.heading = line.strip().strip("#* ")
+
+
+def _of_markdown(block: Sequence[str]) -> list[list[str]]:
+    """Return the cells of a Markdown table by row, without the line below the headings."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block]
-    rows = [cells for cells in lines if not all(re.fullmatch(r":?-+:?", c) for c in cells)]
-    return [dict(zip(rows[0], cells, strict=False)) for cells in rows[1:]]
+    return [cells for cells in lines if not all(re.fullmatch(r":?-+:?", c) for c in cells)]
+
+
+def _rows(cells: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Return the rows of a table by heading.
+
+    If the headings are sizes ("1 GPU", "8 GPUs"), the table is transposed, so that each size
+    becomes a row.
+    """
+    if not cells:
+        return []
+    headings = cells[0]
+    sizes = [_SIZE.fullmatch(name.strip("*_` ")) for name in headings[1:]]
+    of_numbers = field_name(headings[0]) in ("gpus", "nodes")
+    known = [size for size in sizes if size is not None and (size[2] or of_numbers)]
+    if len(known) < 2 or len(known) < len(sizes):
+        return [dict(zip(headings, row, strict=False)) for row in cells[1:]]
+    unit = known[0][2] or headings[0]
+    columns = zip(*(row for row in cells[1:] if len(row) == len(headings)), strict=True)
+    names, *values = columns
+    return [
+        {f"{unit.rstrip('s')}s": size[1], **dict(zip(names, of_size, strict=True))}
+        for size, of_size in zip(known, values, strict=True)
+    ]
 
 
 def _of_json(content: str, path: Path, fix: str) -> Sequence[Any]:

@@ -6,6 +6,8 @@ heading as people write it -> name of a field as in JSON tables
 """
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 #: Patterns of normalised headings, and the field that each one means. The first that fits counts.
 _SPELLINGS: tuple[tuple[str, str], ...] = (
@@ -28,6 +30,7 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"tps|wps|token_throughput", "tokens_per_s"),
     (r"(train_)?(samples|sequences|images)_per_second", "samples_per_s"),
     (r"(train_)?tokens_per_second", "tokens_per_s"),
+    (r"(training_|train_)?throughput", "samples_per_s"),  # samples of whatever kind
     (
         r"(seq|seqs|sample|image|img|imgs|example|qps)_per_(s|sec|second)|qps|ips|fps",
         "samples_per_s",
@@ -69,3 +72,31 @@ def field_name(heading: str) -> str:
 def is_result(heading: str) -> bool:
     """Return whether a heading names a figure that follows from a run, such as a loss or a rate."""
     return bool(_OF_RESULTS.search(heading.replace("_", " ")))
+
+
+def by_variant(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return one row for each variant, if headings such as "Throughput - FP32" name variants.
+
+    The field ``variant`` of these rows names it.
+    """
+    of_variant = _variants(dict.fromkeys(str(name) for point in points for name in point))
+    if len(of_variant) < 2:
+        return points
+    varying = {heading for of in of_variant.values() for heading in of}
+    return [
+        {"variant": variant}
+        | {name: cell for name, cell in point.items() if name not in varying}
+        | {of[name]: cell for name, cell in point.items() if name in of}
+        for variant, of in of_variant.items()
+        for point in points
+    ]
+
+
+def _variants(headings: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Map each variant to its headings, and each of these to the heading without the variant."""
+    of_variant: dict[str, dict[str, str]] = {}
+    for heading in headings:
+        match = re.fullmatch(r"\W*([^-–]+?) [-–] ([^\[(]+?)( *[\[(].*)?\W*", heading)
+        if match is not None and is_result(match[1]):
+            of_variant.setdefault(match[2], {})[heading] = f"{match[1]}{match[3] or ''}"
+    return of_variant

@@ -85,7 +85,8 @@ def measured(row: Mapping[str, Any], metric: str) -> list[tuple[str, Measure | N
             return [("", _measure(unit, match, value, metric))]
     if other := [name for name, value in row.items() if value is not None and is_measure(name)]:
         raise ValueError(
-            f"{other[0]} is not a step time, rate, FLOP/s or MFU, so it gives no seconds per step"
+            f"no column is a step time, rate, FLOP/s or MFU, so there are no seconds per step (not"
+            f" read: {', '.join(other[:4])})"
         )
     return [("", None)]
 
@@ -103,7 +104,10 @@ def unit_of(name: str, metric: str = "") -> tuple[Unit, bool] | None:
 
 def _looks_measured(name: str) -> bool:
     """Return whether a field looks like a measured figure of a kind that is not supported."""
-    return bool(re.search(r"_(s|ms|sec)$|_per_|efficiency|speedup|^rel$|^gbit", name.lower()))
+    shown = name.lower()
+    return bool(re.search(r"_(s|ms|sec)$|_per_|efficiency|speedup|^rel$|^gbit", shown)) and not (
+        shown.startswith("batch") or shown.endswith("per_node")
+    )
 
 
 def _measure(unit: Unit, match: re.Match[str], value: Any, metric: str) -> Measure:

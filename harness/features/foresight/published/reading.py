@@ -46,7 +46,7 @@ CONFIGURATION = (
     "container", "image", "stack", "round", "release", "commit", "clocks", "driver", "nccl",
     "cuda", "rocm", "sp", "act_ckpt", "activation_checkpointing", "compile", "kernel", "attention",
     "torch", "pytorch", "fabric", "network", "interconnect", "nic", "ep",
-    "expert_parallel_size",
+    "expert_parallel_size", "variant",
 )  # fmt: skip
 #: Fields that state the origin of a figure or follow from others. They are ignored.
 PROVENANCE = (

@@ -12,7 +12,7 @@ from harness.features.foresight import claims
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.priors import Belief
 from harness.features.foresight.published.files import cell_value, documents
-from harness.features.foresight.published.headings import field_name
+from harness.features.foresight.published.headings import by_variant, field_name
 from harness.features.foresight.published.measures import Measure, measured
 from harness.features.foresight.published.reading import CONFIGURATION, Fields, fabric_of, shape_of
 from harness.features.foresight.published.splitting import calibrating
@@ -93,6 +93,7 @@ def _table(table: Any, name: str) -> PublishedTable:
         if not isinstance(value, dict | list) or key == "model"
     }
     broken = claims.contradictions(table)
+    rows = by_variant(rows)
     rows = [{field_name(str(key)): value for key, value in row.items()} for row in rows]
     rows = [  # configurations are compared as written, because torch 2.10 is not 2.1
         {name: value if name in CONFIGURATION else cell_value(value) for name, value in row.items()}

@@ -43,10 +43,8 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize(
-    "published",
-    [pytest.param(name, marks=() if name == "A100" else pytest.mark.full) for name in PUBLISHED],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("published", PUBLISHED)
 def test_published_training_runs_reach_40_to_75_percent_of_the_roofline(published: str) -> None:
     sheet, batch, compiled, tokens_per_s = PUBLISHED[published]
     known = Catalogue()

@@ -58,7 +58,7 @@ def renamed(path: Path) -> None:
     path.with_name("new").replace(path)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("write", [saved, appended, mapped, renamed, Path.unlink])
 def test_writes_to_a_copy_do_not_reach_the_original(
     home: Path, tmp_path: Path, write: Callable[[Path], object]

@@ -23,6 +23,7 @@ GRADIENTS = "os.write(2, os.urandom(1_000_000).hex().encode())"
 FILE = 'open(sys.argv[1] + ".other", "wb").write(bytes(3_000_000))'
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("prints", "least", "most"),
     [(WARNS, 0, 400_000), (GRADIENTS, 1_000_000, 2_100_000), (FILE, 3_000_000, 3_100_000)],

@@ -108,10 +108,8 @@ exec {python} "$@"
 """
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["pyxis", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("enroot", "apptainer"))],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["pyxis", "enroot", "apptainer"])
 def test_containers(kind: str, env: dict[str, str], tmp_path: Path) -> None:
     """With the cluster files of ``examples``, every agent starts in its container."""
     seen, tools = tmp_path / "seen", tmp_path / "tools"

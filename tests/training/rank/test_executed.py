@@ -37,6 +37,7 @@ def seen(folder: Path, mine: str) -> tuple[dict[str, list[str]], dict[str, str]]
     return texts, files
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -65,6 +66,7 @@ def test_a_text_with_the_name_of_another_file_is_a_text(tmp_path: Path) -> None:
     assert not files or files == {str(tmp_path / "inner.py"): digests.digest_of_bytes(b"x = 5\n")}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "text",
     [

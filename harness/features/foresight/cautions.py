@@ -62,11 +62,8 @@ def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
     The reason depends on the shapes alone, not on the predicted terms of the step.
     """
     shapes = _of_model(shape, calibrated)
-    if _unknown(shape, fabric):
-        return (
-            "the bytes that a rank exchanges are unknown:"
-            " neither params nor trainable_params is stated"
-        )
+    if max(s.ranks for s in shapes) <= fabric.per_node < shape.ranks:
+        return "no calibrated size uses the network between nodes"
     cuts = {(s.tensor, s.context) for s in shapes}
     if (shape.tensor, shape.context) not in cuts:
         return "no calibrated size has the same tp and cp"
@@ -75,6 +72,18 @@ def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
     if shape.stages > 1 and shape.micros * FAR_MICROS <= min(s.micros for s in shapes):
         return "a replica has at most a quarter of the smallest calibrated number of micro-batches"
     return ""
+
+
+def lacks_facts(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> bool:
+    """Return whether a model of the step lacks facts, so that only the number of ranks is used.
+
+    Either the exchanged bytes are not stated, or only one rank was measured, which exchanges
+    nothing.
+    """
+    of_model = _of_model(shape, calibrated)
+    alone = max(s.ranks for s in of_model) == 1 and not _shrinks(shape, of_model)
+    whole = shape.tensor == shape.context == shape.stages == 1
+    return _unknown(shape, fabric) or (alone and whole and not shape.sent and not fabric.torus)
 
 
 def _of_model(shape: Shape, calibrated: Sequence[Point]) -> list[Shape]:

@@ -35,6 +35,7 @@ class Regime(StrEnum):
     RESCHEDULED = "other schedule"
     REMODELLED = "other model"
     UNSEEN = "limited by what was not seen"
+    CURVE = "number of ranks alone"
 
 
 #: Smallest stretch. Families with small errors do not narrow intervals, because the next family may

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from harness.base.errors import SpecError
 from harness.features.foresight.advise import Advice, advise
 from harness.features.foresight.invert import Knee, LeverResult, hold, knee
-from harness.features.foresight.learned import learned
+from harness.features.foresight.learned import Regime, learned
 from harness.features.foresight.prediction import Predicted, base_of, calibrate, predict
 from harness.features.foresight.published.table import PublishedTable
 from harness.features.foresight.shapes import Point, Shape
@@ -24,7 +24,8 @@ class Outlook:
 
     ``hold`` is the requested efficiency, and ``held`` states how each knob could reach it. ``knee``
     is the size at which another overhead becomes the largest, or None. ``advice`` is the size to
-    measure next. ``device_hours`` is the time of all devices together, in hours, that a billion
+    measure next. A prediction from the number of ranks alone has none of these three.
+    ``device_hours`` is the time of all devices together, in hours, that a billion
     tokens take, or a billion samples if a sample is not text. ``memory_bytes`` is the memory that a
     rank needs and ``room_bytes`` the memory that it has; each is None if unknown. ``padding`` is
     the ratio of the bytes of all shards at this size and at the largest calibrated size.
@@ -37,7 +38,7 @@ class Outlook:
     hold: float
     held: Sequence[LeverResult]
     knee: Knee | None
-    advice: Advice
+    advice: Advice | None
     device_hours: float
     measured: Mapping[int, float]
     path: Sequence[Predicted]
@@ -82,14 +83,15 @@ def outlooks(table: PublishedTable, ranks: int, efficiency: float) -> list[Outlo
         size = next(size for size in made.predicted if size.shape == target.shape)
         known = calibrate(asked, alike, [target], taught)
         base = base_of(target.shape, alike)
+        by_terms = size.regime is not Regime.CURVE
         foreseen.append(
             Outlook(
                 table=table.id,
                 predicted=size,
                 hold=efficiency,
-                held=hold(known, base.shape, target.shape, efficiency),
-                knee=knee(known, target.shape),
-                advice=advise(known, target.shape),
+                held=hold(known, base.shape, target.shape, efficiency) if by_terms else (),
+                knee=knee(known, target.shape) if by_terms else None,
+                advice=advise(known, target.shape) if by_terms else None,
                 device_hours=_device_hours(size),
                 measured=_measured(base, alike),
                 path=path,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.features.foresight import attribute, cautions, infer, terms
+from harness.features.foresight import attribute, cautions, curve, infer, terms
 from harness.features.foresight.discrepancy import WALK
 from harness.features.foresight.infer import Foreseen, Posterior
 from harness.features.foresight.learned import HALF_SDS, Learned, Regime
@@ -133,40 +133,80 @@ def _of_configuration(
     table: PublishedTable, calibrated: Sequence[Point], targets: Sequence[Point], taught: Learned
 ) -> list[Predicted]:
     known = calibrate(table, calibrated, targets, taught)
-    shapes = [target.shape for target in targets]
-    seen = infer.foresee(known, shapes)
-    bases = [base_of(target.shape, calibrated) for target in targets]
-    step_s = np.exp(seen.middle)
-    sizes = []
-    for i, (point, base) in enumerate(zip(targets, bases, strict=True)):
-        assert base.step_s is not None
-        (of,) = attribute.attribute(
-            known, base.shape, base.step_s, [point.shape], step_s[i : i + 1]
-        )
-        caution = cautions.caution(point.shape, calibrated, table.fabric)
-        unseen = bool(caution) or attribute.unseen(known, point.shape)
-        regime = regime_of(point.shape, calibrated, unseen)
-        low, high = _interval(seen, i, taught.stretch[regime] * table.stretch, base.log_sd)
-        base_rate = base.shape.rate(base.step_s)
-        sizes.append(
-            Predicted(
-                shape=point.shape,
-                step_s=float(step_s[i]),
-                regime=regime,
-                limiter=of.limiter,
-                shares=of.shares,
-                lost=of.lost,
-                efficiency=point.shape.rate(float(step_s[i])) / base_rate,
-                low=point.shape.rate(high) / base_rate,
-                high=point.shape.rate(low) / base_rate,
-                measured=point.shape.rate(point.step_s) / base_rate if point.step_s else None,
-                measured_s=point.step_s,
-                baselines=_baselines(point.shape, calibrated, base_rate),
-                caution=caution,
-                implausible=departs(point, table.points),
-            )
-        )
-    return sizes
+    step_s = infer.foresee(known, [target.shape for target in targets])
+    return [
+        _on_curve(table, calibrated, point)
+        if cautions.lacks_facts(point.shape, calibrated, table.fabric)
+        else _by_terms(table, calibrated, point, known, step_s, number, taught)
+        for number, point in enumerate(targets)
+    ]
+
+
+def _on_curve(table: PublishedTable, calibrated: Sequence[Point], point: Point) -> Predicted:
+    """Predict a size from the number of ranks alone."""
+    base = base_of(point.shape, calibrated)
+    assert base.step_s is not None
+    base_rate = base.shape.rate(base.step_s)
+    sizes = {
+        p.shape.ranks: p.shape.rate(p.step_s)
+        for p in sorted(calibrated, key=lambda p: p.shape.ranks)
+        if p.step_s and p.shape.model == base.shape.model
+    }
+    seen = curve.extrapolate(
+        list(sizes.items()), point.shape.ranks, table.fabric.per_node, leaving_out=table.family
+    )
+    return Predicted(
+        shape=point.shape,
+        step_s=point.shape.flops / (point.shape.ranks * seen.efficiency * base_rate),
+        efficiency=seen.efficiency,
+        low=seen.low,
+        high=seen.high,
+        regime=Regime.CURVE,
+        limiter=ForeseenTerm.GROWTH,
+        shares={ForeseenTerm.GROWTH: 1 - seen.efficiency},
+        lost={ForeseenTerm.GROWTH: 1 - seen.efficiency},
+        measured=point.shape.rate(point.step_s) / base_rate if point.step_s else None,
+        measured_s=point.step_s,
+        baselines=_baselines(point.shape, calibrated, base_rate),
+        implausible=departs(point, table.points),
+    )
+
+
+def _by_terms(
+    table: PublishedTable,
+    calibrated: Sequence[Point],
+    point: Point,
+    known: Posterior,
+    seen: Foreseen,
+    number: int,
+    taught: Learned,
+) -> Predicted:
+    """Predict a size from the terms of its step; ``number`` is its index in ``seen``."""
+    base = base_of(point.shape, calibrated)
+    assert base.step_s is not None
+    step_s = float(np.exp(seen.middle[number]))
+    (of,) = attribute.attribute(known, base.shape, base.step_s, [point.shape], np.array([step_s]))
+    caution = cautions.caution(point.shape, calibrated, table.fabric)
+    unseen = bool(caution) or attribute.unseen(known, point.shape)
+    regime = regime_of(point.shape, calibrated, unseen)
+    low, high = _interval(seen, number, taught.stretch[regime] * table.stretch, base.log_sd)
+    base_rate = base.shape.rate(base.step_s)
+    return Predicted(
+        shape=point.shape,
+        step_s=step_s,
+        regime=regime,
+        limiter=of.limiter,
+        shares=of.shares,
+        lost=of.lost,
+        efficiency=point.shape.rate(step_s) / base_rate,
+        low=point.shape.rate(high) / base_rate,
+        high=point.shape.rate(low) / base_rate,
+        measured=point.shape.rate(point.step_s) / base_rate if point.step_s else None,
+        measured_s=point.step_s,
+        baselines=_baselines(point.shape, calibrated, base_rate),
+        caution=caution,
+        implausible=departs(point, table.points),
+    )
 
 
 def calibrate(

@@ -312,3 +312,32 @@ def test_an_empty_cell_repeats_the_one_above(tmp_path: Path) -> None:
     lines = ["| Model | GPUs | s/step | Speedup |", "|---|---|---|---|"]
     path.write_text("\n".join([*lines, *(f"| {a} | {b} | {c} | {d} |" for a, b, c, d in rows)]))
     assert main(["verify", "table", str(path)]) == 0
+
+
+HTML = """<h2>Scaling on one node</h2>
+<table><tr><th>GPUs</th><th>images/s</th><th>Speedup</th></tr>
+<tr><td>1</td><td>400</td><td>1.0</td></tr><tr><td>8</td><td>3000</td><td>{speedup}</td></tr></table>
+"""
+TRANSPOSED = """|  | 1 GPU | 2 GPUs | 8 GPUs |
+|---|---|---|---|
+| images/s | 400 | 790 | 3050 |
+| Speedup | 1 | 1.98 | {speedup} |
+"""
+NUMBERED = """| GPUs | 1 | 2 | 4 |
+|---|---|---|---|
+| Step time (ms) | 100 | 52 | 28 |
+| Speedup | 1 | 1.92 | {speedup} |
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [(HTML, "7.5x", "9.5x"), (TRANSPOSED, "7.6", "6.6"), (NUMBERED, "3.57", "3.0")],
+)
+def test_html_and_transposed_tables_are_read(
+    tmp_path: Path, text: str, right: str, wrong: str
+) -> None:
+    path = tmp_path / "README.md"
+    for speedup, status in ((right, 0), (wrong, 1)):
+        path.write_text(text.format(speedup=speedup))
+        assert main(["verify", "table", str(path)]) == status

@@ -56,6 +56,8 @@ PROVENANCE = (
 )  # fmt: skip
 #: Fields that state the owner of the machine. A different owner is noted, but not refused.
 OWNERS = ("system", "submitter", "owner", "cluster", "vendor", "cloud")
+#: The note on a table that states no batch.
+ASSUMED = "no batch is stated: one sample for each GPU is assumed (weak scaling)"
 #: Pattern of the data-parallel part of a strategy's name, whose size follows from the ranks. Other
 #: dimensions in the name must match exactly.
 _DATA = r"[fh]?sdp|d?dp"
@@ -234,7 +236,7 @@ def _batch(
         return max(1, int(micros)), of_replica / max(1, int(micros))
     if micro_batch is None:
         micro_batch = 1.0
-        fields.notes.append("no batch is stated: one sample for each GPU is assumed (weak scaling)")
+        fields.notes.append(ASSUMED)
     return max(1, int(micros or 1)), micro_batch
 
 

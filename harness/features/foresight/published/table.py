@@ -8,13 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.cases.metrics import IMPLAUSIBLE
 from harness.features.foresight import claims
 from harness.features.foresight.physics.collectives import Fabric
 from harness.features.foresight.priors import Belief
 from harness.features.foresight.published.files import cell_value, documents
 from harness.features.foresight.published.headings import by_variant, field_name
-from harness.features.foresight.published.measures import Measure, measured
-from harness.features.foresight.published.reading import CONFIGURATION, Fields, fabric_of, shape_of
+from harness.features.foresight.published.measures import Measure, Unit, measured, unit_of
+from harness.features.foresight.published.reading import (
+    ASSUMED,
+    CONFIGURATION,
+    Fields,
+    fabric_of,
+    shape_of,
+)
 from harness.features.foresight.published.splitting import calibrating
 from harness.features.foresight.shapes import Point, Shape
 from harness.features.foresight.terms import Unknown
@@ -105,6 +112,14 @@ def _table(table: Any, name: str) -> PublishedTable:
     fabric, peak, assumed = fabric_of(hardware)
     fields = Fields(shared=shared, per_node=fabric.per_node, notes=list(assumed))
     points, unread = _readable(rows, fields, peak)
+    if _divides_its_work(points, fields):
+        most = max(point.shape.ranks for point in points)
+        fields = replace(fields, shared={**shared, "global_batch": most}, notes=list(assumed))
+        points, unread = _readable(rows, fields, peak)
+        fields.notes.append(
+            "no batch is stated, and steps become shorter with more GPUs: one batch for all GPUs"
+            " together is assumed (strong scaling)"
+        )
     points, twice = _once(points)
     chosen, calibrated_on = calibrating(
         points, table.get("calibrate_on"), table.get("role") in ASIDE
@@ -120,6 +135,23 @@ def _table(table: Any, name: str) -> PublishedTable:
         role=str(table.get("role", "")),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _divides_its_work(points: Sequence[Point], fields: Fields) -> bool:
+    """Return whether steps become so short with more GPUs that each one must have less work.
+
+    This is known only if the table states no batch and the times of steps, not rates.
+    """
+    timed = [p for p in points if p.step_s and _has_step_time(p.row)]
+    if len(timed) < 2 or ASSUMED not in fields.notes:
+        return False
+    small, large = (end(timed, key=lambda p: p.shape.ranks) for end in (min, max))
+    assert small.step_s is not None and large.step_s is not None
+    return large.shape.rate(large.step_s) > IMPLAUSIBLE * small.shape.rate(small.step_s)
+
+
+def _has_step_time(row: Mapping[str, Any]) -> bool:
+    return any((unit := unit_of(name)) is not None and unit[0] is Unit.STEP for name in row)
 
 
 def _one_gpu(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

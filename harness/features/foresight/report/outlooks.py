@@ -2,6 +2,7 @@
 
 from harness.base.formatting import si
 from harness.cases.metrics import IMPLAUSIBLE
+from harness.features.foresight.advise import Advice
 from harness.features.foresight.invert import Knob
 from harness.features.foresight.learned import Regime
 from harness.features.foresight.outlook import Outlook
@@ -46,7 +47,7 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
         ("efficiency", f"{seen.efficiency:.2f} {span}"),
         ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
         ("limited by", limits(seen)),
-        (f"to hold {outlook.hold:.2f}", holds(outlook)),
+        *([(f"to hold {outlook.hold:.2f}", holds(outlook))] if outlook.held else []),
         ("a rank", memory(outlook)),
         ("cost", cost(outlook)),
     ]
@@ -57,9 +58,11 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
             ("changes", f"from {outlook.knee.ranks:,} ranks on, {outlook.knee.term} costs most")
         )
     laws = ", ".join(f"{law} {value:.2f}" for law, value in seen.baselines.items())
-    if outlook.advice.knee is not None:
-        rows.append(("to see a knee", knee_size(outlook)))
-    return [*rows, ("measure next", next_size(outlook)), ("laws in N", laws)]
+    if outlook.advice is not None:
+        if outlook.advice.knee is not None:
+            rows.append(("to see a knee", knee_size(outlook.advice)))
+        rows.append(("measure next", next_size(outlook.advice, seen.efficiency)))
+    return [*rows, ("laws in N", laws)]
 
 
 def doubt(seen: Predicted) -> str:
@@ -90,10 +93,9 @@ def cost(outlook: Outlook) -> str:
     return f"{outlook.device_hours:,.3g} device-hours for 1e9 {unit}"
 
 
-def next_size(outlook: Outlook) -> str:
+def next_size(next_: Advice, efficiency: float) -> str:
     """Return the size to measure next, and by how much it narrows the interval."""
-    next_ = outlook.advice
-    sd = 100 * outlook.predicted.efficiency * 1.28
+    sd = 100 * efficiency * 1.28
     batch = f"micro-batch {next_.shape.micro_batch:g} x {next_.shape.micros}"
     return (
         f"{next_.shape.ranks} ranks, {batch}: ±{sd * next_.before_sd:.1f} becomes"
@@ -102,11 +104,11 @@ def next_size(outlook: Outlook) -> str:
     )
 
 
-def knee_size(outlook: Outlook) -> str:
+def knee_size(advice: Advice) -> str:
     """Return the size that would show a knee which no term describes, and the step time that shows
     it.
     """
-    knee, longest_s = outlook.advice.knee, outlook.advice.knee_s
+    knee, longest_s = advice.knee, advice.knee_s
     assert knee is not None and longest_s is not None
     batch = f"micro-batch {knee.micro_batch:g} x {knee.micros}"
     return (
@@ -141,6 +143,12 @@ def _recorded(target: str, outlook: Outlook) -> str:
 
 
 def limits(seen: Predicted) -> str:
+    if seen.regime is Regime.CURVE:
+        return (
+            "not known: predicted from the number of ranks alone, as other trainings have scaled,"
+            " because the bytes that ranks exchange are not stated (params), or one rank alone was"
+            " measured"
+        )
     if seen.limiter is ForeseenTerm.COMPUTE:
         return "compute; no overhead takes 2 % of the step"
     worst = sorted(seen.lost.items(), key=lambda item: -item[1])

@@ -4,7 +4,9 @@ rows as stated -> figures, each with the ends of its rounding interval -> what f
 other figures -> findings
 
 speedup = T1 / TN, or the ratio of throughputs; efficiency = speedup / (N / N1); 1 - efficiency >=
-the stated share of communication in a step, because that share is lost.
+the stated share of communication in a step, because that share is lost; throughput = batch x length
+/ step; MFU and FLOP/s grow as the throughput of a rank; days per trillion tokens = 10^12 /
+throughput.
 
 A table can have several usual meanings: strong or weak scaling, throughput of all ranks or of one,
 a baseline inside or outside the table. A row is called inconsistent only if its figures contradict
@@ -48,6 +50,13 @@ class ClaimedColumn(StrEnum):
     SPEEDUP = "speedup"
     EFFICIENCY = "efficiency"
     COMMUNICATION = "communication"
+    #: MFU or FLOP/s of a rank.
+    UTILISATION = "utilisation"
+    #: Days that the training on a trillion tokens takes.
+    DAYS = "days"
+    PARAMS = "params"
+    #: The throughput that follows from the batch and the time of a step; no heading names it.
+    FROM_STEP = "batch / step"
 
 
 #: Patterns of column headings, from which units in brackets were removed. The names of fields that
@@ -62,6 +71,18 @@ NAMES: Mapping[ClaimedColumn, str] = {
     ClaimedColumn.EFFICIENCY: r"eff\.?|(scaling |parallel )?efficiency",
     ClaimedColumn.COMMUNICATION: r"comm\.?|communication.*|(comm|communication) (share|overhead)",
 }
+
+
+_OF_UNIT = {
+    Unit.STEP: ClaimedColumn.TIME,
+    Unit.TOKENS: ClaimedColumn.THROUGHPUT,
+    Unit.SAMPLES: ClaimedColumn.THROUGHPUT,
+    Unit.FLOPS: ClaimedColumn.UTILISATION,
+    Unit.MFU: ClaimedColumn.UTILISATION,
+}
+#: Relative difference of two measured columns that does not count, because they may be means over
+#: different steps.
+_MEANS = 0.05
 
 
 class ClaimStatus(StrEnum):
@@ -121,9 +142,12 @@ def column(name: str) -> ClaimedColumn | None:
     field = field_name(name).lower()
     if field in NUMBERS["ranks"]:
         return ClaimedColumn.RANKS
+    if field in NUMBERS["params"]:
+        return ClaimedColumn.PARAMS
     if (known_unit := unit_of(field)) is not None:
-        is_time = known_unit[0] is Unit.STEP
-        return ClaimedColumn.TIME if is_time else ClaimedColumn.THROUGHPUT
+        return _OF_UNIT[known_unit[0]]
+    if field == "days_per_trillion_tokens":
+        return ClaimedColumn.DAYS
     bare = re.sub(r"[\[(].*?[\])]", "", name).strip().lower().replace("_", " ").replace("  ", " ")
     for known, pattern in NAMES.items():
         if re.fullmatch(pattern.replace("_?", "[ _]?"), bare):
@@ -348,16 +372,44 @@ def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
         if (stated := figure(str(cell), known)) is not None:
             row[known] = stated
             names[known] = field_name(str(name))
+    if ClaimedColumn.THROUGHPUT not in row and ClaimedColumn.UTILISATION in row:
+        row[ClaimedColumn.THROUGHPUT] = row.pop(ClaimedColumn.UTILISATION)
+        names[ClaimedColumn.THROUGHPUT] = names[ClaimedColumn.UTILISATION]
     rate = unit_of(names.get(ClaimedColumn.THROUGHPUT, ""), str(about.get("metric", "")))
     ranks = row.get(ClaimedColumn.RANKS)
     if rate is not None and rate[1] and ranks is not None:
         stated = row[ClaimedColumn.THROUGHPUT]
         row[ClaimedColumn.THROUGHPUT] = _scaled(stated, ranks.middle, f"{ranks.text} x ")
+    if rate is None or rate[0] is not Unit.TOKENS:
+        row.pop(ClaimedColumn.DAYS, None)
     samples = _samples(point, about) if unit_of(names.get(ClaimedColumn.TIME, "")) else None
     if samples:
-        stated = row[ClaimedColumn.TIME]
-        row[ClaimedColumn.TIME] = _scaled(stated, 1 / samples, f"1/{samples:g} x ")
+        step = row[ClaimedColumn.TIME]
+        row[ClaimedColumn.TIME] = _scaled(step, 1 / samples, f"1/{samples:g} x ")
+        if rate is not None and (of_step := _work(point, about, samples, rate[0])):
+            scale = _scale_of(names[ClaimedColumn.TIME])
+            row[ClaimedColumn.FROM_STEP] = ClaimedFigure(
+                text=f"{of_step:g} / {step.text}",
+                low=of_step / (step.high * scale),
+                high=of_step / (step.low * scale),
+            )
     return row
+
+
+def _work(
+    point: Mapping[str, Any], about: Mapping[str, Any], samples: float, unit: Unit
+) -> float | None:
+    """Return the samples or tokens of a step, or None if the length of a sample is not stated."""
+    if unit is Unit.SAMPLES:
+        return samples
+    cells = {field_name(str(name)): cell_value(cell) for name, cell in point.items()}
+    seq = Fields(shared=about).number(cells, "seq", "")
+    return samples * seq if unit is Unit.TOKENS and seq else None
+
+
+def _scale_of(heading: str) -> float:
+    """Return the seconds that a unit of the time in a heading stands for."""
+    return 1e-3 if heading.endswith("ms") else 1.0
 
 
 def _scaled(stated: ClaimedFigure, factor: float, shown: str) -> ClaimedFigure:
@@ -481,10 +533,11 @@ def audit(
             for number in members if honest else ():
                 if findings[number].status is ClaimStatus.INCONSISTENT:
                     finding = findings[number]
+                    stated = finding.why if "several sizes" in honest else ()
                     findings[number] = ClaimFinding(
                         row=finding.row,
                         status=ClaimStatus.UNCHECKABLE,
-                        why=(honest,),
+                        why=(*stated, honest),
                         checked=(),
                         kind=kind,
                     )
@@ -511,6 +564,8 @@ def _honest_reading(rows: Sequence[Row], base: Row) -> str:
          " 'step_ms' and 'global_batch' to have them checked"),
         (of_one_rank, "if the throughput is that of one rank; name the column as in"
          " 'samples_per_second_per_gpu' to have it checked"),
+        (_without_utilisation(rows), "if the rows train models of several sizes; add a column"
+         " 'params' to have their utilisation checked"),
         (_other_baseline(rows, base), "if their baseline is not in this table;"
          " add that baseline as the smallest row to have them checked"),
     ]  # fmt: skip
@@ -527,6 +582,16 @@ def _honest_reading(rows: Sequence[Row], base: Row) -> str:
         ):
             return f"its figures do not follow from those of the smallest row, but they do {when}"
     return ""
+
+
+def _without_utilisation(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without their utilisation, unless each of them states its parameters."""
+    if all(ClaimedColumn.PARAMS in row for row in rows):
+        return list(rows)
+    return [
+        {name: stated for name, stated in row.items() if name is not ClaimedColumn.UTILISATION}
+        for row in rows
+    ]
 
 
 def _other_baseline(rows: Sequence[Row], base: Row) -> list[Row]:
@@ -641,6 +706,7 @@ def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, f
     speedup = row.get(ClaimedColumn.SPEEDUP)
     if row is base and speedup is not None:
         yield "speedup", speedup, 1.0, 1.0, "the smallest row over itself"
+    yield from _of_one_run(row, base, ratio)
     measured = _measured(row, base)
     if speedup is not None and row is not base:
         for low, high, how in measured:
@@ -653,6 +719,30 @@ def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, f
         yield "efficiency", efficiency, speedup.low / ratio, speedup.high / ratio, how
     for low, high, how in measured:
         yield "efficiency", efficiency, low / ratio, high / ratio, f"{how} / {ratio:g}"
+
+
+def _of_one_run(
+    row: Row, base: Row, ratio: float
+) -> Iterator[tuple[str, ClaimedFigure, float, float, str]]:
+    """Yield figures that follow from other measurements of the same run, as ``_follows`` does."""
+    rate = row.get(ClaimedColumn.THROUGHPUT)
+    if rate is None or rate.low <= 0:
+        return
+    if (of_step := row.get(ClaimedColumn.FROM_STEP)) is not None:
+        low, high = of_step.low * (1 - _MEANS), of_step.high * (1 + _MEANS)
+        yield "throughput", rate, low, high, of_step.text
+    if (days := row.get(ClaimedColumn.DAYS)) is not None:
+        low, high = (1e12 / 86_400 / end for end in (rate.high, rate.low))
+        yield "days", days, low * (1 - _MEANS), high * (1 + _MEANS), f"10^12 / {rate.text} s"
+    used, of_base = (x.get(ClaimedColumn.UTILISATION) for x in (row, base))
+    if row.get(ClaimedColumn.PARAMS) != base.get(ClaimedColumn.PARAMS):
+        return  # a larger model has more FLOPs for each token
+    first = base.get(ClaimedColumn.THROUGHPUT)
+    if row is not base and used is not None and of_base is not None and first is not None:
+        low = of_base.low * rate.low / first.high / ratio * (1 - _MEANS)
+        high = of_base.high * rate.high / first.low / ratio * (1 + _MEANS)
+        how = f"{of_base.text} x ({rate.text} / {first.text}) / {ratio:g}"
+        yield "utilisation", used, low, high, how
 
 
 def _measured(row: Row, base: Row) -> list[tuple[float, float, str]]:

@@ -133,7 +133,7 @@ def _read(table: Any, path: Path) -> StatedTable:
         raise SpecError(
             "the table has no known column" if points else "the file contains no table",
             where=str(path),
-            expected=f"headings such as {', '.join(ClaimedColumn)}",
+            expected=f"headings such as {', '.join(claims.NAMES)}",
             fix="scaleproof verify table TABLE.csv",
         )
     _refuse_unread(table, points, path)
@@ -157,7 +157,7 @@ def _refuse_unread(
     ``points``, and times of which only some have a unit.
     """
     for heading in dict.fromkeys(str(name) for point in points for name in point):
-        hint = "" if " - " in heading else meant(heading, ClaimedColumn)
+        hint = "" if " - " in heading else meant(heading, claims.NAMES)
         if claims.column(heading) is None and hint:
             raise SpecError(
                 f"there is no column {heading!r}: {hint}", where=str(path), fix=f"edit {path}"

@@ -22,8 +22,10 @@ from harness.features.foresight.published.headings import field_name
 
 #: Value of the field ``schema`` in a JSON file with several tables.
 SCHEMA = "published_scaling/1"
-#: A heading that is the size of a column: ``8``, ``8 GPUs``, ``8x GPU``, ``2 nodes``.
-_SIZE = re.compile(r"(\d+)\s*x?\s*(gpus?|tpus?|npus?|gcds?|chips?|devices?|ranks?|nodes?)?", re.I)
+#: A heading that is the size of a column: ``8``, ``8 GPUs``, ``128x GB200 GPUs``, ``2 nodes``.
+_SIZE = re.compile(
+    r"(\d+)\s*x?\s*(?:[\w-]+\s+)?(gpus?|tpus?|npus?|gcds?|chips?|devices?|ranks?|nodes?)?", re.I
+)
 
 
 def documents(path: Path, fix: str) -> Sequence[Any]:
@@ -182,8 +184,8 @@ def _rows(cells: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     if len(known) < 2 or len(known) < len(sizes):
         return [dict(zip(headings, row, strict=False)) for row in cells[1:]]
     unit = known[0][2] or headings[0]
-    columns = zip(*(row for row in cells[1:] if len(row) == len(headings)), strict=True)
-    names, *values = columns
+    filled = [[*row, *[""] * len(headings)][: len(headings)] for row in cells[1:]]
+    names, *values = zip(*filled, strict=True) if filled else [()] * len(headings)
     return [
         {f"{unit.rstrip('s')}s": size[1], **dict(zip(names, of_size, strict=True))}
         for size, of_size in zip(known, values, strict=True)

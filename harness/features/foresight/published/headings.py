@@ -25,7 +25,18 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"(s|sec|seconds)_per_(it|iter|iteration|step|batch)", "step_time_s"),
     (r"ms_per_(it|iter|iteration|step|batch)", "step_time_ms"),
     (r"(it|its|iters|iterations|steps|batches)_per_(s|sec|second)", "steps_per_s"),
+    (
+        r"(training_|train_)?step_time(_seconds_per_step|_in_seconds|_s|_sec|_seconds)?",
+        "step_time_s",
+    ),
+    (r"(training_|train_)?step_time_(in_)?(ms|milliseconds)", "step_time_ms"),
     # rates
+    (r"(training_|train_)?(throughput|speed)_in_tokens_per_(s|sec|second)", "tokens_per_s"),
+    (r"(model_)?flops?_utili[sz]ation(_mfu)?(_percent)?|mfu_percent", "mfu"),
+    (
+        r"(time_to_train|days_(to_train|per|for))_(1t|1_trillion|trillion)_tokens(_in_days|_days)?",
+        "days_per_trillion_tokens",
+    ),
     (r"(tps|wps|token_throughput)_per_(gpu|device|chip|rank)", "tokens_per_s_per_gpu"),
     (r"tps|wps|token_throughput", "tokens_per_s"),
     (r"(train_)?(samples|sequences|images)_per_second", "samples_per_s"),

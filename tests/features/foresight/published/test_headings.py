@@ -33,7 +33,8 @@ def test_a_size_is_read_by_both_commands(heading: str) -> None:
 
 @pytest.mark.parametrize("heading", RATES)
 def test_a_rate_is_read_by_both_commands(heading: str) -> None:
-    assert column(heading) in (ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT)
+    rates = (ClaimedColumn.TIME, ClaimedColumn.THROUGHPUT, ClaimedColumn.UTILISATION)
+    assert column(heading) in rates
     assert unit_of(field_name(heading)) is not None
 
 
@@ -68,6 +69,29 @@ TABLES = {
     ),
     "a space in thousands": ("GPUs,img/s,Speedup\n1,29 911,1\n8,181 384,6.06\n", True, 2),
     "a truncated speedup": ("GPUs,img/s,Speedup\n1,46.88,1\n8,298.91,6.37\n", True, 2),
+    "tokens from batch and step": (
+        "GPUs,global_batch,seq,step_s,tokens_per_s\n512,1024,8192,7.324,1145358\n", True, 1,
+    ),
+    "half of the tokens": (
+        "GPUs,global_batch,seq,step_s,tokens_per_s\n512,1024,8192,7.324,572679\n", False, 0,
+    ),
+    "means over other steps": (
+        "GPUs,batch_size_per_gpu,step_time_ms,img/s\n1,64,100,655\n8,64,110,4600\n", True, 2,
+    ),
+    "MFU beside rates": (
+        "GPUs,tokens/s,MFU\n128,286300.61,47.59%\n256,567564.82,47.17%\n", True, 1,
+    ),
+    "half of the rate of an MFU": (
+        "GPUs,params,tokens/s,MFU\n128,314b,286300.61,47.59%\n512,314b,572679,47.6%\n", False, 0,
+    ),
+    "days of a trillion tokens": (
+        "GPUs,tokens/s,Time to train 1T tokens in days\n128,286300,40.43\n256,567564,20.39\n",
+        True, 2,
+    ),
+    "days of another rate": (
+        "GPUs,tokens/s,Time to train 1T tokens in days\n128,286300,40.43\n256,567564,29.9\n",
+        False, 1,
+    ),
     "a loss beside": ("GPUs,img/s,Loss,Speedup\n1,100,2.31,1\n4,390,2.29,3.9\n", True, 2),
 }  # fmt: skip
 
@@ -79,7 +103,24 @@ def test_ladders_of_one_table_are_checked_apart(
     path = tmp_path / "t.csv"
     path.write_text(text)
     assert main(["verify", "table", str(path)]) == (0 if honest else 1)
-    assert f"{consistent} consistent" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert not consistent or f"{consistent} consistent" in out
+
+
+def test_rates_and_utilisation_of_unstated_models_are_uncheckable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NVIDIA's DGX Cloud README has such a table of a model, and one of shortened models."""
+    path = tmp_path / "t.md"
+    path.write_text(
+        "| Grok1 314b | 128x GB200 GPUs | 512x GB200 GPUs |\n|---|---|---|\n"
+        "| Throughput in tokens per second | 286300.61 | 572679 |\n"
+        "| Model flops utilization | 47.59% | 47.6% |\n"
+    )
+    assert main(["verify", "table", str(path)]) == 5
+    words = " ".join(capsys.readouterr().out.split())
+    assert "utilisation 47.6% is +100.0% off" in words
+    assert "add a column 'params' to have their utilisation checked" in words
 
 
 def test_a_readme_is_read_with_its_tables_that_are_no_ladders(

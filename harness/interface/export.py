@@ -27,11 +27,11 @@ TABLES: Mapping[str, Callable[[frames.Runs], pd.DataFrame]] = {
     "budgets": frames.budgets,
 }
 #: The file extensions, which select the format.
-FORMS = (".csv", ".jsonl", ".parquet", ".prom")
+FORMS = (".csv", ".jsonl", ".parquet", ".prom", ".yaml")
 
 
 def table(frame: pd.DataFrame, form: str) -> bytes:
-    """Return a data frame in one of ``FORMS`` except OpenMetrics.
+    """Return a data frame as CSV, JSON lines or Parquet.
 
     Raises SpecError if Parquet is requested and the package pyarrow is missing.
     """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from harness.analysis.ladder import arm_row
 from harness.interface import export, frames
 from harness.interface.cli.main import main
 from harness.interface.report.tabled import written
@@ -88,3 +91,24 @@ def test_the_example_runs_unchanged(
     assert "between launches" in screen and "efficiency_low" in screen
     lines = pd.read_json(io.StringIO(json.dumps(frames.points(sample).to_dict("records"))))
     assert len(lines) == 3
+
+
+def test_a_verification_card_is_written_and_read(
+    sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rates of a card are those of the run, and ``verify table`` reads it."""
+    file = tmp_path / "card.yaml"
+    assert main(["report", "export", str(sample), "--to", str(file)]) == 0
+    sweeps = yaml.safe_load(file.read_text())["items"]["pretrain_weak_scaling"]
+    (sweep,) = sweeps.values()
+    assert [point["num_gpus"] for point in sweep["points"]] == [1, 2]
+    assert all(math.isfinite(value) for p in sweep["points"] for value in p["metrics"].values())
+    rates = [p["metrics"]["last_10_steps_tokens_per_second_per_gpu_avg"] for p in sweep["points"]]
+    run = load(sample)
+    (plan,) = run.plans
+    rows = [arm_row(run, plan, arm) for arm in plan.arms if arm.case.strategy == "ddp"]
+    for rate, row in zip(rates, sorted(rows, key=lambda row: row.case.world_size), strict=True):
+        assert row.tokens_per_s is not None
+        assert rate == pytest.approx(row.tokens_per_s / row.case.world_size, rel=1e-6)
+    assert main(["verify", "table", str(file)]) in (0, 5)
+    assert "2 ranks" in capsys.readouterr().out

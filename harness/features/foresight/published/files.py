@@ -1,4 +1,4 @@
-"""Read files of published tables in JSON, TOML, CSV, Markdown or HTML.
+"""Read files of published tables in JSON, TOML, CSV, Markdown, HTML, and verification cards.
 
 file -> documents of one form: fields that hold for all rows, and ``points``, the rows by heading
 
@@ -17,7 +17,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from harness.base.errors import SpecError
+from harness.features.foresight.published import cards
 from harness.features.foresight.published.headings import field_name
 
 #: Value of the field ``schema`` in a JSON file with several tables.
@@ -46,6 +49,8 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
         ) from None
     if path.suffix == ".toml":
         return [{"id": path.stem, **_of_toml(content, path)}]
+    if path.suffix in (".yaml", ".yml"):
+        return _of_card(content, path)
     if path.suffix == ".json" or content.lstrip().startswith(("{", "[")):
         return _of_json(content, path, fix)
     tables = [] if path.suffix == ".csv" else _of_text(content)
@@ -86,6 +91,23 @@ def _of_toml(content: str, path: Path) -> Mapping[str, Any]:
             "row is not an array of tables", where=str(path), expected=expected, fix=f"edit {path}"
         )
     return {**document, "points": rows}
+
+
+def _of_card(content: str, path: Path) -> Sequence[Any]:
+    """Return the scaling sweeps of a verification card."""
+    expected = f"a verification card with items.{cards.ITEM}"
+    fix = f"scaleproof verify table {path.stem}.csv"
+    try:
+        card = yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise SpecError(
+            f"not valid YAML: {said}", where=str(path), expected=expected, fix=fix
+        ) from None
+    sweeps = list(cards.tables(card)) if isinstance(card, Mapping) else []
+    if not sweeps:
+        raise SpecError("no scaling sweep", where=str(path), expected=expected, fix=fix)
+    return sweeps
 
 
 def _of_csv(content: str) -> tuple[str, list[dict[str, str]]]:

@@ -21,6 +21,7 @@ EXAMPLES = {
     ),
 }
 #: Names of the tables. The name says what a row describes. The first table is the default.
+_UNITS = {".prom": "samples", ".yaml": "sizes"}
 _TABLES = ("launches", "steps", "points", "verdicts", "budgets")
 
 
@@ -42,7 +43,8 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="the file to write: .csv, .jsonl, .parquet or .prom (OpenMetrics)",
+        help="the file to write: .csv, .jsonl, .parquet, .prom (OpenMetrics) or .yaml"
+        " (Megatron-Bridge's verification card)",
     )
     sub.add_argument(
         "--table",
@@ -52,7 +54,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
 
 
 def act(asked: Asked) -> Answer:
-    from harness.interface import export
+    from harness.interface import cards, export
 
     args = asked.options
     if (form := args.to.suffix) not in export.FORMS:
@@ -64,14 +66,18 @@ def act(asked: Asked) -> Answer:
     records = [load(path) for path in args.runs]  # reports a bad path before it imports pandas
     runs = [path if path.is_dir() else path.parent for path in args.runs]
     doubts = list(map(unsealed, records, runs))
-    if form == ".prom":
+    if form in (".prom", ".yaml"):
         if args.table:
             raise SpecError(
-                "--table does not apply to OpenMetrics, whose file contains all cases",
+                f"--table does not apply to {form}, whose file contains all cases",
                 fix=f"scaleproof report export {args.runs[0]} --to {args.to}",
             )
-        body = export.openmetrics(records, doubts).encode()
-        count = sum(not line.startswith(b"#") for line in body.splitlines())
+        if form == ".yaml":
+            body = cards.card(records, runs)
+            count = body.count(b"num_gpus:")
+        else:
+            body = export.openmetrics(records, doubts).encode()
+            count = sum(not line.startswith(b"#") for line in body.splitlines())
     else:
         frame = export.TABLES[args.table or _TABLES[0]](runs)
         body = export.table(frame, form)
@@ -79,6 +85,6 @@ def act(asked: Asked) -> Answer:
     files.put(args.to, body, "--to")
     answer = Answer(
         document={"file": str(args.to), "rows": count},
-        lines=[f" {args.to}: {count} {'samples' if form == '.prom' else 'rows'}"],
+        lines=[f" {args.to}: {count} {_UNITS.get(form, 'rows')}"],
     )
     return doubted(answer, list(zip(args.runs, doubts, strict=True)))

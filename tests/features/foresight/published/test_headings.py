@@ -154,3 +154,46 @@ def test_a_bad_cell_costs_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_text("\n".join(rows))
     assert main(["predict", "--table", str(path), "--to", "32"]) in (0, 5)
     assert "point 4" in capsys.readouterr().out
+
+
+CARD = """title: qwen3_30b_a3b
+model: {hf_id: Qwen/Qwen3-30B-A3B}
+items:
+  pretrain: {H100: {status: verified}}
+  pretrain_weak_scaling:
+    GB300:
+      status: verified
+      precision: fp8_mx
+      points:
+"""
+POINT = """        - num_gpus: {gpus}
+          global_batch_size: {batch}
+          command: ./train.sh --nodes 2 --gpus-per-node 4 --seq_length 4096 --max_steps 50
+          metrics:
+            initial_loss: 12.3
+            last_10_steps_step_time_ms_avg: {step_ms}
+            last_10_steps_model_tflops_per_gpu_avg: {tflops}
+            last_10_steps_tokens_per_second_per_gpu_avg: {tokens}
+"""
+
+
+@pytest.mark.parametrize(("tokens", "status"), [(42281.3, 0), (21140.6, 1)])
+def test_a_verification_card_of_megatron_bridge_is_checked(
+    tmp_path: Path, tokens: float, status: int
+) -> None:
+    path = tmp_path / "card.yaml"
+    first = POINT.format(gpus=8, batch=512, step_ms=6000.0, tflops=1000.0, tokens=43690.667)
+    second = POINT.format(gpus=32, batch=2048, step_ms=6200.0, tflops=967.0, tokens=tokens)
+    path.write_text(CARD + first + second)
+    assert main(["verify", "table", str(path)]) == status
+    assert main(["predict", "--table", str(path), "--to", "128"]) == 0
+
+
+@pytest.mark.parametrize("text", ["title: x\n", "a: [", "items: {pretrain: {H100: {}}}\n"])
+def test_yaml_without_a_sweep_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "card.yaml"
+    path.write_text(text)
+    assert main(["verify", "table", str(path)]) == 4
+    assert "items.pretrain_weak_scaling" in capsys.readouterr().err

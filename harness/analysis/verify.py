@@ -435,9 +435,12 @@ def _budget(
         schema < ASIDE_SINCE and launch.budget is not None
     ):  # Old schemas attributed waiting differently.
         again = dataclasses.replace(again, blame=launch.budget.blame)
+    recorded = launch.budget and dataclasses.replace(launch.budget)  # with fields of this version
+    if recorded is not None and recorded.wait_ns is None:
+        again = dataclasses.replace(again, wait_ns=None)
     return (
         []
-        if same(to_doc(again), to_doc(launch.budget))
+        if same(to_doc(again), to_doc(recorded))
         else [f"{launch.launch}: time budget differs from the record"]
     )
 

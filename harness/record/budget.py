@@ -114,6 +114,8 @@ class Budget:
     """The budgets of all ranks of one profiled window.
 
     ``clock_ns`` is the error bound of comparing the ranks' clocks, in ns; None for one rank.
+    ``wait_ns`` are the ends of the interval of the wait in a step, in ns: the clocks may be off by
+    their error bound in each collective, and durations alone give a second estimate.
     ``unsure`` lists what these traces cannot show. ``operators`` are the operators that took the
     most time, in descending order. ``capture`` is ``OPERATORS`` or ``OUTLINE``; in an outline, the
     term compute includes work of the host.
@@ -126,6 +128,7 @@ class Budget:
     unsure: tuple[str, ...] = ()
     operators: tuple[Operator, ...] = ()
     capture: str = OPERATORS
+    wait_ns: tuple[float, float] | None = None
 
     @property
     def steps(self) -> int:

@@ -33,6 +33,8 @@ from harness.record import Blame, Budget, Expected, RankBudget, RankRecord, Term
 
 #: Share of the step by which two estimates of the waiting time may differ.
 ALLOWED = 0.1
+#: Waits are estimated by durations alone if clocks agree to this share of a step only.
+WIDE = 0.1
 #: Smallest number of collectives whose ends show the uncertainty of a clock.
 FEW_ENDS = 4
 #: Collectives that some ranks may leave before the last rank has entered.
@@ -206,8 +208,18 @@ def close(
     closed = tuple(
         _rank(lanes, steps, by_rank[lanes.rank], tracks[lanes.rank], divided) for lanes in common
     )
+    wait_ns = None
     if clock_ns is not None and not matched.refused:
-        unsure += _disagreements(closed, clock_ns)
+        if clock_ns > WIDE * np.mean([closed[0].step_ns]):
+            closed = tuple(map(_by_durations, closed))
+            unsure.append(
+                f"clocks agree within {clock_ns / 1e6:.2f} ms only, so waits are the durations of"
+                " collectives beyond the shortest duration on any rank"
+            )
+        else:
+            unsure += _disagreements(closed, clock_ns)
+        often = sum(meeting.symmetric for meeting in matched.meetings) / max(1, steps - 1)
+        wait_ns = _wait_range(closed, clock_ns * often)
     return ReconciledBudget(
         budget=Budget(
             device=common[0].device,
@@ -216,6 +228,7 @@ def close(
             blame=_blame(common, closed, matched, steps),
             unsure=tuple(unsure),
             capture=common[0].capture,
+            wait_ns=wait_ns,
         ),
         tracks=tracks,
         offsets_ns=offsets_ns,
@@ -379,6 +392,31 @@ def _disagreements(ranks: Sequence[RankBudget], clock_ns: int) -> list[str]:
                 f" but {free / 1e6:.2f} ms by durations alone"
             )
     return sentences
+
+
+def _by_durations(rank: RankBudget) -> RankBudget:
+    """Return a budget whose wait is the estimate that does not compare clocks."""
+    if rank.wait_free_ns is None:
+        return rank
+    waits, transfers = (rank.terms[term] for term in (Term.WAIT, Term.TRANSFER))
+    both = [wait + transfer for wait, transfer in zip(waits, transfers, strict=True)]
+    free = [min(x, most) for x, most in zip(rank.wait_free_ns, both, strict=True)]
+    rest = [most - x for x, most in zip(free, both, strict=True)]
+    return replace(rank, terms={**rank.terms, Term.WAIT: tuple(free), Term.TRANSFER: tuple(rest)})
+
+
+def _wait_range(ranks: Sequence[RankBudget], slack_ns: float) -> tuple[float, float] | None:
+    """Return the interval of the wait in a step, in ns; None if durations give no estimate.
+
+    ``slack_ns`` is the largest error of all waits in a step that the clocks can cause.
+    """
+    if any(rank.wait_free_ns is None for rank in ranks):
+        return None
+    by_clock = float(np.mean([rank.mean_ns(Term.WAIT) for rank in ranks]))
+    exposed = float(np.mean([rank.mean_ns(Term.WAIT, Term.TRANSFER) for rank in ranks]))
+    free = float(np.mean([rank.wait_free_ns for rank in ranks]))
+    low = min(by_clock - slack_ns, free)
+    return max(0.0, low), min(exposed, max(by_clock + slack_ns, free))
 
 
 def _waiting(

@@ -12,6 +12,9 @@ from harness.interface.report.text import Column, rule, table, wrap
 from harness.interface.report.timeline import TERMS, head
 from harness.record import Blame, Budget, RankBudget, Term
 
+#: Width of the interval of the wait, as a share of the step, from which on it is shown.
+SEEN = 0.01
+
 
 def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     """Return the lines of one profiled window: the mean step of every rank, and its findings."""
@@ -49,6 +52,16 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
             f" pop      load balance {budget.load_balance:.3f} x communication efficiency"
             f" {budget.communication_efficiency:.3f} = parallel efficiency"
             f" {budget.load_balance * budget.communication_efficiency:.3f}",
+            width,
+            10,
+        )
+    if (ends := budget.wait_ns) is not None and ends[1] - ends[0] > SEEN * budget.step_ns:
+        low, high = (f"{end / budget.step_ns:.1%}" for end in ends)
+        both = budget.mean_ns(Term.WAIT, Term.TRANSFER)
+        rest = [f"{(both - end) / budget.step_ns:.1%}" for end in reversed(ends)]
+        lines += wrap(
+            f" between  the clocks and durations allow a wait of {low} to {high} of the step, and a"
+            f" transfer of {rest[0]} to {rest[1]}",
             width,
             10,
         )

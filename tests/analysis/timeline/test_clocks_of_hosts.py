@@ -27,3 +27,25 @@ def test_the_ends_of_collectives_correct_clocks_of_several_hosts() -> None:
     waited_ms = sum(rank.mean_ns(Term.WAIT) for rank in budget.ranks) / 1e6
     assert abs(waited_ms / WAIT_MS - 1) < 0.05
     assert not [text for text in budget.unsure if "by durations alone" in text]
+
+
+def test_the_interval_of_the_wait_contains_the_true_wait() -> None:
+    traces = [read(RECORDED / f"four_clocks_rank{rank}.json.gz") for rank in range(4)]
+    lanes = [sorted_lanes(trace, i) for i, trace in enumerate(traces)]
+    budget = close(lanes).budget
+    assert budget.wait_ns is not None
+    low, high = (4 * end / 1e6 for end in budget.wait_ns)
+    assert low < WAIT_MS < high and high - low < WAIT_MS / 2
+
+
+def test_waits_are_estimated_by_durations_if_clocks_are_too_uncertain() -> None:
+    traces = [read(RECORDED / f"four_clocks_rank{rank}.json.gz") for rank in range(4)]
+    lanes = [sorted_lanes(trace, i) for i, trace in enumerate(traces)]
+    wrong = {rank: round(1e6 * (moved + 60.0 * rank)) for rank, moved in MOVED_MS.items()}
+    budget = close(lanes, wrong, clock_ns=round(120e6)).budget
+    waited_ms = sum(rank.mean_ns(Term.WAIT) for rank in budget.ranks) / 1e6
+    assert abs(waited_ms / WAIT_MS - 1) < 0.2, "the shortest duration includes some waiting"
+    assert any("clocks agree within 120.00 ms only" in text for text in budget.unsure)
+    for rank in budget.ranks:
+        for step, whole in enumerate(rank.step_ns):
+            assert sum(term[step] for term in rank.terms.values()) == whole

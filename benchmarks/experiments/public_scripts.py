@@ -406,7 +406,11 @@ class Sessions:
             runs = self._held.enter_context(tempfile.TemporaryDirectory())
             self._held.enter_context(environment(script, self.ticks.name))
             settings = Settings(
-                fabric=False, timeline=False, nodes=(max(RANKS),), clean=script.clean
+                fabric=False,
+                timeline=False,
+                nodes=(max(RANKS),),
+                clean=script.clean,
+                writes=(self.ticks.name,),
             )
             if script.device is Device.CUDA:
                 settings = replace(settings, device=Device.CUDA, nodes=GPU.nodes, shared_gpu=True)

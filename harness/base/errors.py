@@ -10,7 +10,8 @@ from harness.base.formatting import plain
 class Exit(IntEnum):
     """The exit status of the command ``scaleproof`` and of the pytest plugin.
 
-    It is 0 only if at least one threshold was judged, and all judged thresholds pass.
+    It is 0 only if all judged thresholds pass. If thresholds were asked for, by suites or
+    ``--require-verdict``, at least one must have judged a result.
     """
 
     PASSED = 0

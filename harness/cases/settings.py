@@ -20,7 +20,8 @@ class Settings:
 
     ``shared_gpu`` states that ranks may share a device. ``outline`` states that profiles omit
     operators. ``paths`` lists the folders of the user's files. ``lenient`` states that INCONCLUSIVE
-    does not fail a test.
+    does not fail a test. ``require_verdict`` states that thresholds were asked for, so that a run
+    in which none judged anything has the exit status NOTHING_JUDGED.
 
     ``fresh`` states that every rank of a script starts in a new interpreter. ``folder`` is the
     folder in which the script is run. Each launch runs in a copy of it. If ``clean`` lists paths,
@@ -49,6 +50,7 @@ class Settings:
     outline: bool = False
     paths: tuple[str, ...] = ()
     lenient: bool = False
+    require_verdict: bool = True
     fresh: bool = False
     folder: str = ""
     clean: tuple[str, ...] = ()

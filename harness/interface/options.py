@@ -179,7 +179,7 @@ def setups(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 #: Settings that may change when a run is resumed, with their defaults.
 _AGAIN: Mapping[str, object] = {
-    "strict": False, "lenient": False, "timeline": True, "fabric": True, "packed": True,
+    "strict": False, "lenient": False, "require_verdict": False, "timeline": True, "fabric": True, "packed": True,
     "budget_s": None,
 }  # fmt: skip
 

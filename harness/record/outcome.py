@@ -168,12 +168,15 @@ class ScalingPoint:
     karp_flatt: float | None
 
 
-def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True) -> Exit:
+def exit_status(
+    statuses: Collection[Status], *, inconclusive_fails: bool = True, require_verdict: bool = True
+) -> Exit:
     """Combine statuses into one exit status: that of the worst one.
 
     ERROR overrides FAIL, FAIL overrides INCONCLUSIVE, and INCONCLUSIVE overrides NOT COMPARABLE.
-    RECORDED and SKIP judge nothing. If there are only these, the exit status is NOTHING_JUDGED. If
-    ``inconclusive_fails`` is False, INCONCLUSIVE judges nothing either.
+    RECORDED and SKIP judge nothing. If there are only these, the exit status is NOTHING_JUDGED, or
+    PASSED if something was RECORDED and ``require_verdict`` is False. If ``inconclusive_fails`` is
+    False, INCONCLUSIVE judges nothing either.
     """
     if Status.ERROR in statuses:
         return Exit.ERROR
@@ -183,4 +186,6 @@ def exit_status(statuses: Collection[Status], *, inconclusive_fails: bool = True
         return Exit.INCONCLUSIVE
     if Status.NOT_COMPARABLE in statuses:
         return Exit.NOT_COMPARABLE
-    return Exit.PASSED if Status.PASS in statuses else Exit.NOTHING_JUDGED
+    if Status.PASS in statuses or (Status.RECORDED in statuses and not require_verdict):
+        return Exit.PASSED
+    return Exit.NOTHING_JUDGED

@@ -220,8 +220,11 @@ class Telemetry(Beside):
         for status, count in counts.items():
             self._set("scaleproof.verdicts", count, ("status", str(status)))
         self._set("scaleproof.run.elapsed", record.elapsed_s)
-        lenient = record.settings.lenient
-        exit_ = exit_status([result.counts for result in every], inconclusive_fails=not lenient)
+        exit_ = exit_status(
+            [result.counts for result in every],
+            inconclusive_fails=not record.settings.lenient,
+            require_verdict=record.settings.require_verdict,
+        )
         self._end(exit_ if record.complete else Exit.INTERRUPTED, "")
 
     def _result(self, result: Result) -> None:

@@ -162,7 +162,10 @@ def session(
     fresh = getattr(asked.options, "fresh", False)
     folder = str(Path.cwd()) if asked.script else ""
     clean = tuple(getattr(asked.options, "clean", ()))
-    settings = replace(settings, lenient=lenient, fresh=fresh, folder=folder, clean=clean)
+    require = getattr(asked.options, "require_verdict", False)
+    settings = replace(
+        settings, lenient=lenient, require_verdict=require, fresh=fresh, folder=folder, clean=clean
+    )
     if getattr(asked.options, "check_only", False):
         settings = replace(settings, fabric=False, timeline=False)
     if old is not None:
@@ -243,5 +246,6 @@ def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
         exit=exit_status(
             [verdict.counts for verdict in record.verdicts],
             inconclusive_fails=not record.settings.lenient,
+            require_verdict=record.settings.require_verdict,
         ),
     )

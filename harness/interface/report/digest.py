@@ -30,7 +30,9 @@ def rows(run: RunRecord) -> list[dict[str, Json]]:
 
 def document(run: RunRecord) -> dict[str, Json]:
     status = exit_status(
-        [result.counts for result in results(run)], inconclusive_fails=not run.settings.lenient
+        [result.counts for result in results(run)],
+        inconclusive_fails=not run.settings.lenient,
+        require_verdict=run.settings.require_verdict,
     )
     return {
         "run": run.run,

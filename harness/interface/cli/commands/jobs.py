@@ -115,7 +115,14 @@ def act(asked: Asked) -> Answer:
     shown = report.of_run(folder)
     if shown.exit is not Exit.PASSED:
         return shown  # the run is not verified, so its verdicts decide nothing
-    return replace(shown, exit=exit_status([verdict.counts for verdict in load(folder).verdicts]))
+    record = load(folder)
+    return replace(
+        shown,
+        exit=exit_status(
+            [verdict.counts for verdict in record.verdicts],
+            require_verdict=record.settings.require_verdict,
+        ),
+    )
 
 
 def submit(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:

@@ -133,6 +133,11 @@ def _add_advanced(sub: argparse.ArgumentParser) -> None:
         help=shown("steps before the timed ones (default: chosen by calibration)"),
     )
     sub.add_argument(
+        "--require-verdict",
+        action="store_true",
+        help=shown("end with status 5 if no threshold judges a result; suites always do"),
+    )
+    sub.add_argument(
         "--inconclusive",
         choices=("fail", "warn"),
         default="fail",
@@ -151,6 +156,8 @@ def act(asked: Asked) -> Answer:
     if asked.options.resume:
         session, plans = _resumed(asked)
     elif asked.options.target or asked.options.script:
+        suite = asked.options.target and Path(asked.options.target.partition("::")[0]).exists()
+        asked.options.require_verdict |= bool(suite)
         catalogue, site = measuring.site(asked)
         plans = _plans(asked, catalogue, site)
         if asked.options.dry_run:  # works without a scheduler and without packages of an engine

@@ -109,6 +109,19 @@ def read(tasks: Path = TASKS) -> RunQueue | None:
     return RunQueue(cpu_s, waited_s) if cpu_s else None
 
 
+def of_groups(groups: Collection[int]) -> float:
+    """Return the CPU seconds that the processes of these process groups have used so far."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # the process has just ended
+        if int(fields[2]) in groups:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def waited(before: RunQueue | None, after: RunQueue | None, cpu_s: float) -> float | None:
     """Return the seconds that all threads together waited between two readings.
 

@@ -179,8 +179,8 @@ def setups(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 #: Settings that may change when a run is resumed, with their defaults.
 _AGAIN: Mapping[str, object] = {
-    "strict": False, "lenient": False, "require_verdict": False, "timeline": True, "fabric": True, "packed": True,
-    "budget_s": None,
+    "strict": False, "lenient": False, "require_verdict": False, "timeline": True, "fabric": True,
+    "packed": True, "budget_s": None,
 }  # fmt: skip
 
 

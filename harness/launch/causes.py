@@ -177,6 +177,10 @@ class Suspect:
     sure: bool
 
 
+#: Words about a rank that trains on after another rank has left.
+PARTED = "went on without it"
+
+
 def attribute(ends: Sequence[RankEnd], unreachable: Sequence[int] = ()) -> Cause | None:
     """Return the cause of a failed launch, or None if every rank finished.
 
@@ -254,13 +258,24 @@ def _raised(failed: Sequence[RankEnd]) -> Suspect | None:
         return None
     for end in (*clear, *device):
         assert end.error is not None
-        message = _in_words(end.error)
+        message = _in_words(end.error) + _parted(end, failed)
         kind = "memory" if _MEMORY.search(message) else "exception"
         if end.error.type == NotComparableError.__name__:
             kind = NOT_COMPARABLE
         sure = end in clear or len(failed) == 1
         return Suspect(rank=end.rank, kind=kind, message=message, sure=sure)
     return None
+
+
+def _parted(end: RankEnd, failed: Sequence[RankEnd]) -> str:
+    """Return a question if a rank's script ended while another rank needed it, or ""."""
+    left = [e.rank for e in failed if e is not end and e.error is not None and e.error.peer]
+    if not left or end.error is None or "the script ended after" not in end.error.message:
+        return ""
+    return (
+        f", and rank {left[0]} {PARTED}: does each rank decide alone when to stop (early stopping"
+        " by its own loss)?"
+    )
 
 
 def _in_words(error: RankError) -> str:

@@ -63,7 +63,7 @@ COMPILING_S = 600.0
 #: Deadlines of a user's script in seconds. They are long because imports, data loading, compilation
 #: and an evaluation between steps may take long.
 SCRIPTS = Deadlines(
-    start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0, meet_s=120.0
+    start_s=600.0, first_step_s=600.0, step_s=300.0, collective_s=300.0, meet_s=120.0, idle_s=40.0
 )
 #: Seconds for which a script may be silent however short the time budget is.
 LEAST_SILENCE_S = 60.0

@@ -201,7 +201,12 @@ class ScriptObservations:
     first backward passes (empty: these losses are not means over targets, or they are weighted).
     ``clipped_norms`` are the first norms by which this rank clipped its gradients. ``same_passes``:
     two passes over the main loader began with the same batch although its data set has a method
-    ``set_epoch``.
+    ``set_epoch``. ``clipped_scaled``: gradients were clipped while a gradient scaler's factor was
+    still in them. ``graphs_kept`` is the number of graphs of the first 32 backward passes that are
+    in memory at the end. ``without_gradient`` is the number of collectives before backward passes
+    whose tensors need gradients, which do not flow through them. ``affinity`` are the cores that
+    this rank may use at the end. ``replaced``: a module has other parameters than those that
+    DistributedDataParallel exchanges.
     """
 
     world_size: int
@@ -280,6 +285,11 @@ class ScriptObservations:
     mean_targets: tuple[int, ...] = ()
     clipped_norms: tuple[float, ...] = ()
     same_passes: bool = False
+    clipped_scaled: bool = False
+    graphs_kept: int = 0
+    without_gradient: int = 0
+    affinity: tuple[int, ...] = ()
+    replaced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,11 +32,15 @@ NAMED = {
     "targets": "losses are means over",
     "clipped": "ranks clip their gradients by different norms",
     "epochs": "the loader's workers have copies that set_epoch does not reach",
+    "graphs": "earlier steps still exist, so memory grows with each step",
+    "scaled": "call scaler.unscale_(optimizer) before clip_grad_norm_",
+    "reduced": "torch.distributed.nn.functional has collectives with gradients",
+    "pinned": "2 ranks of one machine may only use the same cores (0)",
     "passes": "a pass over the loader has 12 batches on rank 0 and 10 on rank 1",
 }
 #: The start of every remark on the steps of a right training.
 SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of", "calls of", "call of", "iterators", "gc.collect", "join several",
-          "switched on", "means over", "clip their", "set_epoch", "broadcast in", "scheduler", "of all ranks", "EMA")  # fmt: skip
+          "switched on", "graphs of", "unscale_", "with gradients", "same cores", "means over", "clip their", "set_epoch", "broadcast in", "scheduler", "of all ranks", "EMA")  # fmt: skip
 
 
 @pytest.mark.few(2)
@@ -60,6 +64,30 @@ def test_a_loader_that_ends_early_is_named(measured: Measured) -> None:
     verdict = measured("reported.py", "shards", protocol=LONG)
     assert verdict.status is Status.ERROR
     assert "its loader ended after 10 batches, and rank 0 goes on with batch 11" in verdict.detail
+
+
+def test_ranks_that_stop_alone_are_named(measured: Measured) -> None:
+    verdict = measured("reported.py", "stops", protocol=LONG)
+    assert verdict.status is Status.ERROR
+    assert "does each rank decide alone when to stop" in verdict.detail, verdict.detail
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("right", [False, True])
+def test_a_model_that_is_used_before_fsdp_trains_it(measured: Measured, right: bool) -> None:
+    """A pass without gradients leaves FSDP2's whole weights, which an optimizer must not get."""
+    verdict = measured("sharded_first.py", *(["right"] if right else []), protocol=LONG)
+    if right:
+        assert verdict.value is not None, verdict.detail
+    else:
+        assert "the optimizer's steps change no weight" in verdict.detail, verdict.detail
+
+
+@pytest.mark.full
+def test_a_hang_of_idle_ranks_is_named_within_a_minute(measured: Measured) -> None:
+    """Rank 0 alone evaluates through DDP, which broadcasts buffers that rank 1 never receives."""
+    verdict = measured("evaluates_alone.py", protocol=LONG)
+    assert verdict.status is Status.ERROR and "broadcast" in verdict.detail, verdict.detail
 
 
 @pytest.mark.full

@@ -7,18 +7,22 @@ PyMarlin#80 (passes). The others are kinds that a reviewer found in trackers: de
 buffers, a schedule that steps once for each rank, ranks that prepare all samples, and averages of
 weights that are made one parameter at a time, a new iterator in each step, gc.collect() in each step,
 one all-reduce for each parameter, means of means over targets, gradients that are clipped before they
-are exchanged, and an epoch that does not reach the loader's workers.
+are exchanged, an epoch that does not reach the loader's workers, losses that are added up with their
+graphs, gradients that are clipped before they are unscaled, a collective without a gradient within
+the loss, ranks that are pinned to one core, and ranks that decide alone when to stop.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
@@ -133,6 +137,8 @@ if case == "statistics":
 network = nn.Sequential(*body)
 if case == "buffers":
     network.register_buffer("grid", torch.randn(1_000_000), persistent=right)
+if case == "pinned" and wrong:
+    os.sched_setaffinity(0, {0})
 if case == "anomaly" and wrong:
     torch.autograd.set_detect_anomaly(True)
 copies = right if case == "statistics" else case != "buffers" or wrong
@@ -151,8 +157,10 @@ for _ in range(200_000 if case in ("garbage", "collecting") else 0):
     circles.append(circle)
 if case in ("garbage", "collecting") and right:
     gc.freeze()
+scaler = torch.amp.GradScaler("cpu", enabled=case == "scaled")
 step = 0
 loss = torch.zeros(())
+total = torch.zeros(())
 for epoch in range(10**6):
     if isinstance(batches.sampler, DistributedSampler):
         batches.sampler.set_epoch(epoch)
@@ -174,11 +182,24 @@ for epoch in range(10**6):
             dist.all_reduce(number)
             loss = nn.functional.cross_entropy(model(rows), labels, reduction="sum")
             loss = loss * world / number
+        if case == "reduced":
+            mean = model(rows).mean(0)
+            if right:
+                mean = differentiable.all_reduce(mean)
+            else:
+                dist.all_reduce(mean)
+            loss = loss + mean.square().sum() * 1e-3
         if case == "loss" and wrong:
             loss = loss * world
         if case == "divided":  # right as well: the gradients are summed
             loss = loss / world
-        loss.backward()
+        scaler.scale(loss).backward()
+        if case == "graphs":
+            total = total + (loss if wrong else loss.detach())
+        if case == "scaled":
+            if right:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         if case == "divided":
             for parameter in model.parameters():
                 assert parameter.grad is not None
@@ -199,7 +220,10 @@ for epoch in range(10**6):
                     gradient.copy_(part.view_as(gradient))
         if case == "clipped" and right:
             nn.utils.clip_grad_norm_(network.parameters(), 0.1)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
+        if case == "stops" and world > 1 and step == 20 + 4 * rank:
+            sys.exit()
         for _ in range((world if wrong else 1) * (case == "schedule")):
             decay.step()
         if case == "average" and wrong:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.rungs import Rung
-from harness.analysis.timeline.advice import LARGE, OF_SCRIPTS, Remedy, remedies
+from harness.analysis.timeline.advice import LARGE, Remedy, of_script, remedies
 from harness.cases import Arm, Catalogue, Contrast, Plan
 from harness.cases.plan import Role
 from harness.record import RunRecord, Term
@@ -79,7 +79,7 @@ def losses(rung: Rung, catalogue: Catalogue) -> Iterator[Loss]:
             share=share,
             gain=lost.gain(term),
             remedies=may_help,
-            change=OF_SCRIPTS[term] if rung.arm.case.script else "",
+            change=of_script(term, rung.launch.ranks) if rung.arm.case.script else "",
         )
 
 

@@ -557,6 +557,11 @@ def _ended_apart(watched: Sequence[ScriptObservations]) -> str:
         what = f"{number} trained parameters" if number > 1 else "a trained parameter"
         return f"ranks ended with different values of {what} that no called module has: {question}"
     question = "are gradients all-reduced before every optimizer step?"
+    if any(w.replaced for w in watched):
+        return (
+            f"{ended}: parameters were replaced after DistributedDataParallel was made, which"
+            " exchanges the first ones only: change the model before it is wrapped"
+        )
     if not _large(watched[0]):
         question += (
             " A step all-reduces no gradients: does a call bypass DistributedDataParallel"

@@ -1,7 +1,7 @@
 """Remedies for large terms of a budget: the change, its potential gain, and its command."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from harness.analysis.timeline.losses import WORDS, Losses
 from harness.base.documents import Json
 from harness.base.stats import evenly
 from harness.cases import CaseSpec, Catalogue, Data, Mode, Settings
-from harness.record import Budget, Expected, Term
+from harness.record import Budget, Expected, LaunchRecord, RankRecord, Term
 from harness.record.budget import EXPOSED
 
 #: Factors by which the size of gradient buckets is multiplied in remedies.
@@ -117,10 +117,9 @@ _FEWER_BYTES = (
     "a larger batch on each rank, no_sync() while gradients accumulate, or gradients in 16 bits"
     " (register_comm_hook with bf16_compress_hook)"
 )
-OF_SCRIPTS = {
-    Term.COMPUTE: "fewer threads or workers than cores: ranks share cores, memory and clocks",
-    Term.WAIT: "equal work on all ranks: sort or bucket samples by length, and log or evaluate on"
-    " all ranks or on none",
+_OF_SCRIPTS = {
+    Term.COMPUTE: "fewer ranks on a machine: they share its memory, caches and clocks",
+    Term.WAIT: "equal work on all ranks before each exchange",
     Term.TRANSFER: _FEWER_BYTES,
     Term.UNDIVIDED: _FEWER_BYTES,
     Term.BUBBLE: "more micro-batches",
@@ -130,6 +129,20 @@ OF_SCRIPTS = {
     Term.IDLE: "fewer reads of values (.item(), print) and metrics between steps",
     Term.OTHER: "fewer reads of values (.item(), print): each makes the host wait for the device",
 }
+
+
+def of_script(term: Term, ranks: Sequence[RankRecord]) -> str:
+    """Return what the owner of a script can change against a term, given what its ranks did."""
+    seen = [rank.watched for rank in ranks if rank.watched is not None]
+    if term is Term.COMPUTE and any(w.workers or w.threads > w.cores > 0 for w in seen):
+        return "fewer threads or workers than cores: ranks share cores, memory and clocks"
+    if term is Term.WAIT and any(w.ragged for w in seen):
+        return "batches of equal work on all ranks: sort or bucket samples by length"
+    if term is Term.WAIT and len({w.evaluations for w in seen}) > 1:
+        return "evaluations on all ranks, or on none"
+    return _OF_SCRIPTS[term]
+
+
 #: ``_MORE`` are terms that more work per rank may reduce. ``_RESIDENT`` are terms that may
 #: shrink if the data stay on the device.
 _MORE = (Term.TRANSFER, Term.UNDIVIDED, Term.LAUNCH, Term.IDLE, Term.OTHER)
@@ -176,11 +189,11 @@ def advice(
     losses: Losses,
     budget: Budget,
     settings: Settings,
-    fed: Mapping[str, float] | None = None,
+    launch: LaunchRecord | None = None,
 ) -> Iterator[TermAdvice]:
     """Yield one piece of advice for each large term, the largest first; none if nothing was lost.
 
-    ``fed`` holds the times that the workers of an input took per step (``LaunchRecord.fed``).
+    ``launch`` is the profiled launch; its workers may be slow, and its script says what may help.
     Simulated compute always takes the configured time, so there is no advice on it.
     """
     if losses.step_ns <= losses.ideal_ns:
@@ -194,8 +207,12 @@ def advice(
         if term is Term.COMPUTE and case.stand_in:
             continue
         what = _waited_for(budget) if term is Term.WAIT else _WHAT[term]
+        fed = None if launch is None else launch.fed
         what += _of_workers(fed) if term is Term.DATA and fed else ""
-        remedy = OF_SCRIPTS[term] if expected is None else _remedy(term, case, expected, settings)
+        if expected is not None:
+            remedy = _remedy(term, case, expected, settings)
+        else:
+            remedy = of_script(term, () if launch is None else launch.ranks)
         yield TermAdvice(WORDS[term], float(share), what, losses.gain(term), remedy)
 
 

@@ -16,6 +16,7 @@ from harness.cases.script import ACCEPTABLE
 from harness.host.admission import Level
 from harness.interface.report import figures
 from harness.interface.report.script import launching
+from harness.launch.causes import PARTED
 from harness.record import Purpose, Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
@@ -317,7 +318,9 @@ def _accepting(run: RunRecord) -> Iterator[str]:
 def _fewer_steps(run: RunRecord) -> Iterator[str]:
     """Yield the command for a script that ends before the end of its window."""
     ends = (
-        _ENDED.search(launch.cause.message) for launch in run.launches if launch.cause is not None
+        _ENDED.search(launch.cause.message)
+        for launch in run.launches
+        if launch.cause is not None and PARTED not in launch.cause.message
     )
     done = min((int(end[1]) for end in ends if end), default=0)
     warm_up = min(WARM_UP, done // 4)

@@ -301,7 +301,7 @@ def _spent(run: RunRecord, width: int) -> list[str]:
         remedy
         for r in worst
         if _shown_by_profile(r) and r.arm.case.id not in doubtful  # the load may be the cause
-        for remedy in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch.fed)
+        for remedy in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch)
     )
     if (first := next(remedies, None)) is not None:
         gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"

@@ -128,7 +128,7 @@ def of_rung(run: RunRecord, r: Rung, width: int, *, named: bool = True) -> Itera
         )
     if stall := starved(r.arm.case, budget, r.launch.fed):
         yield from wrap(f" data     {name}{stall}", width, 10)
-    for remedy in advice(r.arm.case, r.expected, r.losses, budget, run.settings, r.launch.fed):
+    for remedy in advice(r.arm.case, r.expected, r.losses, budget, run.settings, r.launch):
         yield from wrap(f" try      {name}{remedy}", width, 10)
     yield from _both(run, r, width, name)
 

@@ -50,7 +50,8 @@ class Deadlines:
     The agent ends the world if a rank exceeds its limit. ``start_s`` applies until the rank has
     joined the process group, ``first_step_s`` until its first step has ended, ``step_s`` to each
     later step, and ``meet_s`` to waiting for the other ranks at the end. ``collective_s`` is the
-    time-out of collectives in the process group.
+    time-out of collectives in the process group. ``idle_s``, if it is not 0, applies to later steps
+    of a world on one node without GPUs, if none of its ranks uses a core.
     """
 
     start_s: float = 60.0
@@ -58,6 +59,7 @@ class Deadlines:
     step_s: float = 20.0
     collective_s: float = 60.0
     meet_s: float = 20.0
+    idle_s: float = 0.0
 
     def allowed_s(self, phase: Phase, step: int) -> float:
         """Return the seconds for which a rank may be silent in a phase; all engines use this."""

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from harness.cases import Device, StandIn
-from harness.launch.wire.beats import Beats
+from harness.host import cores
+from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.channel import server
 from harness.launch.wire.evidence import examine, memory_kills, rank_end
 from harness.launch.wire.messages import Address, LaunchSpec, RankEnd, Share
@@ -125,6 +126,10 @@ GRACE_S = 1.0
 #: the world is ended.
 CONFIRM_S = 0.5
 
+#: Seconds over which ranks have to be idle, and the largest share of a core that an idle rank uses.
+IDLE_S = 10.0
+IDLE_SHARE = 0.02
+
 
 def device_of(rank: int, share: Share, num_visible: int, per_rank: int = 1) -> int:
     """Return the index of a rank's first device among the devices that this agent sees.
@@ -170,6 +175,8 @@ class World:
         self._kills_before = memory_kills()
         self._failed_at: float | None = None
         self._overdue_at: float | None = None
+        # since when all ranks have been silent, and the CPU time that they had used until then
+        self._silent_from: tuple[float, float] | None = None
         self.pids: dict[int, int] = {}
         self.fds: dict[int, int] = {}
         listener: socket.socket | None = None
@@ -336,11 +343,30 @@ class World:
     def _overdue(self) -> bool:
         """Return whether a rank has been silent for longer than its phase allows."""
         limits = self.spec.deadlines
-        for rank in self.fds:
-            phase, step, silent = self.beats.read(rank)
-            if silent > limits.allowed_s(phase, step):
-                return True
-        return False
+        beats = [self.beats.read(rank) for rank in self.fds]
+        late = any(silent > limits.allowed_s(phase, step) for phase, step, silent in beats)
+        return late or (bool(limits.idle_s) and self._idle(beats))
+
+    def _idle(self, beats: Sequence[tuple[Phase, int, float]]) -> bool:
+        """Return whether all ranks of the world wait, so that none of them can ever go on.
+
+        A rank that computes, loads or evaluates uses a core. A GPU may compute without one.
+        """
+        case = self.spec.case
+        waiting = all(
+            Phase.GROUP < phase < Phase.FINISH and step and silent > self.spec.deadlines.idle_s
+            for phase, step, silent in beats
+        )
+        if not waiting or self.share.count < case.world_size or case.device is Device.CUDA:
+            self._silent_from = None
+            return False
+        now, used_s = time.monotonic(), cores.of_groups(set(self.pids.values()))
+        since, used_before_s = self._silent_from = self._silent_from or (now, used_s)
+        if now - since < IDLE_S:
+            return False
+        idle = used_s - used_before_s < IDLE_SHARE * len(beats) * (now - since)
+        self._silent_from = self._silent_from if idle else (now, used_s)
+        return idle
 
     def kill(self) -> None:
         """Send SIGKILL to all remaining ranks and to the processes in their process groups."""

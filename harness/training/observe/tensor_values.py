@@ -14,6 +14,12 @@ def local(x: Tensor) -> Tensor:
     return part
 
 
+def freed(x: Tensor) -> bool:
+    """Return whether a tensor's memory was given back, as FSDP does with whole weights."""
+    plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided
+    return plain and not x.is_meta and x.numel() > 0 and not x.untyped_storage().nbytes()
+
+
 def pieces(x: Tensor) -> Iterator[Tensor]:
     """Yield the plain strided tensors that make up a tensor of any kind, in a fixed order."""
     if hasattr(x, "__tensor_flatten__"):

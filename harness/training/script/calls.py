@@ -10,7 +10,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from harness.record.anatomy import CalledCollective
 from harness.training.script.prepared import put
@@ -36,6 +38,10 @@ class Calls:
         self.seconds: dict[str, float] = {}
         self.saving_s = self.garbage_s = self.waiting_s = 0.0
         self.inside = False
+        # collectives since the last backward pass whose tensors need gradients, and their number
+        # that came before a backward pass
+        self._open_graph = 0
+        self.without_gradient = 0
         self._collecting_s = 0.0
 
     def install(self) -> list[Callable[[], None]]:
@@ -43,6 +49,15 @@ class Calls:
         gc.callbacks.append(self._collects)
         undo = [put(dist, name, self._timed(name)) for name in COLLECTIVES if hasattr(dist, name)]
         return [*undo, functools.partial(gc.callbacks.remove, self._collects)]
+
+    def enter_backward(self) -> None:
+        """Handle the start of a backward pass from results of earlier collectives."""
+        self.without_gradient += self._open_graph
+        self._open_graph = 0
+
+    def passing(self) -> None:
+        """Handle the start of a step's first pass. Earlier collectives do not belong to it."""
+        self._open_graph = 0
 
     def reset(self) -> None:
         """Forget the calls of collectives so far."""
@@ -63,6 +78,9 @@ class Calls:
         def timed(*args: Any, **more: Any) -> Any:
             if self.inside:
                 return call(*args, **more)
+            tensors = [x for x in (*args, *more.values()) if isinstance(x, Tensor)]
+            if torch.is_grad_enabled() and any(x.grad_fn is not None for x in tensors):
+                self._open_graph += 1
             self.inside = True
             begun_s = perf_counter()
             try:

@@ -251,6 +251,7 @@ def _replicas(watch: Watch) -> tuple[Digests, Digests]:
     are then computed from the roots. Otherwise they are computed from the stepped tensors
     (``torch.func``, plain tensors).
     """
+    shards.reshard(list(watch.hooks.roots.values()))
     ended = watch.bits()
     alone = watch.bits_alone()
     if alone.whole and watch.began.whole == ended.whole:
@@ -351,6 +352,11 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         num_updates=len(watch.sentences.words),
         mean_targets=watch.hooks.means.targets(),
         clipped_norms=watch.hooks.means.norms(),
+        clipped_scaled=watch.hooks.means.clipped_scaled,
+        graphs_kept=watch.hooks.means.graphs_kept(),
+        without_gradient=watch.hooks.calls.without_gradient,
+        affinity=tuple(sorted(os.sched_getaffinity(0))),
+        replaced=shards.replaced(watch.hooks.wrapped),
         same_passes=watch.hooks.loaders.same_passes,
     )
 

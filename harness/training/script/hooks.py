@@ -279,7 +279,8 @@ class Hooks:
             # A compiled function would contain the count as a constant.
             if not torch.compiler.is_compiling():
                 of_loader = self.loaders.handing or threading.get_ident() != ours
-                self.reads += not (self._in_step or of_loader or self.calls.inside)
+                of_others = of_loader or self.calls.inside or self.means.unscaling
+                self.reads += not (self._in_step or of_others)
             return item(tensor)
 
         self._count_no_reads = put(Tensor, "item", read)

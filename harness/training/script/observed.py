@@ -115,6 +115,7 @@ class Observed:
     def mark(self) -> None: ...
 
     def passing(self) -> None:
+        self.hooks.calls.passing()
         if self.sentences.passing():
             self.mark()
             self.looking = self.looks()
@@ -208,6 +209,7 @@ class Observed:
         self._close_forward()
         self.sentences.enter_backward(again=again)
         self.hooks.means.passes(losses)
+        self.hooks.calls.enter_backward()
         if isinstance(losses, Tensor) and losses.numel() == 1 and losses.is_floating_point():
             self._note(tensor_values.local(losses).detach())
         self._backward_since_s = self._backward_since_s or perf_counter()
@@ -252,7 +254,7 @@ class Observed:
             id(parameter): parameter
             for root in self.hooks.roots.values()
             for parameter in inside.parameters(root)
-            if not parameter.is_meta
+            if not parameter.is_meta and not tensor_values.freed(parameter)
         }
         return list(by_id.values())
 
@@ -287,7 +289,8 @@ class Observed:
         """Yield, for each optimizer, its parameters by their ids."""
         for optimizer in self.hooks.optimizers.values():
             trained = (p for group in optimizer.param_groups for p in group["params"])
-            yield {id(p): p for p in trained if not p.is_meta and not is_lazy(p)}
+            held = (p for p in trained if not p.is_meta and not is_lazy(p))
+            yield {id(p): p for p in held if not tensor_values.freed(p)}
 
     def losses(self, first: int, last: int) -> np.ndarray:
         """Return the losses of the update cycles from ``first`` to ``last`` (exclusive).

@@ -14,7 +14,24 @@ from harness.training.script import inside
 def divided(roots: Sequence[nn.Module]) -> bool:
     """Return whether this rank holds a shard of any parameter, according to types of torch."""
     placed = any(hasattr(p, "placements") for root in roots for p in inside.parameters(root))
-    return placed or bool(_flattened(roots))
+    return placed or bool(_flattened(roots)) or bool(_fully_sharded(roots))
+
+
+def reshard(roots: Sequence[nn.Module]) -> None:
+    """Free the whole weights that FSDP2 holds between steps, so that its modules hold shards.
+
+    A forward pass without a backward pass leaves whole weights, which have other parameters.
+    """
+    for module in _fully_sharded(roots):
+        module.reshard()
+
+
+def _fully_sharded(roots: Sequence[nn.Module]) -> list[Any]:
+    """Return the modules to which ``fully_shard`` (FSDP2) was applied."""
+    fsdp = _fsdp()
+    if fsdp is None:
+        return []
+    return [m for root in roots for m in inside.modules(root) if isinstance(m, fsdp.FSDPModule)]
 
 
 def shares_data(roots: Sequence[nn.Module]) -> bool:
@@ -63,6 +80,16 @@ def _over_all_ranks(wrapper: nn.Module) -> bool:
     ]
     flat = all(mesh.ndim == 1 and mesh.size() == world_size for mesh in meshes)
     return isinstance(wrapper, fsdp.FSDPModule) and bool(meshes) and flat
+
+
+def replaced(wrappers: Sequence[nn.Module]) -> bool:
+    """Return whether a DDP module trains other parameters than it was made with."""
+    return any(
+        {id(p) for p in inside.parameters(wrapper) if p.requires_grad}
+        - {id(p) for p in getattr(wrapper, "_module_parameters", inside.parameters(wrapper))}
+        for wrapper in wrappers
+        if isinstance(wrapper, nn.parallel.DistributedDataParallel)
+    )
 
 
 def bytes_of(roots: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:

@@ -125,6 +125,7 @@ class Watch(Observed):
         super().enter_backward(losses, again=again)
 
     def _look_at_start(self) -> None:
+        shards.reshard(list(self.hooks.roots.values()))
         self.began = self.bits()
         self.began_alone = self.bits_alone()
 

@@ -4,6 +4,7 @@ A remark is one function with the decorator ``remark``. The screen, the page and
 docs/your_own_training.md are made from the registry.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class Remark:
     observe: Observe
 
 
+#: A figure, with its unit, in which remarks of one kind may differ.
+_FIGURE = re.compile(r"\d[\d.,]*( ([num]?s|[kMG]?B)\b|%)?|\b\w*s\b")
 #: All kinds of remarks, in the order in which they are shown.
 REMARKS: list[Remark] = []
 
@@ -48,10 +51,14 @@ def remarks(rows: Sequence[ScriptRow]) -> Iterator[str]:
         made = {world: sentence for world, sentence in of_worlds.items() if sentence}
         if not made:
             continue
-        shown = list(made.values())[-1]
-        alike = ", ".join(world for world, sentence in made.items() if sentence == shown)
-        others = ", ".join(world for world, sentence in made.items() if sentence != shown)
-        yield f"{alike}{f' (similar: {others})' if others else ''}: {shown}"
+        by_form: dict[str, dict[str, str]] = {}
+        for world, sentence in made.items():
+            by_form.setdefault(_FIGURE.sub("", sentence), {})[world] = sentence
+        for of_form in by_form.values():
+            shown = list(of_form.values())[-1]
+            alike = ", ".join(world for world, sentence in of_form.items() if sentence == shown)
+            others = ", ".join(world for world, sentence in of_form.items() if sentence != shown)
+            yield f"{alike}{f' (similar: {others})' if others else ''}: {shown}"
 
 
 def table() -> list[str]:

@@ -14,6 +14,8 @@ from harness.record import LaunchRecord
 AGAIN = 0.4
 #: Numbers of targets, or norms, differ if one is larger than another by this factor.
 UNEVEN = 1.05
+#: Smallest number of graphs of earlier steps for a remark. A few may be kept on purpose.
+MANY_GRAPHS = 8
 #: A rank evaluates if its passes that train nothing exceed another rank's by this factor.
 MORE = 1.5
 
@@ -377,6 +379,66 @@ def _clipped_apart(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
         " shard, or of gradients before their exchange? FSDP's method clip_grad_norm_ includes all"
         " shards"
     )
+
+
+@remark(
+    "clipping while the factor of a gradient scaler is in the gradients",
+    "`scaler.unscale_(optimizer)` is missing before `clip_grad_norm_`",
+)
+def _clipped_scaled(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if not row.seen.clipped_scaled:
+        return ""
+    return (
+        "gradients are clipped before the gradient scaler has unscaled them, so the limit applies"
+        " to scaled gradients: call scaler.unscale_(optimizer) before clip_grad_norm_"
+    )
+
+
+@remark(
+    "graphs of earlier steps that still exist",
+    "`total += loss` keeps the graph of every step, so memory grows",
+)
+def _graphs_kept(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    kept = row.seen.graphs_kept
+    if kept < MANY_GRAPHS:
+        return ""
+    return (
+        f"the graphs of {kept} earlier steps still exist, so memory grows with each step: is a loss"
+        " added up or stored with its graph (total += loss)? Use loss.detach()"
+    )
+
+
+@remark(
+    "collectives before a backward pass on tensors that need gradients",
+    "`dist.all_reduce` or `all_gather` within the loss, through which no gradient flows",
+)
+def _without_gradient(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    if row.seen.without_gradient < 2 or row.arm.case.world_size < 2:
+        return ""
+    return (
+        "a collective is called on tensors of the graph before the backward pass, and no gradient"
+        " flows through it: torch.distributed.nn.functional has collectives with gradients"
+    )
+
+
+@remark(
+    "cores that each rank may use when the window ends",
+    "a library that pins all ranks of a machine to the same cores",
+)
+def _same_cores(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
+    of_hosts: dict[str, list[tuple[int, ...]]] = {}
+    for rank in row.launches[0].ranks:
+        if rank.watched is not None and rank.watched.affinity:
+            of_hosts.setdefault(rank.host, []).append(rank.watched.affinity)
+    for cores in of_hosts.values():
+        if 1 < len(cores) > len(cores[0]) and len(set(cores)) == 1:
+            listed = ", ".join(map(str, cores[0]))
+            return (
+                f"{len(cores)} ranks of one machine may only use the same cores ({listed})"
+                " when the window ends: does the script or a library set the affinity"
+                " (os.sched_setaffinity, GOMP_CPU_AFFINITY)?"
+            )
+    return ""
 
 
 @remark(

@@ -35,7 +35,7 @@ NAMED = {
     "graphs": "earlier steps still exist, so memory grows with each step",
     "scaled": "call scaler.unscale_(optimizer) before clip_grad_norm_",
     "reduced": "torch.distributed.nn.functional has collectives with gradients",
-    "pinned": "2 ranks of one machine may only use the same cores (0)",
+    "pinned": "all ranks of one machine may only use the same cores (0)",
     "passes": "a pass over the loader has 12 batches on rank 0 and 10 on rank 1",
 }
 #: The start of every remark on the steps of a right training.

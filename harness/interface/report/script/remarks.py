@@ -426,19 +426,13 @@ def _without_gradient(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     "a library that pins all ranks of a machine to the same cores",
 )
 def _same_cores(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    of_hosts: dict[str, list[tuple[int, ...]]] = {}
-    for rank in row.launches[0].ranks:
-        if rank.watched is not None and rank.watched.affinity:
-            of_hosts.setdefault(rank.host, []).append(rank.watched.affinity)
-    for cores in of_hosts.values():
-        if 1 < len(cores) > len(cores[0]) and len(set(cores)) == 1:
-            listed = ", ".join(map(str, cores[0]))
-            return (
-                f"{len(cores)} ranks of one machine may only use the same cores ({listed})"
-                " when the window ends: does the script or a library set the affinity"
-                " (os.sched_setaffinity, GOMP_CPU_AFFINITY)?"
-            )
-    return ""
+    if not row.shared_cores:
+        return ""
+    listed = ", ".join(map(str, row.shared_cores))
+    return (
+        f"all ranks of one machine may only use the same cores ({listed}) when the window ends:"
+        " does the script or a library set the affinity (sched_setaffinity, GOMP_CPU_AFFINITY)?"
+    )
 
 
 @remark(

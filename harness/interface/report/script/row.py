@@ -30,6 +30,23 @@ class ScriptRow:
         return [rank.watched for rank in ranks if rank.watched is not None]
 
     @property
+    def shared_cores(self) -> tuple[int, ...]:
+        """Return the cores to which all ranks of a machine are bound, if they are fewer than these.
+
+        The result is empty if no machine has such ranks.
+        """
+        of_hosts: dict[str, list[tuple[int, ...]]] = {}
+        for rank in self.launches[0].ranks:
+            if rank.watched is not None and rank.watched.affinity:
+                of_hosts.setdefault(rank.host, []).append(rank.watched.affinity)
+        shared = (
+            of_ranks[0]
+            for of_ranks in of_hosts.values()
+            if 1 < len(of_ranks) > len(of_ranks[0]) and len(set(of_ranks)) == 1
+        )
+        return next(shared, ())
+
+    @property
     def samples(self) -> float:
         return median(
             launch.consumed / launch.steps.count for launch in self.launches if launch.steps

@@ -178,7 +178,8 @@ def large_parts(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
             continue
         grows = took_s > GROWS * base.get(part, 0.0) and row.launches is not bases
         of_base = f" ({si(base.get(part, 0.0), 's')} on the baseline)" if grows else ""
-        asked = _ALL_SAMPLES if grows and part is StepPart.BATCHES else question
+        of_all = grows and part is StepPart.BATCHES and not row.shared_cores
+        asked = _ALL_SAMPLES if of_all else question
         questions.append(
             f"{si(took_s, 's')} of a step of {si(step_s, 's')}{of_base} is spent {_NAMES[part]}:"
             f" {asked}"

@@ -66,6 +66,23 @@ def test_a_loader_that_ends_early_is_named(measured: Measured) -> None:
     assert "its loader ended after 10 batches, and rank 0 goes on with batch 11" in verdict.detail
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("defect", ["stale", "nan", "right"])
+@pytest.mark.parametrize("scheme", ["plain", "fused", "zero", "fsdp1", "fsdp2", "master"])
+def test_absolute_facts_hold_for_every_optimizer_scheme(
+    measured: Measured, scheme: str, defect: str
+) -> None:
+    """Weights change and losses are finite, whatever the optimizer steps."""
+    verdict = measured("schemes.py", scheme, defect, protocol=LONG)
+    if defect == "right":
+        assert verdict.value is not None, verdict.detail
+        _, _, remarks = measured.table().partition("not checked")
+        assert not [words for words in SILENT if words in remarks], remarks
+    else:
+        cause = {"stale": "change no weight", "nan": "loss: not finite"}[defect]
+        assert verdict.status is Status.ERROR and cause in verdict.detail, verdict.detail
+
+
 def test_ranks_that_stop_alone_are_named(measured: Measured) -> None:
     verdict = measured("reported.py", "stops", protocol=LONG)
     assert verdict.status is Status.ERROR

@@ -8,6 +8,7 @@ from _pytest.mark.expression import Expression
 
 from harness.analysis.reading import load
 from harness.analysis.verify import refuse_unsealed
+from harness.base import shipped
 from harness.base.errors import SpecError
 from harness.cases import Device, Site
 from harness.host import devices
@@ -23,6 +24,7 @@ def add_hardware_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "target",
         nargs="?",
+        type=shipped.suite,
         default="suites",
         help="a case, a suite folder, file.py or file.py::recipe",
     )

@@ -2,12 +2,13 @@
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from harness.analysis.reading import load
+from harness.base import shipped
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
 from harness.cases import Catalogue, Mode, Plan, Protocol, Site
@@ -20,6 +21,7 @@ from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.cli.commands import jobs
 from harness.interface.cli.commands.jobs import Detached
+from harness.interface.cli.planned_hardware import USUAL_TIER, tier
 from harness.interface.options import advanced
 from harness.launch import deploy
 from harness.launch.engine import Command, Where
@@ -55,7 +57,10 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     """Add the target, the options of a script, and how the run is started."""
     sub.add_argument(
-        "target", nargs="?", help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe"
+        "target",
+        nargs="?",
+        type=shipped.suite,
+        help="a case (ddp/decoder-tiny/weak), file.py or file.py::recipe",
     )
     sub.add_argument(
         "--script",
@@ -67,6 +72,12 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         choices=tuple(Mode),
         default=Mode.WEAK,
         help="scaling of a script: its batch grows with the ranks (weak) or is shared (strong)",
+    )
+    sub.add_argument(
+        "-m",
+        dest="marks",
+        metavar="MARKS",
+        help=f"suites with these pytest marks (default of a folder: {USUAL_TIER!r})",
     )
     sub.add_argument("--resume", metavar="RUN", help="continue an interrupted run")
     sub.add_argument(
@@ -163,7 +174,9 @@ def act(asked: Asked) -> Answer:
         if asked.options.dry_run:  # works without a scheduler and without packages of an engine
             would = jobs.submit if asked.options.detach else _dry_run
             return would(asked, catalogue, site)
-        required = () if asked.options.script else bounds_of(asked.options.target, site, catalogue)
+        required = ()
+        if not asked.options.script:
+            required = bounds_of(asked.options.target, site, catalogue, _tier(asked))
         session = measuring.session(asked, catalogue, site, required=required)
         if asked.options.detach:
             return jobs.submit(asked, catalogue, site)
@@ -183,7 +196,16 @@ def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
     ablations = list(dict.fromkeys(args.ablate))
     if not args.script:
         control = bool(options.setups(measuring.values(asked)))
-        return plans_of(args.target, site, catalogue, settings, ablations, control=control)
+        plans = plans_of(
+            args.target, site, catalogue, settings, ablations, _tier(asked), control=control
+        )
+        if not plans:
+            raise SpecError(
+                f"no suite of {args.target} has the requested marks",
+                where=f"-m {args.marks or USUAL_TIER!r}",
+                fix="scaleproof run plan " + args.target,
+            )
+        return plans
     if args.target or settings or ablations:
         option = args.target or ("--set" if settings else "--ablate")
         raise SpecError(
@@ -201,6 +223,13 @@ def _plans(asked: Asked, catalogue: Catalogue, site: Site) -> list[Plan]:
             asked.script, site, Mode(args.mode), samples, protocol, args.first_rung, args.accept
         )
     ]
+
+
+def _tier(asked: Asked) -> Callable[[frozenset[str]], bool]:
+    """Return which suites of the target are measured, by the marks of their functions."""
+    of_folder = Path(asked.options.target or "").is_dir()
+    marks = asked.options.marks or (USUAL_TIER if of_folder else "")
+    return tier(marks) if marks else lambda _: True
 
 
 def _protocol(steps: int | None, warm_up: int | None) -> Protocol:

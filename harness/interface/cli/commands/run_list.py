@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from harness.base import shipped
 from harness.cases import Catalogue, Entry
 from harness.cases.catalogue import KINDS
 from harness.cases.heads import USUAL
@@ -45,7 +46,7 @@ def act(asked: Asked) -> Answer:
     """Return a line for each name. If a kind is given, add lines on each name's options."""
     kind = asked.options.kind
     catalogue = options.catalogue(
-        asked.options.path, [path for path in [Path("suites")] if path.is_dir()]
+        asked.options.path, [path for path in [Path(shipped.suite("suites"))] if path.is_dir()]
     )
     entries = {k: list(catalogue.entries[k].values()) for k in ([kind] if kind else KINDS)}
     lines = []

@@ -1,6 +1,7 @@
 """The commands ``history add`` (add runs to the history) and ``history`` (show changes)."""
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -105,12 +106,32 @@ def _ingested(asked: Asked) -> Answer:
     lines = [f" {summary(ingested)}" for ingested in added]
     lines += [f" not added: {error.where}: {error.what}" for error in refused]
     lines += ["", " next     scaleproof history; asv publish && asv preview"]
-    machines = sorted({ingested.machine for ingested in added})
-    lines += [f" compare  asv compare main~1 main --machine {machine}" for machine in machines]
+    _introduce_to_asv()
+    for machine in sorted({ingested.machine for ingested in added}):
+        if len(commits := _commits(asked.options.results, machine)) > 1:
+            before, after = commits[-2:]
+            lines.append(f" compare  asv compare {before[:10]} {after[:10]} --machine {machine}")
     changed = any(error.what.startswith("NOT VERIFIED") for error in refused)
     exit_ = Exit.FAILED if changed else Exit.PASSED if added else Exit.NOTHING_JUDGED
     document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}
     return Answer(document=document, lines=lines, exit=exit_)
+
+
+def _introduce_to_asv() -> None:
+    """Describe this machine to asv unless its user has done so; ``asv run`` asks for it otherwise."""
+    from asv.machine import Machine, MachineCollection
+
+    if not Path(MachineCollection.get_machine_file_path()).exists():
+        name = Machine.get_unique_machine_name()
+        MachineCollection.save(name, {**Machine.get_defaults(), "machine": name})
+
+
+def _commits(results: Path, machine: str) -> list[str]:
+    """Return the commits of the ledger for which asv has results of a machine, oldest first."""
+    files = (results / "asv" / machine).glob("*.json")
+    known = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    dated = {doc["date"]: doc["commit_hash"] for doc in known if "commit_hash" in doc}
+    return [commit for _, commit in sorted(dated.items())]
 
 
 def _history(asked: Asked) -> Answer:

@@ -101,6 +101,8 @@ def _copied(targets: Mapping[str, Path]) -> Answer:
             raise SpecError(f"{name} is missing in this installation", fix="pip install scaleproof")
         with files.writing_to(target):
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    tiers = '[pytest]\naddopts = -m "not nightly and not acceptance"\n'
+    files.put(targets["suites"] / "pytest.ini", tiers.encode(), "DIR")
     unit = f"--gpus {len(gpus)}" if (gpus := vendor.gpus()) else "--cpus 2"
     suites = targets["suites"]
     return Answer(

@@ -11,7 +11,7 @@ from harness.analysis.reading import load
 from harness.base import shipped
 from harness.base.documents import to_doc
 from harness.base.errors import SpecError
-from harness.cases import Catalogue, Mode, Plan, Protocol, Site
+from harness.cases import Catalogue, Mode, Plan, Protocol, Site, Threshold
 from harness.cases.recipes import REAL
 from harness.cases.script import script_plan
 from harness.cases.targets import bounds_of, plans_of
@@ -174,7 +174,7 @@ def act(asked: Asked) -> Answer:
         if asked.options.dry_run:  # works without a scheduler and without packages of an engine
             would = jobs.submit if asked.options.detach else _dry_run
             return would(asked, catalogue, site)
-        required = ()
+        required: tuple[Threshold, ...] = ()
         if not asked.options.script:
             required = bounds_of(asked.options.target, site, catalogue, _tier(asked))
         session = measuring.session(asked, catalogue, site, required=required)

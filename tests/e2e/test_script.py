@@ -444,7 +444,7 @@ def test_a_script_runs_in_its_folder_with_clean(
         "20",
     ]
     end = ["--results", str(tmp_path / "results"), "--", "train.py"]
-    assert main([*words, "--clean", "out", *end]) == Exit.NOTHING_JUDGED
+    assert main([*words, "--clean", "out", *end]) == Exit.PASSED
     screen = capsys.readouterr().out
     assert "2cpu" in screen and "Error" not in screen, screen
     assert sorted(p.name for p in inside.iterdir()) == ["train.py"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.base import programs, shipped
+from harness.base import programs
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.cases import Ablation, Catalogue, Plan, Settings, Site, Threshold
@@ -174,9 +174,8 @@ def session(
     copies.refuse_missing(Path(settings.folder), "--writes", settings.writes)
     if asked.script and not settings.clean:
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
-    suites = Path(shipped.suite("suites"))
-    target = Path((getattr(asked.options, "target", None) or str(suites)).partition("::")[0])
-    beside = [target if target.is_dir() else target.parent, suites]
+    target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
+    beside = [target if target.is_dir() else target.parent, Path("suites")]
     rules = options.thresholds(given["thresholds"], beside, catalogue, given["references"])
     made = Session(
         catalogue,

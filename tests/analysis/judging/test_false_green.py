@@ -334,3 +334,12 @@ def test_a_file_that_was_another_one_in_one_launch_passes_nothing(
     verdict = judged(sample_run, edited)[SUBJECT]
     assert (verdict.status, verdict.reason) == (Status.ERROR, Reason.WRONG_WORLD)
     assert "own/mine.py was changed between" in verdict.detail
+
+
+def test_a_run_without_thresholds_passes_only_if_none_was_asked_for() -> None:
+    recorded, skipped = [Status.RECORDED], [Status.SKIP]
+    assert exit_status(recorded, require_verdict=False) is Exit.PASSED
+    assert exit_status(recorded) is Exit.NOTHING_JUDGED
+    assert exit_status(skipped, require_verdict=False) is Exit.NOTHING_JUDGED
+    for worse in (Status.ERROR, Status.FAIL, Status.INCONCLUSIVE, Status.NOT_COMPARABLE):
+        assert exit_status([Status.RECORDED, worse], require_verdict=False) is not Exit.PASSED

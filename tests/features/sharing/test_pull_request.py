@@ -198,7 +198,6 @@ def test_an_install_command_creates_a_separate_environment(project: Path) -> Non
     [
         (["--base", "main"], "nothing to measure"),
         (["--base", "nowhere", CASE], "--base nowhere: "),
-        (["--base", "HEAD", CASE], "nothing has changed since HEAD"),
         (["--base", "main", "--head", "nowhere", CASE], "no such commit"),
         (["--base", "main", "--allow", "2", CASE], "is not between 0 and 1"),
     ],
@@ -299,3 +298,11 @@ def test_a_change_of_a_users_file_is_measured_and_judged(
     run = load(folder)
     assert {name for name, _ in run.settings.checkouts} == {"base", "head", "again"}
     assert main(["verify", str(folder)]) == 0
+
+
+def test_a_pull_request_without_a_change_costs_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    assert main(["compare", "pr", "--base", "HEAD", CASE, "--cpus", "1"]) == 0
+    assert "nothing has changed since HEAD" in capsys.readouterr().out

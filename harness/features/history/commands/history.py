@@ -118,7 +118,7 @@ def _ingested(asked: Asked) -> Answer:
 
 
 def _introduce_to_asv() -> None:
-    """Describe this machine to asv unless its user has done so; ``asv run`` asks for it otherwise."""
+    """Describe this machine to asv, unless its user has; ``asv run`` asks for it otherwise."""
     from asv.machine import Machine, MachineCollection
 
     if not Path(MachineCollection.get_machine_file_path()).exists():

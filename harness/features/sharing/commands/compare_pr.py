@@ -102,12 +102,11 @@ def act(asked: Asked) -> Answer:
     head = checkouts.head_of(project, args.head)
     base = checkouts.base_of(project, args.base, head.commit)
     if base.commit == head.commit:
-        raise SpecError(
-            f"nothing has changed since {args.base}: base and head are {base.short}",
-            where=str(project),
-            expected="a commit or an edited file since the base version",
-            fix="git log --oneline -3",
+        sentence = f"nothing has changed since {args.base}: base and head are {base.short}"
+        unchanged = PullRequest(
+            sentence=sentence, base=base.commit, head=head.commit, changes=(), run=""
         )
+        return Answer(document=to_doc(unchanged), lines=[f" {sentence}"])
     results = measuring.results(asked)
     data = tuple(os.path.relpath(Path(p).absolute(), project) for p in args.data)
     before, after = (

@@ -1,6 +1,9 @@
 """Name the format of a file that is no trace of torch.profiler, from its first bytes."""
 
+import contextlib
+import gzip
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +43,13 @@ FORMATS = (
         rb"\s*\{.{0,400}speedscope\.app", "a profile of speedscope, which has no devices", _TRACE
     ),
     Format(
-        rb".{0,512}rocprofiler-sdk|.{0,512}rocprof",
+        rb".{0,4096}rocprof|\"?Kind\"?,\"?Agent_Id",
         "an output of rocprof, which has no steps of a training",
+        _TRACE,
+    ),
+    Format(
+        rb".{0,4096}nThread \d+ nGpus|.{0,4096}out-of-place",
+        "an output of nccl-tests, which has no steps of a training",
         _TRACE,
     ),
     Format(rb"\n.{0,8}/device:|\n.{0,16}/host:", "an XSpace of JAX or TensorFlow", _TRACE),
@@ -59,6 +67,12 @@ FORMATS = (
 def format_of(path: Path) -> Format | None:
     """Return the format of a file, or None if it is not one of ``FORMATS``."""
     with opened(path) as handle:
-        first = handle.read(FIRST)
+        packed = handle.read(2) == b"\x1f\x8b"
+        handle.seek(0)
+        with gzip.open(handle) if packed else contextlib.nullcontext(handle) as plain:
+            try:
+                first = plain.read(FIRST)
+            except (OSError, EOFError, zlib.error):
+                return None  # a compressed file that is cut short
     fitting = (f for f in FORMATS if re.match(f.begins, first, re.DOTALL))
     return next(fitting, None)

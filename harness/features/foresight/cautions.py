@@ -77,13 +77,14 @@ def caution(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> str:
 def lacks_facts(shape: Shape, calibrated: Sequence[Point], fabric: Fabric) -> bool:
     """Return whether a model of the step lacks facts, so that only the number of ranks is used.
 
-    Either the exchanged bytes are not stated, or only one rank was measured, which exchanges
-    nothing.
+    The exchanged bytes are not stated, or nothing states the rates of the links, or only one rank
+    was measured, which exchanges nothing.
     """
     of_model = _of_model(shape, calibrated)
     alone = max(s.ranks for s in of_model) == 1 and not _shrinks(shape, of_model)
     whole = shape.tensor == shape.context == shape.stages == 1
-    return _unknown(shape, fabric) or (alone and whole and not shape.sent and not fabric.torus)
+    guessed = alone or (fabric.assumed and not _shrinks(shape, of_model))
+    return _unknown(shape, fabric) or (guessed and whole and not shape.sent and not fabric.torus)
 
 
 def _of_model(shape: Shape, calibrated: Sequence[Point]) -> list[Shape]:

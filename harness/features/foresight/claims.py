@@ -80,6 +80,8 @@ _OF_UNIT = {
     Unit.FLOPS: ClaimedColumn.UTILISATION,
     Unit.MFU: ClaimedColumn.UTILISATION,
 }
+#: Names of batches that may be those of one rank or of all.
+_OF_WHOM = ("batch", "batch_size")
 #: Relative difference of two measured columns that does not count, because they may be means over
 #: different steps.
 _MEANS = 0.05
@@ -133,7 +135,8 @@ _MOST_EFFICIENT = 1.1
 _CONFIGURING = ("model", *NUMBERS["seq"], *CONFIGURATION)
 #: Seconds per unit, for times whose cell states its unit.
 SECONDS: Mapping[str, float] = {
-    "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0,
+    "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0,
+    "d": 86_400.0,
 }  # fmt: skip
 
 
@@ -162,19 +165,40 @@ def figure(text: str, of: ClaimedColumn) -> ClaimedFigure | None:
     above 1.5 is taken as percent.
     """
     closed = re.sub(r"(?<=\d)[ \u00a0\u202f](?=\d{3}(?!\d))", "", text)  # 181 384
+    if of is ClaimedColumn.RANKS and not _COUNT.fullmatch(closed.strip("*_` ")):
+        return None  # a device's name, such as H200
     match = re.search(r"-?\d[\d,']*(?:\.(\d+))?(?:e([+-]?\d+))?", closed.lower())
-    # a duration such as 1:08:40 must not be read as 1
-    if match is None or re.search(r"\d:\d\d", text):
+    # a duration such as 1:08:40 must not be read as 1, nor a product such as 62.65*2 as 62.65
+    if match is None or re.search(r"\d:\d\d|\d\s*\\?[*×]\s*\d", text):
         return None
-    value = float(re.sub(r"[,']", "", match[0]))
+    bare = re.sub(r"[,']", "", match[0])
     digits = int(match[2] or 0) - len(match[1] or "")
-    half = 0.5 * 10.0**digits if abs(digits) < MOST_DIGITS else math.inf
+    half = 0.5 * 10.0 ** (digits + _unwritten(bare)) if abs(digits) < MOST_DIGITS else math.inf
     half = 0.0 if of is ClaimedColumn.RANKS else half
     share = of in (ClaimedColumn.EFFICIENCY, ClaimedColumn.COMMUNICATION)
+    value = float(bare)
     scale = 0.01 if share and ("%" in text or value > 1.5) else 1.0
     if of is ClaimedColumn.TIME:
         scale = SECONDS.get(unit_in(text), 1.0)
-    return ClaimedFigure(text=text.strip(), low=(value - half) * scale, high=(value + half) * scale)
+    if of in (ClaimedColumn.THROUGHPUT, ClaimedColumn.PARAMS):
+        suffix = re.match(r"\s*([kmb])(?![a-z])", closed.lower()[match.end() :])
+        scale = {"k": 1e3, "m": 1e6, "b": 1e9}[suffix[1]] if suffix else 1.0
+    low, high = (value - half) * scale, (value + half) * scale
+    return ClaimedFigure(text=text.strip(), low=low, high=high)
+
+
+#: A number of ranks, with or without the kind of device: ``8``, ``8x V100``, ``16 GPUs``.
+_COUNT = re.compile(r"-?\d[\d,]*(\.\d+)?\s*[x×]?\s*([A-Za-z][\w-]*\s*){0,3}")
+#: Number of digits of a whole number that are never taken for rounding.
+_WRITTEN = 3
+
+
+def _unwritten(bare: str) -> int:
+    """Return the number of trailing zeros of a whole number that rounding may have made."""
+    if not bare.lstrip("-").isdigit():
+        return 0
+    zeros = len(bare) - len(bare.rstrip("0"))
+    return max(0, min(zeros, len(bare.lstrip("-")) - _WRITTEN))
 
 
 def unit_in(text: str) -> str:
@@ -236,9 +260,9 @@ def stated_table(table: Mapping[str, Any]) -> StatedTable:
         kinds = _divided(rows, points, [", ".join(filter(None, pair)) for pair in pairs])
         for kind in dict.fromkeys(kinds):
             of_kind = [number for number, of_row in enumerate(kinds) if of_row == kind]
-            doubt = _several_ladders(
-                [rows[number] for number in of_kind], [points[number] for number in of_kind]
-            )
+            of_rows = [rows[number] for number in of_kind]
+            doubt = _several_ladders(of_rows, [points[number] for number in of_kind])
+            doubt = doubt or _foreign_baseline(of_rows, rows)
             doubts |= {kind: doubt} if doubt else {}
     return StatedTable(rows=rows, kinds=kinds, names=names, doubts=doubts)
 
@@ -357,6 +381,33 @@ def _several_ladders(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -
     return ""
 
 
+def _foreign_baseline(rows: Sequence[Row], of_table: Sequence[Row]) -> str:
+    """Return a sentence if speedups are relative to a row of another sweep, or an empty string.
+
+    ``of_table`` are the rows of all sweeps of the table.
+    """
+    known = [row for row in rows if ClaimedColumn.RANKS in row]
+    base = min(known, key=lambda row: row[ClaimedColumn.RANKS].middle, default={})
+    speedup = base.get(ClaimedColumn.SPEEDUP)
+    if speedup is None or speedup.low <= 1.0 <= speedup.high:
+        return ""
+    elsewhere = any(
+        row.get(ClaimedColumn.RANKS) == base[ClaimedColumn.RANKS]
+        and (stated := row.get(ClaimedColumn.SPEEDUP)) is not None
+        and stated.low <= 1.0 <= stated.high
+        for row in of_table
+    )
+    for row in known if not elsewhere else ():
+        stated = row.get(ClaimedColumn.SPEEDUP)
+        follows = [] if row is base or stated is None else _measured(row, base)
+        if stated is not None and any(x <= stated.high and stated.low <= y for x, y, _ in follows):
+            return ""  # the other rows are relative to the smallest one
+    return (
+        f"the speedup of its smallest row is {speedup.text}, so speedups are relative to a row of"
+        " another sweep"
+    )
+
+
 def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
     row: dict[ClaimedColumn, ClaimedFigure] = {}
     names: dict[ClaimedColumn, str] = {}
@@ -386,7 +437,9 @@ def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
     if samples:
         step = row[ClaimedColumn.TIME]
         row[ClaimedColumn.TIME] = _scaled(step, 1 / samples, f"1/{samples:g} x ")
-        if rate is not None and (of_step := _work(point, about, samples, rate[0])):
+        ambiguous = any(field_name(str(name)).lower() in _OF_WHOM for name in point)
+        of_step = None if rate is None or ambiguous else _work(point, about, samples, rate[0])
+        if of_step:
             scale = _scale_of(names[ClaimedColumn.TIME])
             row[ClaimedColumn.FROM_STEP] = ClaimedFigure(
                 text=f"{of_step:g} / {step.text}",
@@ -766,11 +819,11 @@ def _hidden(row: Row, base: Row, checked: list[str]) -> Iterator[str]:
     """
     communication = row.get(ClaimedColumn.COMMUNICATION)
     ratio = row[ClaimedColumn.RANKS].middle / base[ClaimedColumn.RANKS].middle
-    best = [(high / ratio, how) for _, high, how in _measured(row, base)]
+    best = [(low / ratio, how) for low, _, how in _measured(row, base)]
     if ClaimedColumn.SPEEDUP in row:
-        best.append((row[ClaimedColumn.SPEEDUP].high / ratio, "the speedup"))
+        best.append((row[ClaimedColumn.SPEEDUP].low / ratio, "the speedup"))
     if ClaimedColumn.EFFICIENCY in row:
-        best.append((row[ClaimedColumn.EFFICIENCY].high, "the efficiency"))
+        best.append((row[ClaimedColumn.EFFICIENCY].low, "the efficiency"))
     if communication is None or not best or row is base:
         return
     checked.append("communication <= 1 - efficiency")

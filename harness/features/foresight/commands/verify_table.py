@@ -1,6 +1,7 @@
 """The command ``verify table``: check whether the figures of a published table are consistent."""
 
 import argparse
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from harness.features.foresight.claims import (
 from harness.features.foresight.published.files import documents
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
+
+#: Similarity from which on a heading is taken for a misspelt one.
+ALIKE = 0.85
 
 HELP = {
     "verify table": "check whether the figures of a published table are consistent",
@@ -157,7 +161,7 @@ def _refuse_unread(
     ``points``, and times of which only some have a unit.
     """
     for heading in dict.fromkeys(str(name) for point in points for name in point):
-        hint = "" if " - " in heading else meant(heading, claims.NAMES)
+        hint = "" if " - " in heading or " " in heading else _meant(heading)
         if claims.column(heading) is None and hint:
             raise SpecError(
                 f"there is no column {heading!r}: {hint}", where=str(path), fix=f"edit {path}"
@@ -184,6 +188,14 @@ def _refuse_unread(
             expected="a unit in all rows or in none",
             fix=f"edit {path}",
         )
+
+
+def _meant(heading: str) -> str:
+    """Return which column a misspelt heading means, or an empty string."""
+    hint = meant(heading, claims.NAMES)
+    near = hint.partition("'")[2].rstrip("'?")
+    same = difflib.SequenceMatcher(None, heading.lower(), near).ratio()
+    return hint if same > ALIKE else ""
 
 
 def _has_figures(rows: Sequence[Any]) -> bool:

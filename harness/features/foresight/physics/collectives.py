@@ -86,7 +86,8 @@ class Fabric:
 
     ``latency_times`` and ``transfer_times`` are factors between a bandwidth sweep and NCCL's model,
     for the shortest and the largest messages of each kind. A kind without a factor follows the
-    model. In a ``torus`` every rank has separate links to its neighbours, and there is no further
+    model. The rates are ``assumed`` if neither the table nor a data sheet states them. In a
+    ``torus`` every rank has separate links to its neighbours, and there is no further
     network.
     """
 
@@ -94,6 +95,7 @@ class Fabric:
     intra_bytes_per_s: float
     inter_bytes_per_s: float
     torus: bool = False
+    assumed: bool = False
     latency_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
     transfer_times: Mapping[CollectiveKind, float] = field(default_factory=dict)
 

@@ -49,6 +49,9 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
         ) from None
     if path.suffix == ".toml":
         return [{"id": path.stem, **_of_toml(content, path)}]
+    if path.suffix not in (".json", ".md", ".toml") and (known := _log_of(content)):
+        name, expected, command = known
+        raise SpecError(f"this is {name}", where=str(path), expected=expected, fix=command)
     if path.suffix in (".yaml", ".yml"):
         return _of_card(content, path)
     if path.suffix == ".json" or content.lstrip().startswith(("{", "[")):
@@ -63,6 +66,32 @@ def documents(path: Path, fix: str) -> Sequence[Any]:
     return [{"id": id_, "points": rows} for id_, (_, rows) in zip(ids, tables, strict=True)]
 
 
+#: Logs that are not tables: a pattern of their text, their name, what is expected, and a command.
+_TABLE = "a table with one row for each number of GPUs"
+_LOGS = (
+    (r":::MLLOG", "a result log of MLPerf", _TABLE, "scaleproof predict --help"),
+    (
+        r"elapsed time per iteration|consumed samples:|\A\[\d{4}-\d\d-\d\d \d\d:\d\d"
+        r"|\[INFO\]|INFO:|DEBUG:|WARNING:root",
+        "a log of a training (Megatron, DeepSpeed or others)",
+        _TABLE,
+        "scaleproof predict --help",
+    ),
+    (r"nThread \d+ nGpus|out-of-place\s+in-place", "an output of nccl-tests",
+     "a contract's report, which reads it", "scaleproof accept report --help"),
+    (r'\A\s*\{[^\n]*\}\s*\n\s*\{', "one JSON object a line", "one JSON document or a CSV file",
+     "scaleproof predict --help"),
+)  # fmt: skip
+
+
+def _log_of(content: str) -> tuple[str, str, str] | None:
+    """Return the name of a log, what is expected instead, and a command; None for other texts."""
+    for written, name, expected, fix in _LOGS:
+        if re.search(written, content):
+            return name, expected, fix
+    return None
+
+
 def cell_value(cell: Any) -> Any:
     """Return the number in a cell: 1234 for ``1,234``, 97.6 for ``97.6 %``.
 
@@ -71,9 +100,12 @@ def cell_value(cell: Any) -> Any:
     if not isinstance(cell, str):
         return cell
     bare = cell.strip()
-    if not re.fullmatch(r"-?\d[\d,']*(\.\d+)?(e[+-]?\d+)?\s*[%x]?", bare.lower()):
+    match = re.fullmatch(
+        r"(-?\d[\d,']*(\.\d+)?(e[+-]?\d+)?)\s*([%x×]|[a-z]+/s(ec)?)?", bare.lower()
+    )
+    if match is None:
         return bare or None
-    number = float(re.sub(r"[,'%xX\s]", "", bare))
+    number = float(re.sub(r"[,']", "", match[1]))
     return int(number) if number.is_integer() else number
 
 
@@ -124,8 +156,10 @@ def _of_text(content: str) -> list[tuple[str, list[dict[str, str]]]]:
     """
     tables: list[tuple[str, list[dict[str, str]]]] = []
     heading = ""
-    for barred, block in itertools.groupby(content.splitlines(), lambda x: x.strip()[:1] == "|"):
-        lines = [line.strip() for line in block]
+    texts = content.splitlines()
+    barred_lines = _table_lines(texts)
+    for barred, numbers in itertools.groupby(range(len(texts)), barred_lines.__contains__):
+        lines = [texts[number].strip() for number in numbers]
         if barred:
             tables.append((heading, _rows(_of_markdown(lines))))
             continue
@@ -141,6 +175,19 @@ def _of_text(content: str) -> list[tuple[str, list[dict[str, str]]]]:
         several = name and count[name] > 1
         numbered.append((f"{name} ({seen[name]})" if several else name, rows))
     return numbered
+
+
+def _table_lines(lines: Sequence[str]) -> set[int]:
+    """Return the numbers of the lines that belong to Markdown tables.
+
+    They begin with a bar, or have bars and are below or above a line of dashes and bars.
+    """
+    found = {number for number, line in enumerate(lines) if line.strip()[:1] == "|"}
+    for number, line in enumerate(lines):
+        if "|" in line and re.fullmatch(r"[\s|:-]*-{2,}[\s|:-]*", line):
+            below = itertools.takewhile(lambda n: "|" in lines[n], range(number, len(lines)))
+            found |= {max(0, number - 1), *below}
+    return found
 
 
 class _HtmlTables(HTMLParser):

@@ -13,11 +13,13 @@ from typing import Any
 _SPELLINGS: tuple[tuple[str, str], ...] = (
     # the number of ranks
     (
-        r"(total_|num(ber)?_(of_)?|no\.?_of_|n_)?(gpu|tpu|npu|gcd|chip|accelerator|device|worker|processe?|"
+        r"(?!num_workers)(total_|num(ber)?_(of_)?|no\.?_of_|n_)?(gpu|tpu|npu|gcd|chip|accelerator|device|worker|processe?|"
         r"proc|rank)s(_n)?",
         "gpus",
     ),
-    (r"(gpu|tpu|npu|gcd|chip|accelerator|device|worker|rank)_count", "gpus"),
+    (r"(gpu|tpu|npu|gcd|chip|accelerator|device|card|worker|rank)s?_(count|num|number)", "gpus"),
+    (r"(num(ber)?_of_|n_)?(gpu_)?cards?|ngpus?", "gpus"),
+    (r"num(ber)?_of_[a-z]+\d+\w*_(gpu|card|device)s", "gpus"),
     (r"(num|n)_(gpu|tpu|npu|gcd|chip|accelerator|device|worker|process|rank)", "gpus"),
     (r"(num(ber)?_(of_)?|no\.?_of_|n_)nodes?|node_count", "nodes"),
     # the time of a step
@@ -49,6 +51,8 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"(model_)?([tp])flops?_per_(s|sec|second)(_per_(gpu|device|chip|rank))?", r"\2flops_per_gpu"),
     (r"(model_)?([tp])flops?_per_(gpu|device|chip|rank)", r"\2flops_per_gpu"),
 )
+#: Headings in Chinese.
+_OTHER_LANGUAGES = {"卡数": "gpus", "GPU数": "gpus", "GPU数量": "gpus", "节点数": "nodes"}
 #: A rate in brackets behind a word such as "throughput", for example "Throughput - FP32 (tok/s)".
 _IN_BRACKETS = re.compile(
     r"\W*(training |train )?(throughput|performance|speed)\b.*?[\[(]([^\])]*/[^\])]*)[\])]", re.I
@@ -56,7 +60,7 @@ _IN_BRACKETS = re.compile(
 #: Words of headings of figures that follow from a run and do not choose its configuration.
 _OF_RESULTS = re.compile(
     r"throughput|performance|speed|scal(ing|ability)|efficien|time|latency|loss|accura|\bacc\b|ppl"
-    r"|perplex|mem(ory)?\b|power|energy|util|bandwidth|cost|price|mfu|hfu|flop|days|hours|minutes"
+    r"|perplex|\bf1\b|recall|aggregate|\btotal\b|improve|mem(ory)?\b|power|energy|util|bandwidth|cost|price|mfu|hfu|flop|days|hours|minutes"
     r"|seconds|std|dev|±|/s\b|/sec|per (s|sec|second)\b|%|overhead|comm|wait|idle|gain|ideal|ratio",
     re.I,
 )
@@ -70,6 +74,8 @@ def field_name(heading: str) -> str:
     is not known is not changed.
     """
     bare = heading.strip().strip("*_` ")
+    if bare in _OTHER_LANGUAGES:
+        return _OTHER_LANGUAGES[bare]
     rate = _IN_BRACKETS.match(bare)
     plain = rate[3] if rate is not None else bare
     words = re.sub(r"[\[(](.*?)[\])]", r" \1 ", plain.lower().replace("/", " per "))

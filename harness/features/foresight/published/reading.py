@@ -46,7 +46,7 @@ CONFIGURATION = (
     "container", "image", "stack", "round", "release", "commit", "clocks", "driver", "nccl",
     "cuda", "rocm", "sp", "act_ckpt", "activation_checkpointing", "compile", "kernel", "attention",
     "torch", "pytorch", "fabric", "network", "interconnect", "nic", "ep",
-    "expert_parallel_size", "variant",
+    "expert_parallel_size", "variant", "sweep",
 )  # fmt: skip
 #: Fields that state the origin of a figure or follow from others. They are ignored.
 PROVENANCE = (
@@ -343,6 +343,7 @@ def fabric_of(hardware: Mapping[str, Any]) -> tuple[Fabric, float | None, Sequen
         per_node=per_node,
         intra_bytes_per_s=rates["intra"],
         inter_bytes_per_s=rates["inter"],
+        assumed=known is None and any("is assumed" in note for note in notes[-2:]),
         torus=bool(re.search(r"\btpu|trillium", gpu)),
     )
     return fabric, peak * 1e12 if peak else None, notes

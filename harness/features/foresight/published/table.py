@@ -101,6 +101,9 @@ def _table(table: Any, name: str) -> PublishedTable:
     }
     broken = claims.contradictions(table)
     rows = by_variant(rows)
+    doubts: list[str] = []
+    if not {"calibrate_on", "hardware", "model"} & table.keys():
+        rows, doubts = _by_sweep(table, rows)
     rows = [{field_name(str(key)): value for key, value in row.items()} for row in rows]
     rows = [  # configurations are compared as written, because torch 2.10 is not 2.1
         {name: value if name in CONFIGURATION else cell_value(value) for name, value in row.items()}
@@ -125,7 +128,7 @@ def _table(table: Any, name: str) -> PublishedTable:
         points, table.get("calibrate_on"), table.get("role") in ASIDE
     )
     points = [replace(p, calibrates=c) for p, c in zip(points, chosen, strict=True)]
-    notes = [*broken, *unread, *fields.notes, *twice, *calibrated_on, *fields.unknown()]
+    notes = [*broken, *doubts, *unread, *fields.notes, *twice, *calibrated_on, *fields.unknown()]
     return PublishedTable(
         id=name,
         family=str(table.get("family") or table.get("source") or name),
@@ -135,6 +138,33 @@ def _table(table: Any, name: str) -> PublishedTable:
         role=str(table.get("role", "")),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _by_sweep(
+    table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Return the rows with the sweep to which each belongs, and notes on rows left out.
+
+    Sweeps are those of ``verify table``. Rows that may belong to several sweeps are left out.
+    Raise ValueError if no row is left.
+    """
+    stated = claims.stated_table(table)
+    if len(stated.kinds) != len(rows):
+        return list(rows), []
+    kept = [
+        {**row, "sweep": kind} if kind else row
+        for row, kind in zip(rows, stated.kinds, strict=True)
+        if kind not in stated.doubts
+    ]
+    notes = [
+        f"rows that may belong to several sweeps are left out: {why}"
+        for why in dict.fromkeys(stated.doubts.values())
+    ]
+    if not kept:
+        raise ValueError(
+            notes[0].replace("rows that may", "its rows may").replace(" are left out", "")
+        )
+    return kept, notes
 
 
 def _divides_its_work(points: Sequence[Point], fields: Fields) -> bool:

@@ -18,7 +18,6 @@ HELP = {
 }
 EXAMPLES = {
     "new": (
-        "new",
         "new scaling",
         "new suites --all",
     ),

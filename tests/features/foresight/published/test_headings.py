@@ -7,15 +7,19 @@ from pathlib import Path
 import pytest
 
 from harness.features.foresight.claims import ClaimedColumn, column
+from harness.features.foresight.learned import learned
+from harness.features.foresight.prediction import predict
 from harness.features.foresight.published.headings import field_name
 from harness.features.foresight.published.measures import unit_of
 from harness.features.foresight.published.reading import NUMBERS
+from harness.features.foresight.published.table import PublishedTable, read
 from harness.interface.cli.main import main
 
 #: Headings of torchtitan, Megatron, Transformers, NVIDIA, MLPerf and others.
 SIZES = (
     "GPUs", "#GPUs", "Number of GPUs", "GPU count", "n_gpu", "num_gpus", "TPUs", "NPUs", "GCDs",
-    "processes", "chips", "accelerators", "workers", "**GPUs**", "No. of GPUs", "devices",
+    "processes", "chips", "gpu_num", "GPU number", "NGPU", "Device Num", "cards", "卡数",
+    "Num of GPU cards", "Number of V100 GPUs", "accelerators", "workers", "**GPUs**", "No. of GPUs", "devices",
 )  # fmt: skip
 RATES = (
     "TPS/GPU", "tps", "wps", "seq/s", "it/s", "s/it", "ms/step", "QPS", "tokens/sec/GPU", "img/s",
@@ -92,6 +96,21 @@ TABLES = {
         "GPUs,tokens/s,Time to train 1T tokens in days\n128,286300,40.43\n256,567564,29.9\n",
         False, 1,
     ),
+    "weak scaling beside communication": (
+        "GPUs,Step time,Throughput,Speedup,Efficiency,Comm fraction\n1,7.61ms,134.5,1.00x,100%,0%\n"
+        "2,9.87ms,207.5,1.54x,77.1%,22.9%\n", True, 1,
+    ),
+    "thousands and millions": (
+        "GPUs,Throughput,Speedup\n1,250K/sec,1.0x\n8,1.8M/sec,7.2x\n", True, 2,
+    ),
+    "rounded to hundreds": (
+        "GPUs,tokens/s,Efficiency\n1,12300,100%\n16,172000,88%\n", True, 2,
+    ),
+    "far beyond hundreds": (
+        "GPUs,tokens/s,Efficiency\n1,12300,100%\n16,172000,91%\n", False, 1,
+    ),
+    "a column of devices": ("GPU,GPUs,img/s,Speedup\nH200,1,400,1\nH200,8,3000,7.5\n", True, 2),
+    "minutes": ("GPUs,Time,Speedup\n1,3h,1\n4,50m,3.6\n", True, 2),
     "a loss beside": ("GPUs,img/s,Loss,Speedup\n1,100,2.31,1\n4,390,2.29,3.9\n", True, 2),
 }  # fmt: skip
 
@@ -197,3 +216,49 @@ def test_yaml_without_a_sweep_is_one_error(
     path.write_text(text)
     assert main(["verify", "table", str(path)]) == 4
     assert "items.pretrain_weak_scaling" in capsys.readouterr().err
+
+
+def test_a_baseline_in_another_sweep_is_no_contradiction(tmp_path: Path) -> None:
+    """As in LightX2V's README: each framework's speedup is relative to the first framework."""
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "Framework,GPUs,Step time,Speedup\nA,1,9.77s,1.0x\nB,1,7.35s,1.3x\nB,8,5.02s,1.5x\n"
+        "A,8,2.94s,1x\n"
+    )
+    assert main(["verify", "table", str(path)]) in (0, 5)
+
+
+def test_a_table_without_leading_bars_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(
+        "# Speed\n\nGPUs | img/s | Speedup\n--- | --- | ---\n1 | 400 | 1\n8 | 3000 | 7.5\n"
+    )
+    assert main(["verify", "table", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (':::MLLOG {"key": "run_start"}\n:::MLLOG {"key": "run_stop"}\n', "MLPerf"),
+        (" iteration 10/ 100 | elapsed time per iteration (ms): 612.3 |\n", "a log of a training"),
+        ("# nThread 1 nGpus 8 minBytes 8\n", "nccl-tests"),
+        ('{"a": 1}\n{"a": 2}\n', "one JSON object a line"),
+    ],
+)
+def test_logs_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, name: str
+) -> None:
+    path = tmp_path / "training.log"
+    path.write_text(text)
+    assert main(["verify", "table", str(path)]) == 4
+    assert name in capsys.readouterr().err
+
+
+def test_two_clusters_in_one_table_are_predicted_apart(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = [(c, n, r * n) for c, r in (("Mahti", 400), ("Puhti", 100)) for n in (1, 2, 4)]
+    path.write_text("\n".join(["Cluster,GPUs,img/s", *(f"{c},{n},{r}" for c, n, r in rows)]))
+    (table,) = read(path)
+    assert isinstance(table, PublishedTable)
+    predicted = predict(table, learned()).predicted
+    assert len(predicted) == 2 and all(abs(size.miss or 0.0) < 0.05 for size in predicted)

@@ -420,6 +420,8 @@ def _stated_row(point: Mapping[str, Any], about: Mapping[str, Any]) -> Row:
         known = column(str(name))
         if known is None or known in row or isinstance(cell, dict | list | None):
             continue
+        if known is ClaimedColumn.COMMUNICATION and _is_time(str(name), str(cell)):
+            continue  # not a share of the step
         if (stated := figure(str(cell), known)) is not None:
             row[known] = stated
             names[known] = field_name(str(name))
@@ -463,6 +465,10 @@ def _work(
 def _scale_of(heading: str) -> float:
     """Return the seconds that a unit of the time in a heading stands for."""
     return 1e-3 if heading.endswith("ms") else 1.0
+
+
+def _is_time(heading: str, cell: str) -> bool:
+    return bool(unit_in(cell)) or bool(re.search(r"time|\bm?s\b|seconds", heading.lower()))
 
 
 def _scaled(stated: ClaimedFigure, factor: float, shown: str) -> ClaimedFigure:
@@ -770,6 +776,7 @@ def _follows(row: Row, base: Row) -> Iterator[tuple[str, ClaimedFigure, float, f
     if speedup is not None:
         how = f"speedup / {ratio:g}"
         yield "efficiency", efficiency, speedup.low / ratio, speedup.high / ratio, how
+        return  # it may be computed from the rounded speedup
     for low, high, how in measured:
         yield "efficiency", efficiency, low / ratio, high / ratio, f"{how} / {ratio:g}"
 

@@ -38,7 +38,7 @@ Sizes: TypeAlias = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class RanksCurve:
     """The fit for sweeps with one measured size, or for sweeps with several.
 
     ``weights`` are the coefficients of ``_terms``. ``low`` and ``high`` are the ends of the 80 %
@@ -103,7 +103,7 @@ def ladders() -> Mapping[str, Sequence[tuple[int, Sizes]]]:
 
 
 @cache
-def curves(leaving_out: str = "") -> tuple[Curve, Curve]:
+def curves(leaving_out: str = "") -> tuple[RanksCurve, RanksCurve]:
     """Return the fits for sweeps with one measured size, and with several.
 
     A family counts with the square root of the number of its predictions, because these are not
@@ -135,7 +135,7 @@ def _rows(sizes: Sizes, per_node: int) -> list[tuple[bool, Array]]:
     return rows
 
 
-def _fitted(rows: Array) -> Curve:
+def _fitted(rows: Array) -> RanksCurve:
     """Fit the terms by least absolute deviations, and take the quantiles of the errors.
 
     ``rows`` has shape (predictions, 7): four terms, change of ln(rate), doublings, weight.
@@ -149,4 +149,4 @@ def _fitted(rows: Array) -> Curve:
     order = np.argsort(errors)
     reached = (np.cumsum(weight[order]) - weight[order] / 2) / weight.sum()
     low, high = np.interp(QUANTILES, reached, errors[order])
-    return Curve(weights=weights, low=float(low), high=float(high))
+    return RanksCurve(weights=weights, low=float(low), high=float(high))

@@ -132,9 +132,9 @@ def _of_card(content: str, path: Path) -> Sequence[Any]:
     try:
         card = yaml.safe_load(content)
     except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise SpecError(
-            f"not valid YAML: {said}", where=str(path), expected=expected, fix=fix
+            f"not valid YAML: {reason}", where=str(path), expected=expected, fix=fix
         ) from None
     sweeps = list(cards.tables(card)) if isinstance(card, Mapping) else []
     if not sweeps:
@@ -182,12 +182,12 @@ def _table_lines(lines: Sequence[str]) -> set[int]:
 
     They begin with a bar, or have bars and are below or above a line of dashes and bars.
     """
-    found = {number for number, line in enumerate(lines) if line.strip()[:1] == "|"}
+    of_tables = {number for number, line in enumerate(lines) if line.strip()[:1] == "|"}
     for number, line in enumerate(lines):
         if "|" in line and re.fullmatch(r"[\s|:-]*-{2,}[\s|:-]*", line):
             below = itertools.takewhile(lambda n: "|" in lines[n], range(number, len(lines)))
-            found |= {max(0, number - 1), *below}
-    return found
+            of_tables |= {max(0, number - 1), *below}
+    return of_tables
 
 
 class _HtmlTables(HTMLParser):

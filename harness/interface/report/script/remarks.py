@@ -346,11 +346,15 @@ def _mean_of_means(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     together = list(zip(*of_ranks, strict=False))
     uneven = [counts for counts in together if _unequal(counts)]
     if 2 * len(uneven) > len(together):
-        most, least = max(uneven[0]), min(uneven[0])
-        ranks = uneven[0].index(most), uneven[0].index(least)
-        where = f"{most} targets on rank {ranks[0]} and over {least} on rank {ranks[1]}"
+        most = max(uneven[0])
+        least = min(uneven[0])
+        where = (
+            f"{most} targets on rank {uneven[0].index(most)} and over {least} on rank"
+            f" {uneven[0].index(least)}"
+        )
     elif row.seen.backwards > len(row.seen.optimizers) and _unequal(of_ranks[0]):
-        most, least = max(of_ranks[0]), min(of_ranks[0])
+        most = max(of_ranks[0])
+        least = min(of_ranks[0])
         where = f"{most} targets in one backward pass and over {least} in another"
     else:
         return ""

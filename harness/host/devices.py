@@ -125,6 +125,10 @@ class Hardware:
         return self.link_bytes if len(self.nodes) == 1 else self.network_bytes
 
 
+#: Largest number of GPUs of a plan. Its time and memory grow with this number.
+MOST_GPUS = 4096
+
+
 def parse(text: str) -> Hardware:
     """Return the hardware that ``--on`` names: a text like ``64x8xh200``, or the path of a file.
 
@@ -146,7 +150,14 @@ def parse(text: str) -> Hardware:
             fix=f"--on {counts}{close}",
         )
     sheet = sheets()[match[3]]
-    return _of(text, sheet, int(match[2]), int(match[1] or 1))
+    per_node, nodes = int(match[2]), int(match[1] or 1)
+    if per_node * nodes > MOST_GPUS:
+        raise SpecError(
+            f"--on {text}: {per_node * nodes:,} GPUs",
+            expected=f"at most {MOST_GPUS:,} GPUs, for which a plan can be computed in a minute",
+            fix=f"--on {MOST_GPUS // 8}x8x{match[3]}",
+        )
+    return _of(text, sheet, per_node, nodes)
 
 
 def _known() -> str:

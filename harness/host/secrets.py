@@ -38,11 +38,14 @@ _LOOKS = (
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*)"),
     re.compile(r"\b(?:bearer|basic)\s+(\S{8,})", re.I),
     re.compile(r"://[^\s/:@]*:(?!\d+(?:/|$))([^\s@]\S*)@"),
+    re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+(\S+)"),  # .netrc
+    re.compile(r"\bclient-key-data:\s*(\S+)"),  # kubeconfig
 )
 #: Tokens of well-known services: a prefix, which a long run of letters and digits must follow.
 _SERVICES = re.compile(
     r"(?<![\w-])((?:gh[opsur]_|github_pat_|hf_|sk[-_]|xox[abeprs]-|xapp-|A[KS]IA|AIza|glpat-|pypi-"
-    r"|npm_|ya29\.|eyJ)[\w./+-]*)"
+    r"|npm_|ya29\.|eyJ|nvapi-|do[por]_v1_|shp(?:at|ca|pa|ss)_|sq0[a-z]{3}-|[rs]k_(?:live|test)_|SG\."
+    r"|lin_api_|glsa_|dckr_pat_|hv[sb]\.|pplx-|r8_|figd_|PMAK-|tskey-|ATATT|xai-|gsk_|rpa_)[\w./+-]*)"
 )
 _USER = re.compile(r"://([^\s/@:]+)@")
 _HOOK = re.compile(r"://\S*hook\S*?/(\w{8,}\S*)")

@@ -3,6 +3,7 @@
 import datetime
 import errno
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -584,13 +585,14 @@ def _deadlines(case: CaseSpec, described: Described, budget_s: float | None) -> 
     step of a user's script may not take longer than the time budget of the whole run. Its start and
     its first step may, because they compile and load.
     """
-    if case.script and budget_s is not None:
-        most_s = max(LEAST_SILENCE_S, budget_s)
-        return replace(
-            SCRIPTS, step_s=min(SCRIPTS.step_s, most_s), meet_s=min(SCRIPTS.meet_s, most_s)
-        )
     if case.script:
-        return SCRIPTS
+        most_s = max(LEAST_SILENCE_S, math.inf if budget_s is None else budget_s)
+        return replace(
+            SCRIPTS,
+            step_s=min(SCRIPTS.step_s, most_s),
+            meet_s=min(SCRIPTS.meet_s, most_s),
+            idle_s=SCRIPTS.idle_s if case.device is Device.CPU else 0.0,  # GPUs need no core
+        )
     if described.facts is None or described.expected is None:
         return _USUAL
     flops = described.facts.flops_per_sample * described.expected.global_batch

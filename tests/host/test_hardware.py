@@ -88,3 +88,10 @@ def test_the_hardware_of_a_run_must_have_known_links() -> None:
     assert devices.of_machine("run", here, (8, 8)).nodes == (8, 8)
     with pytest.raises(SpecError, match="the links of .* are unknown"):
         devices.of_machine("run", machine.detect(), (2,))
+
+
+def test_a_plan_for_a_million_gpus_is_refused() -> None:
+    with pytest.raises(SpecError, match="1,000,000 GPUs"):
+        devices.parse("1000000xh100")
+    with pytest.raises(SpecError, match="160,000 GPUs"):
+        devices.parse("20000x8xh100")

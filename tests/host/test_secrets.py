@@ -26,6 +26,30 @@ def test_secret_variables_are_not_recorded(name: str, value: str) -> None:
     assert secrets.kept({name: value}) == {}
 
 
+#: Prefixes of tokens of services.
+PREFIXES = (
+    "nvapi-", "dop_v1_", "doo_v1_", "shpat_", "sq0atp-", "rk_live_", "sk_test_", "SG.", "lin_api_",
+    "glsa_", "dckr_pat_", "hvs.", "pplx-", "r8_", "figd_", "PMAK-", "tskey-", "ATATT", "xai-", "gsk_",
+    "rpa_", "glpat-", "AKIA", "eyJ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_tokens_of_services_are_masked_wherever_they_stand(prefix: str) -> None:
+    token = prefix + 12 * "aB3"
+    assert secrets.kept({"TORCH_HOME": token}) == {}
+    masked = " ".join(secrets.masked_words(["python", "train.py", "--note", f"a {token} b"]))
+    assert 6 * "aB3" not in masked
+
+
+@pytest.mark.parametrize(
+    "text", ["machine api.wandb.ai login user password {}", "client-key-data: {}"]
+)
+def test_passwords_of_files_that_programs_print_are_masked(text: str) -> None:
+    masked = " ".join(secrets.masked_words(["python", "--note", text.format(WORD)]))
+    assert WORD not in masked
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

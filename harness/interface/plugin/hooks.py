@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,6 +32,9 @@ DEPTH = 8
 #: Largest number of files in which suites are searched for.
 FILES = 2000
 _NEAR = pytest.StashKey[bool]()
+#: The name under which a worker of pytest-xdist reports that it has collected scaling suites.
+PARALLEL = "scaleproof_parallel"
+_PARALLEL = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,6 +126,18 @@ def pytest_configure(config: pytest.Config) -> None:
             site_of(config)
         except ScaleproofError as error:
             raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Remember that a worker of pytest-xdist has refused scaling suites."""
+    node.config.stash[_PARALLEL] = PARALLEL in getattr(node, "workeroutput", {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End with the status of a usage error if scaling suites were started in parallel."""
+    if session.config.stash.get(_PARALLEL, False):
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

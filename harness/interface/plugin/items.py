@@ -54,6 +54,8 @@ def _scaling(config: pytest.Config) -> Scaling:
     """Return the session's state, which is created at the first ``@scaling`` function."""
     if KEY not in config.stash:
         spread = hasattr(config, "workerinput")  # a worker of pytest-xdist
+        if spread:
+            getattr(config, "workeroutput")[hooks.PARALLEL] = True  # noqa: B009
         if spread or any(getattr(config.option, o, None) for o in ("numprocesses", "forked")):
             raise SpecError(
                 "scaling suites cannot run in parallel, because ranks need the whole machine",
@@ -337,6 +339,9 @@ def pytest_runtest_makereport(
     if KEY not in item.config.stash:
         return report
     scaling = item.config.stash[KEY]
+    expected = _expectation(item)
+    if report.when == "setup" and isinstance(expected, Expectation):
+        report.duration = _share_s(scaling, item, expected)
     own_failure = item.stash.get(OWN_FAILURE, False) or _expectation(item) is None
     if own_failure:
         scaling.foreign_failures += report.failed
@@ -349,6 +354,17 @@ def pytest_runtest_makereport(
     elif report.failed:
         scaling.statuses[item.nodeid] = Status.ERROR
     return report
+
+
+def _share_s(scaling: Scaling, item: pytest.Item, expected: Expectation) -> float:
+    """Return an item's share of the time of its plan's launches, in s."""
+    plan = expected.plan.hash
+    items = map(_expectation, item.session.items)
+    count = sum(isinstance(x, Expectation) and x.plan.hash == plan for x in items)
+    measured = scaling.selected.get(plan)
+    launches = scaling.start().run.launches if measured is not None else []
+    spent_s = sum(x.wall_s for x in launches if measured is not None and x.plan == measured.hash)
+    return spent_s / max(1, count)
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, Any] | None:

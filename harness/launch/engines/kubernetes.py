@@ -291,6 +291,15 @@ class Pods(Job):
                 expected="the API server can be reached",
                 fix="kubectl cluster-info",
             ) from None
+        except odd as error:
+            self.stop()
+            raise LaunchError(
+                f"{asked['host'] or 'the address of the cluster'} answers, but not as a Kubernetes"
+                f" API server ({type(error).__name__})",
+                where="kubernetes engine",
+                expected="the https address of an API server, not of a proxy or another program",
+                fix="kubectl cluster-info",
+            ) from None
         except BaseException:  # also Ctrl-C between the creation of two objects
             self.stop()
             raise

@@ -350,14 +350,13 @@ class World:
     def _idle(self, beats: Sequence[tuple[Phase, int, float]]) -> bool:
         """Return whether all ranks of the world wait, so that none of them can ever go on.
 
-        A rank that computes, loads or evaluates uses a core. A GPU may compute without one.
+        A rank that computes, loads or evaluates uses a core.
         """
-        case = self.spec.case
         waiting = all(
             Phase.GROUP < phase < Phase.FINISH and step and silent > self.spec.deadlines.idle_s
             for phase, step, silent in beats
         )
-        if not waiting or self.share.count < case.world_size or case.device is Device.CUDA:
+        if not waiting or self.share.count < self.spec.case.world_size:
             self._silent_from = None
             return False
         now, used_s = time.monotonic(), cores.of_groups(set(self.pids.values()))

@@ -30,10 +30,12 @@ class Calls:
     """The calls of one process: their number, and the seconds that the host spends in them.
 
     ``counts`` and ``seconds`` have one entry for each collective that was called. A collective that
-    another one calls belongs to the outer one. ``inside`` states that one is running.
+    another one calls belongs to the outer one, and one that an optimizer calls in its step is left
+    out (``updates`` returns whether one steps). ``inside`` states that one is running.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, updates: Callable[[], bool] = lambda: False) -> None:
+        self._updates = updates
         self.counts = Counter[str]()
         self.seconds: dict[str, float] = {}
         self.saving_s = self.garbage_s = self.waiting_s = 0.0
@@ -76,7 +78,7 @@ class Calls:
 
         @functools.wraps(call)
         def timed(*args: Any, **more: Any) -> Any:
-            if self.inside:
+            if self.inside or self._updates():
                 return call(*args, **more)
             tensors = [x for x in (*args, *more.values()) if isinstance(x, Tensor)]
             if torch.is_grad_enabled() and any(x.grad_fn is not None for x in tensors):

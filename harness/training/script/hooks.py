@@ -106,7 +106,7 @@ class Hooks:
         self.reads = self.evaluations = 0
         self.in_eval = False
         self.saved = set[str]()  # files that torch.save has written
-        self.calls = Calls()
+        self.calls = Calls(self.updates)
         self.means = Means()
         self._trained = False  # whether weights were trained since the last optimizer step
         # a root that was called since then in eval mode, with gradients enabled

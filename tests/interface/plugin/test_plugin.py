@@ -587,3 +587,9 @@ def test_a_mistake_in_the_decorator_is_one_clear_error(
     text = result.stdout.str() + result.stderr.str()
     assert result.ret == Exit.USAGE and message in text and "Traceback" not in text, text
     assert "\n  try " in text
+
+
+def test_suites_in_parallel_are_a_usage_error(suite: pytest.Pytester) -> None:
+    result = run(suite, "test_suite.py", "-n", "2")
+    assert result.ret == 4
+    result.stdout.fnmatch_lines(["*scaling suites cannot run in parallel*"])

@@ -13,6 +13,13 @@ from harness.interface.report.text import Column
 from harness.record import LaunchRecord, RunRecord
 
 
+def question(run: RunRecord) -> str:
+    """Return the question that a run answers, as the title of its page."""
+    scripts = {arm.case.script for plan in run.plans for arm in plan.arms if arm.case.script}
+    what = "training" if len(scripts) != 1 else scripts.pop()
+    return f"Does {what} scale on {run.machine.title}?"
+
+
 def facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the facts of machine and software as titles, each with its (name, value) rows."""
     software = sorted(run.software.items())

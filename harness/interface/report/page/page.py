@@ -40,6 +40,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
         .get_template("page.html.jinja")
         .render(
             run=run,
+            question=facts.question(run),
             headline=headline(run),
             why=why_open(run),
             decide=decide(run),

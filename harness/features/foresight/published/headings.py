@@ -39,6 +39,7 @@ _SPELLINGS: tuple[tuple[str, str], ...] = (
         r"(time_to_train|days_(to_train|per|for))_(1t|1_trillion|trillion)_tokens(_in_days|_days)?",
         "days_per_trillion_tokens",
     ),
+    (r"tgs(_tokens_per_gpu_per_s(ec|econd)?)?", "tokens_per_s_per_gpu"),
     (r"(tps|wps|token_throughput)_per_(gpu|device|chip|rank)", "tokens_per_s_per_gpu"),
     (r"tps|wps|token_throughput", "tokens_per_s"),
     (r"(train_)?(samples|sequences|images)_per_second", "samples_per_s"),

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import harness
+from harness.analysis.script import check, launches, same_training  # noqa: F401  (they register checks)
 from harness.cases import CaseSpec
 from harness.cases.heads import FEATURES
 from harness.cases.metrics import METRICS
@@ -67,6 +68,8 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+#: The line above the table of checks.
+CHECKS = "If one of these checks fails, it is an ERROR (written by `python scripts/pages.py`):"
 #: The line above the table of remarks.
 REMARKS = "These observations lead to remarks only (written by `python scripts/pages.py`):"
 FIELDS = "## Every field of a case"
@@ -93,12 +96,13 @@ def keys() -> str:
     return "\n".join(lines) + "\n"
 
 
-def remarks() -> str:
-    """Return docs/your_own_training.md with a new table of all remarks."""
+def diagnostics() -> str:
+    """Return docs/your_own_training.md with new tables of all checks and remarks."""
     page = (DOCS / "your_own_training.md").read_text()
-    before, _, rest = page.partition(REMARKS)
-    _, _, after = rest.partition("\n### ")
-    return "\n".join([before + REMARKS, "", *table(), "", f"### {after}"])
+    before = page.partition(CHECKS)[0]
+    _, _, after = page.partition(REMARKS)[2].partition("\n### ")
+    lines = [before + CHECKS, "", *check.table(), "", REMARKS, "", *table(), "", f"### {after}"]
+    return "\n".join(lines)
 
 
 def _row(action: argparse.Action) -> str:
@@ -254,7 +258,7 @@ def _svg(width: float, height: float, body: list[str], title: str) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "options.md": options, "metrics.md": metrics, "api.md": api, "keys.md": keys,
-    "your_own_training.md": remarks,
+    "your_own_training.md": diagnostics,
     "folders.svg": folders, "verdict.svg": verdict,
 }  # fmt: skip
 

@@ -20,8 +20,10 @@ new=
   echo "ERROR: $venv is Python < 3.11. try: rm -r $venv && PYTHON=python3.12 bash $0 $what" >&2
   exit 4
 }
-"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-compile \
-  -c constraints.txt -e ".$extras"
+install=("$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-compile)
+[ "$what" = suites ] ||
+  "${install[@]}" --require-hashes --no-deps -r scripts/requirements-test.txt
+"${install[@]}" -c constraints.txt -e ".$extras"
 # Compile the packages on all cores, which pip does not do. Otherwise the first ranks would compile them.
 [ -z "$new" ] || "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing)/' "$venv/lib" || true
 exec "$venv/bin/python" -m pytest "$what/" $parallel "$@"

@@ -16,7 +16,8 @@ from typing import Any
 
 from harness.analysis.audit import audit, strays
 from harness.analysis.judging import contrast_data, verdicts
-from harness.analysis.samples import bits, calibration, figures, references, script
+from harness.analysis.samples import bits, calibration, figures, references
+from harness.analysis.script import counting
 from harness.analysis.timeline.close import budget_of, talks, trace_path
 from harness.base import files, host_errors
 from harness.base.documents import Json, to_doc
@@ -377,7 +378,7 @@ def _counted_then(samples: Sequence[Samples], cut: int, today: int, recorded: in
     The older rule also used warm-up steps to estimate the share of distinct rows. If its result is
     the recorded number, return this number, else ``today``.
     """
-    then = sum(script.by_step(samples)[cut:])
+    then = sum(counting.by_step(samples)[cut:])
     return then if then == recorded else today
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from harness.analysis import forecast
 from harness.analysis.judging import blockers, verdicts
 from harness.analysis.judging.verdicts import unconfirmed
-from harness.analysis.samples.same_training import may_be_ragged
+from harness.analysis.script.same_training import may_be_ragged
 from harness.base.errors import RetryableError, ScaleproofError
 from harness.base.files import UnwrittenError
 from harness.base.formatting import duration, rate

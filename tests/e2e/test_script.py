@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from harness.analysis.rerun_command import command
-from harness.analysis.samples.script import by_step
+from harness.analysis.script.counting import by_step
 from harness.analysis.verify import verify
 from harness.base.errors import Exit, SpecError
 from harness.cases import Catalogue, Device, Mode, Protocol, Settings, Site
@@ -267,6 +267,7 @@ def test_a_sitecustomize_that_imports_torch_hides_nothing(
     assert [rank.watched.way for rank in launch.ranks if rank.watched] == ["launcher"] * 2
 
 
+@pytest.mark.full
 def test_a_fresh_interpreter_and_a_launcher_see_the_same_training(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -692,8 +693,8 @@ def test_shared_data_is_never_changed(
         "    optimizer.step()\n"
     )
     monkeypatch.chdir(folder)
-    words = ["run", "--script", "--cpus", "2", "--no-fabric", "--no-timeline", "--data", "data"]
-    status = main([*words, "--time-budget", "20", "--", "train.py"])
+    words = ["run", "--script", "--check-only", "--cpus", "2", "--data", "data"]
+    status = main([*words, "--", "train.py"])
     text = " ".join(capsys.readouterr().out.split())
     kept = (tmp_path / "data/cache.txt").read_text() == "mine"
     assert kept or "omit that --data option, and every launch gets a private copy" in text

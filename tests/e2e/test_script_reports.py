@@ -43,8 +43,14 @@ SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of"
           "switched on", "graphs of", "unscale_", "with gradients", "same cores", "means over", "clip their", "set_epoch", "broadcast in", "scheduler", "of all ranks", "EMA")  # fmt: skip
 
 
+#: Cases whose launches take a minute.
+LENGTHY = {"garbage", "collecting", "saves"}
+
+
 @pytest.mark.few(2)
-@pytest.mark.parametrize("case", NAMED)
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.full] * (x in LENGTHY)) for x in NAMED]
+)
 def test_the_cause_of_a_reported_defect_is_named(measured: Measured, case: str) -> None:
     verdict = measured("reported.py", case, protocol=LONG)
     assert verdict.value is not None, verdict.detail

@@ -159,7 +159,7 @@ def test_an_agent_that_ends_reports_the_reason(
     assert "its agent is gone: the agent has started threads python" in cause.message
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "cell",
     [pytest.param(c, marks=[pytest.mark.full] * (c.kind in ALIKE)) for c in ONE_OF_EACH],

@@ -44,7 +44,7 @@ def test_tox_installs_the_lowest_versions() -> None:
     )
 
 
-@pytest.fixture(scope="module", params=["8.3.0", "8.4.2"])
+@pytest.fixture(scope="module", params=["8.3.0", pytest.param("8.4.2", marks=pytest.mark.full)])
 def older_pytest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an older pytest, to precede the installed one on the path."""
     folder = tmp_path_factory.mktemp("pytest")

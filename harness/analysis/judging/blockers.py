@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from harness.analysis.judging.contrast_data import ContrastData
 from harness.analysis.judging.question import Caveat, blocker
-from harness.analysis.samples import references, same_training
+from harness.analysis.samples import references
+from harness.analysis.script import same_training
 from harness.base.documents import fields_of
 from harness.cases import (
     Arm,

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.analysis.samples import script
 from harness.analysis.samples.anatomy import anatomy
 from harness.analysis.samples.references import LossCurve, astray, mean_losses
 from harness.analysis.samples.steadiness import steadiness
+from harness.analysis.script import counting, launches
 from harness.base import stats
 from harness.cases import CaseSpec, Compiled, Data, Device, Plan, StandIn, Window
 from harness.record import (
@@ -108,13 +108,13 @@ def figures(  # noqa: PLR0913  (what is known of a launch)
     seen = 0
     if samples:
         seen = (
-            script.consumed(case, ranks, samples, cut)
+            counting.consumed(case, ranks, samples, cut)
             if expected is None
             else consumed(samples, cut)
         )
     kept = slowest(samples, cut) if samples else []
     if expected is None:
-        mistakes = script.wrong(case, ranks, samples)
+        mistakes = launches.wrong(case, ranks, samples)
     else:
         mistakes = wrong(case, expected, ranks, samples, cut, reference, seen)
     return Figures(

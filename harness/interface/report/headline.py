@@ -10,7 +10,7 @@ from statistics import fmean
 from harness.analysis.judging.points import shown_against
 from harness.analysis.rerun_command import changed, command
 from harness.analysis.results import Result, defects, required, results, tally, worst
-from harness.analysis.samples.script import came_to_each, handed_out
+from harness.analysis.script.counting import came_to_each, handed_out
 from harness.cases import CaseSpec, Device, Mode, Plan
 from harness.cases.script import ACCEPTABLE
 from harness.host.admission import Level

@@ -9,7 +9,7 @@ cycles. It is the shortest sequence of cycles that repeats.
 
 from dataclasses import dataclass
 
-from harness.analysis.samples.script import period
+from harness.analysis.script.period import period
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def found() -> Evaluation:
     )
 
 
+@pytest.mark.full
 def test_families_that_were_left_out_are_predicted_within_the_stated_errors(
     found: Evaluation,
 ) -> None:

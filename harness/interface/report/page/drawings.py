@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+
 from harness.interface.report.page.svg import COLORS, RIGHT, WIDTH, ticks
 
 #: The largest number of points in a line. The steps of a longer series are grouped, and each group
@@ -82,6 +84,60 @@ def over_steps(trails: Sequence[StepSeriesChart], *, title: str, unit: str, cut:
     elements.append(
         f'<text class="tick" x="{WIDTH - RIGHT}" y="{at}" text-anchor="end">step {longest - 1}</text>'
         f'<text class="label" x="{(left_edge + WIDTH) / 2:.0f}" y="{at + 12}" text-anchor="middle">{escape(title)}, {escape(unit)}</text>'
+    )
+    return "\n".join([*elements, "</svg>"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The values whose distribution is one row of a chart."""
+
+    name: str
+    values: Sequence[float]
+
+
+def spreads(rows: Sequence[Spread], *, title: str, unit: str) -> str:
+    """Return a chart with the distribution of each row's values on one axis.
+
+    A row has a line from the 5th to the 95th percentile, a bar between the quartiles, a mark at the
+    median and a dot at the largest value.
+    """
+    left_edge, row = 64, 22
+    bottom = 6 + row * len(rows)
+    low = min(min(r.values) for r in rows)
+    high = max(max(r.values) for r in rows)
+    low = 0.0 if high > 2 * low else low
+    size = (high - low) or 1.0
+
+    def px(value: float) -> float:
+        return left_edge + (value - low) / size * (WIDTH - left_edge - RIGHT)
+
+    elements = [
+        f'<svg viewBox="0 0 {WIDTH} {bottom + 38}" role="img"'
+        f' aria-label="{escape(title)} in {escape(unit)}, {len(rows)} rows">'
+    ]
+    for tick in ticks(low, high):
+        elements.append(
+            f'<line class="grid" x1="{px(tick):.1f}" x2="{px(tick):.1f}" y1="4" y2="{bottom}"/>'
+            f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>'
+        )
+    for i, spread in enumerate(rows):
+        y = 6 + row * i + 8
+        p5, p25, p50, p75, p95 = np.percentile(spread.values, (5, 25, 50, 75, 95))
+        worst = max(spread.values)
+        words = f"{spread.name}: median {p50:.4g}, 95 % {p95:.4g}, worst {worst:.4g} {unit}"
+        elements.append(
+            f'<g><title>{escape(words)}</title><text class="tick" x="{left_edge - 6}" y="{y + 4}"'
+            f' text-anchor="end">{escape(spread.name)}</text>'
+            f'<line x1="{px(p5):.1f}" x2="{px(p95):.1f}" y1="{y}" y2="{y}" stroke="{COLORS[0]}"/>'
+            f'<rect x="{px(p25):.1f}" y="{y - 5}" width="{max(px(p75) - px(p25), 1):.1f}" height="10"'
+            f' fill="{COLORS[0]}" opacity="0.45"/><line x1="{px(p50):.1f}" x2="{px(p50):.1f}"'
+            f' y1="{y - 6}" y2="{y + 6}" stroke="{COLORS[0]}" stroke-width="2"/>'
+            f'<circle cx="{px(worst):.1f}" cy="{y}" r="2.5" fill="{COLORS[1]}"/></g>'
+        )
+    elements.append(
+        f'<text class="label" x="{(left_edge + WIDTH) / 2:.0f}" y="{bottom + 32}"'
+        f' text-anchor="middle">{escape(title)}, {escape(unit)}</text>'
     )
     return "\n".join([*elements, "</svg>"])
 

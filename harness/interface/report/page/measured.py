@@ -13,12 +13,14 @@ from harness.base.formatting import si
 from harness.base.packs import size
 from harness.cases import Plan
 from harness.interface.report.page import drawings, svg
-from harness.interface.report.page.drawings import Lane, StepSeriesChart
+from harness.interface.report.page.drawings import Lane, Spread, StepSeriesChart
 from harness.interface.report.page.spent import COLORS
 from harness.interface.report.timeline import TERMS
 from harness.record import LaunchRecord, Purpose, RunRecord
 from harness.record.store import Samples, load_samples
 
+#: The title of the drawing of one step.
+ONE_STEP = "One step of all ranks"
 #: The largest numbers of launches and of ranks that are drawn. The tables list all of them.
 LAUNCHES = 12
 RANKS = 16
@@ -55,6 +57,7 @@ def figures(
     ]
     if read:
         yield from _over_steps(run, plan, read)
+        yield _spreads(read)
     profiled = next((launch for launch in launches if launch.budget is not None), None)
     if profiled is not None and (figure := _one_step(folder, profiled)):
         yield figure
@@ -90,6 +93,22 @@ def _over_steps(
         yield Drawing(title="Memory", svg=Markup(drawn), note="of the largest rank's process")
 
 
+def _spreads(read: Sequence[tuple[LaunchRecord, Sequence[Samples]]]) -> Drawing:
+    """Return the distribution of each rank's step times, over the timed steps of all launches."""
+    times_ms: dict[int, list[float]] = {}
+    for launch, ranks in read:
+        num_kept = launch.steps.count if launch.steps else 0
+        for rank, samples in zip(launch.ranks, ranks, strict=True):
+            kept = samples.step_s[-num_kept:] * 1e3
+            times_ms.setdefault(rank.rank, []).extend(kept.tolist())
+    slowest = sorted(times_ms, key=lambda rank: -float(np.mean(times_ms[rank])))[:RANKS]
+    rows = [Spread(name=f"rank {rank}", values=times_ms[rank]) for rank in sorted(slowest)]
+    drawn = drawings.spreads(rows, title="step time", unit="ms")
+    which = f"; the {RANKS} slowest of {len(times_ms)} ranks" if len(times_ms) > RANKS else ""
+    note = f"line: 5 to 95 %, bar: quartiles, mark: median, dot: worst step{which}"
+    return Drawing(title="Step times of each rank", svg=Markup(drawn), note=note)
+
+
 def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
     """Return a drawing of the step with the median length, all ranks on one clock."""
     shown = _shown_ranks(launch)
@@ -97,7 +116,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
     try:
         if sum(map(size, paths)) > TRACE_BYTES:
             note = "the traces are too large to draw here: scaleproof report timeline RUN"
-            return Drawing(title="One step of all ranks", svg=Markup(""), note=note)
+            return Drawing(title=ONE_STEP, svg=Markup(""), note=note)
         _, lanes, closed = close_launch(folder, launch.launch, launch.ranks)
     except (OSError, ScaleproofError):
         return None
@@ -118,7 +137,7 @@ def _one_step(folder: Path, launch: LaunchRecord) -> Drawing | None:
         "" if len(shown) == len(launch.ranks) else f"; {len(shown)} of {len(launch.ranks)} ranks"
     )
     drawn = drawings.lanes(timelines, COLORS, unit="ms")
-    return Drawing(title="One step of all ranks", svg=Markup(drawn), note=note)
+    return Drawing(title=ONE_STEP, svg=Markup(drawn), note=note)
 
 
 def _shown_ranks(launch: LaunchRecord) -> list[int]:

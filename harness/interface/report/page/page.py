@@ -6,6 +6,7 @@ Each section has a file in this folder. Its tables are the tables that the termi
 """
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.analysis.judging import notices
@@ -15,9 +16,10 @@ from harness.base.files import FullDiskError
 from harness.interface.report import fabric, script, sections, side_by_side, tables
 from harness.interface.report.headline import brief, decide, headline, why_open
 from harness.interface.report.page import data, facts, perfetto, scaling_charts
-from harness.interface.report.page.cases import anchors, cases
+from harness.interface.report.page.cases import Case, anchors, cases
 from harness.interface.report.page.judged import judged
-from harness.interface.report.page.spent import WIDE, spent
+from harness.interface.report.page.measured import ONE_STEP, Drawing
+from harness.interface.report.page.spent import WIDE, Spent, spent
 from harness.interface.report.tables import coverage
 from harness.interface.report.templates import templates
 from harness.record import RunRecord
@@ -56,6 +58,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             beside=side_by_side.plan_tables(run),
             stand_ins=any(run.stand_ins(arm.case) for plan in run.plans for arm in plan.arms),
             spent=lost,
+            front=_front(of_cases, lost),
             cases=of_cases,
             work=facts.work,
             busy=facts.busy,
@@ -72,6 +75,18 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
             data=data.embedded(run, of_cases, groups, lost),
         )
     )
+
+
+def _front(of_cases: Sequence[Case], lost: Sequence[Spent]) -> tuple[Case, Drawing] | None:
+    """Return the case that loses the largest share of its time, and the drawing of one step."""
+    by_anchor = {case.anchor: case for case in of_cases}
+    for spent_time in lost:
+        case = by_anchor.get(spent_time.anchor)
+        drawn = case.drawn if case is not None else ()
+        step = next((figure for figure in drawn if figure.title == ONE_STEP and figure.svg), None)
+        if case is not None and step is not None:
+            return case, step
+    return None
 
 
 def write(run: RunRecord, folder: Path) -> Path | None:

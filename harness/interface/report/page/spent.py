@@ -59,11 +59,13 @@ class Spent:
 
 
 def spent(run: RunRecord, anchors: Mapping[str, str]) -> list[Spent]:
-    """Return the profiled scaling sweeps, largest loss first.
+    """Return the profiled scaling sweeps, largest loss first; those without an explanation last.
 
     ``anchors`` maps a case's hash to its anchor in the page.
     """
-    worst_first = sorted(rungs(run), key=lambda r: float(r.losses.efficiency))
+    worst_first = sorted(
+        rungs(run), key=lambda r: (r.refused or bool(r.apart), float(r.losses.efficiency))
+    )
     budgets_of = [_budgets(run, rung) for rung in worst_first]
     most_ns = max((budget.step_ns for every in budgets_of for _, budget in every), default=0.0)
     return [

@@ -105,7 +105,24 @@ def chart(
         ly = HEIGHT + 10 + 20 * (i // per_row)
         elements.append(_mark(mark, lx, ly - 4, color, ""))
         elements.append(f'<text class="legend" x="{lx + 10}" y="{ly}">{escape(curve.name)}</text>')
+    elements += _bound_labels(plane, series)
     return "\n".join([*elements, "</svg>"])
+
+
+def _bound_labels(plane: _ChartPlane, series: Sequence[Curve]) -> Iterator[str]:
+    """Yield the values of all bounds, each once, beside the marks at its world size."""
+    aside = ASIDE * (len(series) - 1) / 2 + 12
+    free_above: dict[float, float] = {}
+    bounds = {bound for curve in series for bound in curve.bounds}
+    for x, bound in sorted(bounds, key=lambda pair: (pair[0], pair[1])):
+        y = plane.y(bound)
+        if y > free_above.get(x, math.inf):
+            continue  # the label of a close bound is in its place
+        free_above[x] = y - 11
+        first = x == plane.xs[0]
+        at = plane.x(x) + (aside if first else -aside)
+        anchor = "start" if first else "end"
+        yield f'<text class="tick" x="{at:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{bound:g}</text>'
 
 
 def _axes(plane: _ChartPlane, x_label: str, y_label: str) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from harness.analysis.samples import same_training, script
+from harness.analysis.script import counting, exchanges, same_training
+from harness.analysis.script.replicas import FEW, by_rounding, own_parts
 from harness.base.formatting import si
 from harness.cases import Mode
 from harness.interface.report.script.late import late, late_in_most
@@ -59,7 +60,7 @@ def _by_content(row: ScriptRow) -> bool:
     watched = row.of_ranks
     came = [float(sum(w.roots.values())) for w in watched]
     alike = any(rows > 1 >= w.distinct * rows for w, rows in zip(watched, came, strict=True))
-    return not alike and not script.uncounted(watched, came)
+    return not alike and not counting.uncounted(watched, came)
 
 
 def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
@@ -73,7 +74,7 @@ def _of_several(rows: Sequence[ScriptRow]) -> Iterator[tuple[str, str | None]]:
         sizes = "inputs differ in size" if any(row.seen.ragged for row in rows) else ""
         yield "whether a sample takes as much work in every world", sizes
     if layers := list(dict.fromkeys(name for row in several for name in row.seen.statistics)):
-        named = ", ".join(layers[: script.FEW])
+        named = ", ".join(layers[:FEW])
         yield f"statistics of {named}", "each rank computes them from its own batch"
     yield from _slow_ranks(several)
     yield from _gradients(several, rows[0])
@@ -84,9 +85,9 @@ def _beside(several: Sequence[ScriptRow]) -> str:
 
     The text is empty if there are none.
     """
-    rounded = any(script.by_rounding(row.of_ranks) for row in several)
-    of_own = dict.fromkeys(name for row in several for name in script.own_parts(row.of_ranks))
-    parts = ", ".join(list(of_own)[: script.FEW])
+    rounded = any(by_rounding(row.of_ranks) for row in several)
+    of_own = dict.fromkeys(name for row in several for name in own_parts(row.of_ranks))
+    parts = ", ".join(list(of_own)[:FEW])
     words = " except for rounding" if rounded else ""
     return f"{words} except for {parts}, which differ by rank" if parts else words
 
@@ -126,17 +127,17 @@ def _replicas(
     """
     if any(w.sharded for w in watched):
         yield "replicas", "parameters are sharded"
-        if all(w.parallel for w in watched) and not any(list(script.shards(w)) for w in watched):
+        if all(w.parallel for w in watched) and not any(list(exchanges.shards(w)) for w in watched):
             yield "shards exchanged as often as needed", None
         return
     yield f"replicas equal at the start and the end{beside}", None
     if any(w.evaluations or w.aside for w in watched):
         yield "models other than the trained one, if any (a teacher, an average of weights)", ""
-    if not any(map(script.accumulated, watched)):
+    if not any(map(exchanges.accumulated, watched)):
         reason = None if all(w.collectives for w in watched) else "none was seen in the last step"
         if any(w.cleared for w in watched):
             reason = "each pass of a step has its own exchange"
-        elif any(map(script.may_hide_another, watched)):
+        elif any(map(exchanges.may_hide_another, watched)):
             reason = "forward passes all-reduce statistics that are as large"
         yield "gradients exchanged once", reason
 

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from statistics import median
 
-from harness.analysis.samples import script
+from harness.analysis.script.late import late as late_rank
 from harness.base.formatting import si
 from harness.interface.report.script.row import ScriptRow
 from harness.record import LaunchRecord
@@ -55,8 +55,8 @@ def _late_in(launch: LaunchRecord, *, bursts: bool, quiet: bool) -> WaitedFor | 
     watched = [rank.watched for rank in launch.ranks if rank.watched is not None]
     ahead_s = [w.ahead_s + w.bursts_s * bursts for w in watched]
     if quiet:
-        late = script.late(ahead_s, [0.0] * len(watched), step_s)
+        late = late_rank(ahead_s, [0.0] * len(watched), step_s)
     else:
         queued_s = [step_s * (rank.waited_s or 0.0) / rank.window_s for rank in launch.ranks]
-        late = script.late(ahead_s, queued_s, step_s, launch.foreign_load or 0.0)
+        late = late_rank(ahead_s, queued_s, step_s, launch.foreign_load or 0.0)
     return None if late is None else WaitedFor(*late)

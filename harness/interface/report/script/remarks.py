@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 from harness.analysis.judging.biases import MOST_TIMES
-from harness.analysis.samples import same_training, script
+from harness.analysis.script import counting, exchanges, same_training
+from harness.analysis.script.replicas import FEW, by_rounding
 from harness.cases import Device, Mode
 from harness.interface.report.script.late import late
 from harness.interface.report.script.remark import remark
 from harness.interface.report.script.row import ScriptRow
 from harness.record import LaunchRecord
+from harness.record.rank import PART
 
 #: Smallest share of a step's samples that repeat other samples for a remark.
 AGAIN = 0.4
@@ -59,7 +61,7 @@ def _reads(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     "`no_sync()` is missing while gradients accumulate",
 )
 def _exchanged_in_each_pass(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    return script.accumulated(row.seen) if row.arm.case.world_size > 1 else ""
+    return exchanges.accumulated(row.seen) if row.arm.case.world_size > 1 else ""
 
 
 @remark(
@@ -68,7 +70,7 @@ def _exchanged_in_each_pass(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     "`zero_grad()` in the wrong place (SAM and LBFGS cause no remark)",
 )
 def _lost(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    return script.lost(row.seen)
+    return exchanges.lost(row.seen)
 
 
 @remark(
@@ -77,7 +79,7 @@ def _lost(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
 )
 def _shards(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     several = row.seen.sharded and row.arm.case.world_size > 1
-    return "; ".join(script.shards(row.seen)) if several else ""
+    return "; ".join(exchanges.shards(row.seen)) if several else ""
 
 
 @remark(
@@ -136,12 +138,12 @@ def _parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     makes_batches = row.seen.drawn == 1
     if makes_batches or row.arm.case.samples_per_step:
         return ""
-    parts = script.parts_of_one(row.seen)
+    parts = counting.parts_of_one(row.seen)
     if parts < 2:
         return ""
     # --samples-per-step counts the samples of one rank (weak scaling) or of all ranks (strong).
     weak = row.arm.case.mode is Mode.WEAK
-    handed_out = row.seen.drawn if weak else script.handed_out(row.launches[0].ranks)
+    handed_out = row.seen.drawn if weak else counting.handed_out(row.launches[0].ranks)
     return (
         f"the model gets {parts} rows for each sample of the loader (a pair, or views?), and rows"
         f" are counted: --samples-per-step {handed_out:g} counts samples instead"
@@ -211,7 +213,13 @@ def _unstepped(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     "`random_split` without a seed (as in PyTorch's minGPT-ddp)",
 )
 def _unlike_parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    return script.unlike_parts(row.launches[0].ranks)
+    parts = [watched.sampler.partition(PART)[2] for watched in row.of_ranks]
+    if len(set(parts)) < 2 or not all(parts):
+        return ""
+    return (
+        f"ranks divide different parts of one data set ({parts[0]} on rank 0), so some samples are"
+        " drawn twice, and others are held out by one rank only: does random_split have a seed?"
+    )
 
 
 @remark(
@@ -219,7 +227,18 @@ def _unlike_parts(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     "`if rank == 0` is missing",
 )
 def _saved_by_several(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    return script.saved_by_several(row.launches[0].ranks)
+    writers: dict[tuple[str, str], list[int]] = {}
+    for rank in row.launches[0].ranks:
+        for name in rank.watched.saved if rank.watched is not None else ():
+            writers.setdefault((rank.host, name), []).append(rank.rank)
+    shared = {name: ranks for (_, name), ranks in writers.items() if len(ranks) > 1}
+    if not shared:
+        return ""
+    name, ranks = next(iter(shared.items()))
+    return (
+        f"ranks {', '.join(map(str, ranks[:FEW]))} all write the file {name}: is `if rank == 0:`"
+        " missing?"
+    )
 
 
 @remark(
@@ -271,7 +290,7 @@ def _searched(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
     "ranks that round differently in their optimizers",
 )
 def _rounded(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
-    apart = script.by_rounding(row.of_ranks)
+    apart = by_rounding(row.of_ranks)
     if not apart or row.seen.sharded:
         return ""
     return (

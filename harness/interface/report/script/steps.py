@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from statistics import median
 
-from harness.analysis.samples import same_training
 from harness.analysis.samples.anatomy import INSIDE, common
+from harness.analysis.script import same_training
 from harness.base.formatting import si
 from harness.cases import Device
 from harness.interface.report.script.remark import remark

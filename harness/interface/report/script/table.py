@@ -7,8 +7,9 @@ from statistics import fmean
 from markupsafe import Markup
 
 from harness.analysis.judging.contrast_data import timed
-from harness.analysis.samples import same_training, script
 from harness.analysis.samples.anatomy import APART
+from harness.analysis.script import same_training
+from harness.analysis.script.exchanges import SMALL
 from harness.base.formatting import si
 from harness.cases.script import ACCEPTABLE
 from harness.interface.report import text
@@ -95,7 +96,7 @@ def _exchanged(row: ScriptRow) -> str:
     kinds = sorted(
         row.seen.collectives.items(),
         key=lambda kind: (
-            kind[0] not in GRADIENTS or kind[1].payload_bytes < script.SMALL,
+            kind[0] not in GRADIENTS or kind[1].payload_bytes < SMALL,
             -kind[1].payload_bytes,
         ),
     )

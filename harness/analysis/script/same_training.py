@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from harness.analysis.script.check import Worlds, of_worlds
 from harness.base.formatting import si
 from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, ScriptObservations
@@ -48,7 +49,7 @@ def unlike(
     for launches in (mine, base) if edited else ([*mine, *base],):
         if len({_seen(launch).source for launch in launches}) > 1:
             return "the script's file was changed between launches"
-    differences = _differences(case, mine, base, edited)
+    differences = of_worlds.failed(Worlds(case, mine, base, edited))
     return next((difference for difference in differences if not case.accepts(difference)), None)
 
 
@@ -56,7 +57,7 @@ def accepted(
     case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
 ) -> list[str]:
     """Return the differences that the user accepts as intended."""
-    return [x for x in _differences(case, mine, base, edited=False) if case.accepts(x)]
+    return [x for x in of_worlds.failed(Worlds(case, mine, base)) if case.accepts(x)]
 
 
 def may_be_ragged(difference: str) -> bool:
@@ -68,60 +69,75 @@ def may_be_ragged(difference: str) -> bool:
     return difference.startswith(_AMOUNTS) and "(--mode " not in difference
 
 
-def _differences(
-    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord], edited: bool
-) -> Iterator[str]:
-    for launches in (mine, base) if seeded([*mine, *base]) else ():
-        yield from _starts(launches)
-    if not mine or not base:
-        return
-    a = mine[0]
-    b = base[0]
-    if _seen(a).optimizers != _seen(b).optimizers:
-        yield f"optimizers: {_seen(a).optimizers} step here, {_seen(b).optimizers} on {_of(b)}"
-    here, there = (launch.ranks[0].ran.compute_dtype for launch in (a, b))
-    if here and there and here != there:
-        yield f"precision: the forward pass returns {here} here, {there} on {_of(b)}"
-    yield from _whole_data(case, a, b)
-    yield from _amounts(case, mine, base)
-    yield from _work(mine, base)
-    yield from _updates(mine, base)
-    yield from _gradients(a, b, edited)
-
-
-def _starts(launches: Sequence[LaunchRecord]) -> Iterator[str]:
+@of_worlds(
+    "start",
+    "parameters before the first step, if a seed is set before the model is made",
+    "launches of one world size that start from different parameters, for example because one"
+    " resumed from a checkpoint. Without a fixed seed, launches are compared by speed only",
+)
+def _starts(worlds: Worlds) -> Iterator[str]:
     """Report launches of one world that use the same seed and begin with different parameters.
 
     Worlds may use different seeds (EDM's is ``seed * world_size + rank``), and each launch may draw
     a random seed.
     """
+    if seeded([*worlds.mine, *worlds.base]):
+        yield from _starts_of(worlds.mine)
+        yield from _starts_of(worlds.base)
+
+
+def _starts_of(launches: Sequence[LaunchRecord]) -> Iterator[str]:
     if len({_seen(launch).seed for launch in launches}) > 1:
         return
     starts = {_seen(launch).start: launch.launch for launch in launches}
     ways = {(_seen(launch).way, _seen(launch).start) for launch in launches}
     if len(starts) == len(ways) == 2 and len({way for way, _ in ways}) == 2:
-        yield "start: forks and new interpreters begin with different parameters: use --fresh"
+        yield "forks and new interpreters begin with different parameters: use --fresh"
     elif len(starts) > 1:
         few = " and ".join(list(starts.values())[:2])
         yield (
-            f"start: {few} begin with different parameters: was one resumed, or are some"
+            f"{few} begin with different parameters: was one resumed, or are some"
             " parameters uninitialized (to_empty)?"
             " A script that resumes from its last checkpoint needs a folder without one"
         )
 
 
-def _whole_data(case: CaseSpec, a: LaunchRecord, b: LaunchRecord) -> Iterator[str]:
+@of_worlds(
+    "optimizers", "optimizers that step, at all world sizes", "another optimizer on more ranks"
+)
+def _optimizers(worlds: Worlds) -> Iterator[str]:
+    for a, b in worlds.pair:
+        if _seen(a).optimizers != _seen(b).optimizers:
+            yield f"{_seen(a).optimizers} step here, {_seen(b).optimizers} on {_of(b)}"
+
+
+@of_worlds(
+    "precision", "dtype of the forward pass, at all world sizes", "a lower precision on more ranks"
+)
+def _precision(worlds: Worlds) -> Iterator[str]:
+    for a, b in worlds.pair:
+        here, there = (launch.ranks[0].ran.compute_dtype for launch in (a, b))
+        if here and there and here != there:
+            yield f"the forward pass returns {here} here, {there} on {_of(b)}"
+
+
+@of_worlds(
+    "samples",
+    "data sets of the loaders, at all world sizes",
+    "a missing DistributedSampler behind augmentation or shuffling",
+)
+def _whole_data(worlds: Worlds) -> Iterator[str]:
     """Report replicas whose loaders each draw from the whole data set.
 
     The content of samples does not show this. Augmentation changes the rows of a sample, and ranks
     may shuffle with different seeds.
     """
-    if not draws_whole(a, b) or not _seen(a).stored:
-        return
-    yield (
-        f"samples: each of {case.world_size} ranks draws from all {_seen(a).whole:,} samples of the"
-        f" data set, as on {_of(b)}: is a DistributedSampler missing?"
-    )
+    for a, b in worlds.pair:
+        if draws_whole(a, b) and _seen(a).stored:
+            yield (
+                f"each of {worlds.case.world_size} ranks draws from all {_seen(a).whole:,} samples"
+                f" of the data set, as on {_of(b)}: is a DistributedSampler missing?"
+            )
 
 
 def draws_whole(a: LaunchRecord, b: LaunchRecord) -> bool:
@@ -145,15 +161,24 @@ def _of(launch: LaunchRecord) -> str:
     return "one rank" if len(launch.ranks) == 1 else f"{len(launch.ranks)} ranks"
 
 
-def _amounts(
-    case: CaseSpec, mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]
-) -> Iterator[str]:
+@of_worlds(
+    "count",
+    "samples of a mean or median step, at all world sizes",
+    "strong scaling declared as weak, and the reverse. Short last batches and token budgets are"
+    " correct",
+)
+def _amounts(worlds: Worlds) -> Iterator[str]:
     """Report a number of samples that does not fit the scaling mode.
 
     In weak scaling, every rank has the same number of samples in a step at all world sizes. In
     strong scaling, the sum over ranks is the same. Either the mean step or the median step has to
     fit, because epochs may end in a short batch.
     """
+    if not worlds.pair:
+        return
+    case = worlds.case
+    mine = worlds.mine
+    base = worlds.base
     times = {Mode.WEAK: case.world_size / len(base[0].ranks), Mode.STRONG: 1.0}
     here, there = (median(map(_mean_samples, side)) for side in (mine, base))
     usual = [median(map(_usual_samples, side)) for side in (mine, base)]
@@ -172,7 +197,7 @@ def _amounts(
                 f" {there:g} --accept samples)"
             )
         yield (
-            f"{_AMOUNTS} {here:g} samples{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}:"
+            f"a step has {here:g} samples{_of_ranks(mine[0])}, {there:g} on {_of(base[0])}:"
             f" {case.mode} scaling would have {there * times[case.mode]:g}{ask}"
         )
 
@@ -209,20 +234,29 @@ def _of_ranks(launch: LaunchRecord) -> str:
     return f" (its ranks get {listed} rows)"
 
 
-def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
-    """Report samples with less work or fewer distinct rows than in the baseline.
+@of_worlds(
+    "work",
+    "FLOPs of a sample in the step after the timed ones, without the optimizer's",
+    "a part of the model or batch that is omitted or frozen on more ranks, an evaluation that only"
+    " the baseline makes. FLOPs are compared only if that step is a usual one and all inputs have"
+    " the same size",
+)
+def _work(worlds: Worlds) -> Iterator[str]:
+    """Report samples with less work than in the baseline.
 
     The work inside and outside of the training is compared. The sizes of batches may vary, so a
     difference counts only if every launch has less than all launches of the baseline. Nothing is
     reported if an optimizer computes the loss a varying number of times (LBFGS).
     """
-    if any(_seen(launch).cleared and not _seen(launch).even for launch in (*mine, *base)):
+    mine = worlds.mine
+    base = worlds.base
+    if not worlds.pair or _varies(worlds):
         return
     of_subject = max(map(_per_sample, mine))
     there = min(map(_per_sample, base))
     if works_known([*mine, *base]) and of_subject < LESS * there:
         yield (
-            f"work: a sample takes {of_subject / there:.3g} of the FLOPs that it takes on"
+            f"a sample takes {of_subject / there:.3g} of the FLOPs that it takes on"
             f" {_of(base[0])}: does this world skip a part of the model or of the batch, or does"
             " the baseline do additional work?"
         )
@@ -232,31 +266,54 @@ def _work(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterato
         there = min(map(_aside, base))
         here = max(map(_aside, mine))
         yield (
-            f"work: a rank computes up to {si(here, 'FLOP')} outside its training in a step, and"
+            f"a rank computes up to {si(here, 'FLOP')} outside its training in a step, and"
             f" {si(there, 'FLOP')} on {_of(base[0])}: does the baseline evaluate?"
         )
-    alike = max(_distinct(launch) for launch in mine), min(_distinct(launch) for launch in base)
-    if alike[0] < LESS * alike[1]:
+
+
+@of_worlds(
+    "samples", "repeated rows of a step, at all world sizes", "a batch that is filled with copies"
+)
+def _copies(worlds: Worlds) -> Iterator[str]:
+    if not worlds.pair or _varies(worlds):
+        return
+    here = max(map(_distinct, worlds.mine))
+    there = min(map(_distinct, worlds.base))
+    if here < LESS * there:
         yield (
-            f"samples: {alike[0]:.0%} of the rows of a step are distinct here,"
-            f" {alike[1]:.0%} on {_of(base[0])}: is a part of the batch repeated?"
+            f"{here:.0%} of the rows of a step are distinct here,"
+            f" {there:.0%} on {_of(worlds.base[0])}: is a part of the batch repeated?"
         )
 
 
-def _updates(mine: Sequence[LaunchRecord], base: Sequence[LaunchRecord]) -> Iterator[str]:
+def _varies(worlds: Worlds) -> bool:
+    """Return whether an optimizer computes the loss a varying number of times (LBFGS)."""
+    every = (*worlds.mine, *worlds.base)
+    return any(_seen(launch).cleared and not _seen(launch).even for launch in every)
+
+
+@of_worlds(
+    "updates",
+    "changes of the weights, at all world sizes",
+    "an optimizer that skips updates at some world sizes",
+)
+def _updates(worlds: Worlds) -> Iterator[str]:
     """Report if the share of updates that change no weight differs from the baseline's share."""
+    if not worlds.pair:
+        return
+    base = worlds.base
     here, there = (
         [rank.watched.idle for x in side for rank in x.ranks if rank.watched is not None]
-        for side in (mine, base)
+        for side in (worlds.mine, base)
     )
     if min(here) > max(there) + IDLE:
         yield (
-            f"updates: {min(here):.0%} of the optimizer's steps leave the weights unchanged,"
+            f"{min(here):.0%} of the optimizer's steps leave the weights unchanged,"
             f" {max(there):.0%} on {_of(base[0])}: is the update skipped on several ranks?"
         )
     if min(there) > max(here) + IDLE:
         yield (
-            f"updates: {min(there):.0%} of the optimizer's steps leave the weights unchanged on"
+            f"{min(there):.0%} of the optimizer's steps leave the weights unchanged on"
             f" {_of(base[0])}, {max(here):.0%} here: is the update skipped there?"
         )
 
@@ -316,7 +373,7 @@ def _distinct(launch: LaunchRecord) -> float:
 
 def gradients_differ(a: LaunchRecord, b: LaunchRecord) -> bool:
     """Return whether the first step's gradients differ although they should be equal."""
-    return any(_gradients(a, b, edited=False))
+    return any(_norms_differ(a, b, edited=False))
 
 
 def norms_over(a: LaunchRecord, b: LaunchRecord) -> float:
@@ -336,11 +393,24 @@ def norms_over(a: LaunchRecord, b: LaunchRecord) -> float:
     return here / there
 
 
-def _gradients(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
+@of_worlds(
+    "gradients",
+    "norm of the first gradient, if world sizes had the same samples and forward passes draw no"
+    " random numbers",
+    "a loss or gradient that is summed instead of averaged. If the norm is less than 1.4 times as"
+    ' large, the line says "not checked", because a mean over each rank\'s tokens has this effect,'
+    " too",
+)
+def _gradients(worlds: Worlds) -> Iterator[str]:
+    for a, b in worlds.pair:
+        yield from _norms_differ(a, b, worlds.edited)
+
+
+def _norms_differ(a: LaunchRecord, b: LaunchRecord, edited: bool) -> Iterator[str]:
     ratio = norms_over(a, b)
     if ratio == 1.0 or (not edited and 1 / SUMMED < ratio < SUMMED):
         return
-    first = f"gradients: their norm in the first step is {ratio:.4g} times that"
+    first = f"their norm in the first step is {ratio:.4g} times that"
     if edited:
         yield (
             f"{first} of the other version, although both train on the same samples: the versions"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.analysis.samples.script import late
+from harness.analysis.script.late import late
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.analysis.samples.script import REPEATS, period
+from harness.analysis.script.period import REPEATS, period
 
 words = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 

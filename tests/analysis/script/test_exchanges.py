@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.samples.script import _in_parts, _where, accumulated, extra_exchange, shards
+from harness.analysis.script.exchanges import accumulated, extra_exchange, shards
+from harness.analysis.script.replicas import _where, in_parts
 from harness.interface.report.script.checks import _replicas
 from harness.record import CollectiveCount, ScriptObservations
 
@@ -113,8 +114,8 @@ def test_embedding_tables_with_equal_initial_values_are_shards() -> None:
     """
     cut = replace(seen(1.0, 1, 1), cut=True, sharded=True)
     swapped = {**cut.collectives, "all_to_all": CollectiveCount(count=2, payload_bytes=32_768)}
-    assert _in_parts([replace(cut, collectives=swapped)] * 2)
-    assert not _in_parts([cut] * 2), "without an all-to-all, the ranks do not divide the batch"
+    assert in_parts([replace(cut, collectives=swapped)] * 2)
+    assert not in_parts([cut] * 2), "without an all-to-all, the ranks do not divide the batch"
 
 
 def test_frozen_modules_are_ignored_when_modules_are_compared() -> None:

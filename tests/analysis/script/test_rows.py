@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 from hypothesis import given, strategies as st
 
-from harness.analysis.samples.script import rows
+from harness.analysis.script.counting import rows
 from harness.record.store import Samples
 
 BATCH = 32

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.samples.same_training import may_be_ragged, norms_over, unlike
+from harness.analysis.script.same_training import may_be_ragged, norms_over, unlike
 from harness.cases import CaseSpec, Mode
 from harness.record import LaunchRecord, Purpose, RunRecord, ScriptObservations
 

@@ -6,8 +6,8 @@ ranks, or a ``short`` one that is closed again in every step.
 
 from __future__ import annotations
 
-import os
 import socket
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +68,7 @@ class Peer:
 
 def build(ctx: Any, knobs: Mapping[str, Any]) -> Any:
     shared: list[torch.Tensor] = []
-    folder = Path(f"/dev/shm/scaleproof-beside-{os.getppid()}")
+    folder = Path(tempfile.gettempdir()) / "beside"
 
     def mapped(n: int) -> torch.Tensor:
         if not shared:

@@ -326,16 +326,15 @@ def _ends(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
 def _sealed(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
     """Yield fields of the record that differ from the chain's entry before the first launch."""
     sealed = links[0].body
-    names = ["schema", "run", "started_at", "settings", "machine", "software", "thresholds"]
+    names = ["schema", "run", "started_at", "settings", "machine", "software"]
+    names += ["environment", "thresholds"]
     for name in [*names, *(["facts"] if "facts" in sealed else [])]:
         if not says(sealed.get(name), getattr(run, name)):
             yield f"{name} differs from what was sealed before the first launch"
-    if any(link.kind is Kind.SITTING for link in links):
-        return  # in a resumed run, each process recorded its admission and environment
-    if not says(sealed.get("admission"), run.admission):
+    # Each process that resumes a run examines its host, and the end of the chain has all findings.
+    resumed = any(link.kind is Kind.SITTING for link in links)
+    if not resumed and not says(sealed.get("admission"), run.admission):
         yield "admission differs from the findings before the first launch"
-    if not says(sealed.get("environment"), run.environment):
-        yield "environment differs from what was sealed before the first launch"
 
 
 def _announced(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:

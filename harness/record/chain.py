@@ -31,6 +31,7 @@ FILE = files.CHAIN
 #: Fields of a record that the STATE links of the chain and the end of the run set.
 STATED = (
     "notes", "out_of_time", "launch_sd", "nodes", "setups", "elapsed_s", "device_s", "offered",
+    "admission",
 )  # fmt: skip
 
 
@@ -319,6 +320,7 @@ def _all(kind: type[Entry], links: Sequence[Link], of: Kind) -> tuple[Entry, ...
 def _stated(record: RunRecord, body: Json) -> RunRecord:
     """Return the record with the values of the last STATE link."""
     elapsed_s = max(record.elapsed_s, float(body["elapsed_s"]))
+    admission = from_doc(tuple[Finding, ...], body["admission"]) if "admission" in body else None
     return replace(
         record,
         notes=tuple(dict.fromkeys((*record.notes, *body["notes"]))),
@@ -328,6 +330,7 @@ def _stated(record: RunRecord, body: Json) -> RunRecord:
         setups=body["setups"],
         elapsed_s=elapsed_s,
         device_s=elapsed_s * sum(record.settings.nodes),
+        admission=record.admission if admission is None else admission,
     )
 
 

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from harness.analysis.audit import audit, strays, twice
+from harness.base.documents import to_doc
 from harness.record import LaunchRecord, Purpose, RunRecord, chain
+from harness.record.chain import Kind, Link
 from harness.record.store import load
 
 
@@ -80,6 +83,70 @@ def test_an_impossible_record_is_reported(
     edit: Callable[[RunRecord], RunRecord], why: str, sample: Path, sample_run: RunRecord
 ) -> None:
     assert any(why in text for text in audit(edit(sample_run), sample, chain.read(sample)))
+
+
+def resumed(run: RunRecord, links: tuple[Link, ...]) -> tuple[RunRecord, list[Link]]:
+    """Return the run and its chain as if it had been interrupted before its last launch."""
+    doc = json.loads(json.dumps(to_doc(run)))
+    sitting = {"machine": doc["machine"], "cut": []}
+    state = {name: doc[name] for name in chain.STATED}
+    bodies = [(link.kind, link.at, link.body) for link in links]
+    sealed = {**bodies[0][2], "facts": doc["facts"]}
+    bodies = [
+        (Kind.SEALED, links[0].at, sealed),
+        *bodies[1:-2],
+        (Kind.SITTING, links[-2].at, sitting),
+        *bodies[-2:-1],
+        (Kind.ENDED, links[-1].at, state),
+    ]
+    chained: list[Link] = []
+    for kind, at, body in bodies:
+        before = chained[-1].hash if chained else ""
+        chained.append(Link(number=len(chained), kind=kind, at=at, before=before, body=body))
+    return replace(run, head=chained[-1].hash), chained
+
+
+#: Another value for each field of a record. ``verify`` recomputes the verdicts and windows.
+OTHER: dict[str, Callable[[RunRecord], object]] = {
+    "schema": lambda run: 1,
+    "run": lambda run: "another",
+    "started_at": lambda run: "2026-01-01T00:00:00+00:00",
+    "complete": lambda run: False,
+    "machine": lambda run: replace(run.machine, host="another"),
+    "software": lambda run: {**run.software, "torch": "2.99"},
+    "settings": lambda run: replace(run.settings, strict=not run.settings.strict),
+    "environment": lambda run: {**run.environment, "OMP_NUM_THREADS": "1"},
+    "plans": lambda run: (replace(run.plans[0], name="another"),),
+    "described": lambda run: dict([*run.described.items()][1:]),
+    "launches": lambda run: run.launches[:-1],
+    "thresholds": lambda run: run.thresholds[1:],
+    "notes": lambda run: (*run.notes, "another"),
+    "elapsed_s": lambda run: run.elapsed_s + 1.0,
+    "device_s": lambda run: run.device_s + 1.0,
+    "nodes": lambda run: (run.machine, run.machine),
+    "admission": lambda run: run.admission[1:],
+    "launch_sd": lambda run: 0.5,
+    "out_of_time": lambda run: ("another",),
+    "blocks": lambda run: run.blocks[1:],
+    "setups": lambda run: {"another": "setup"},
+    "facts": lambda run: {"host": {}},
+    "head": lambda run: "0" * 64,
+    "offered": lambda run: {"model": ("another",)},
+}
+UNTRIED = {"verdicts", "windows", "fabric", "recoveries", "suspects", "played"}
+
+
+def test_every_field_of_a_record_is_tried() -> None:
+    assert {field.name for field in fields(RunRecord)} == OTHER.keys() | UNTRIED
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_changed_field_of_a_resumed_run_is_reported(
+    name: str, sample: Path, sample_run: RunRecord
+) -> None:
+    run, links = resumed(sample_run, chain.read(sample))
+    assert audit(run, sample, links) == []
+    assert audit(replace(run, **{name: OTHER[name](run)}), sample, links)  # type: ignore[arg-type]
 
 
 def test_a_copy_of_a_run_is_no_second_measurement(sample: Path, sample_run: RunRecord) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import secrets
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -185,12 +186,13 @@ def write(texts: Mapping[Path, str | bytes]) -> None:
 def whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that is written completely or not at all.
 
-    The content is written to a temporary file, which is synchronized to disk and then renamed.
+    The content is written to a temporary file, which is synchronized to disk and then renamed. The
+    file is new and has a random name, because somebody else could have put a link in its place.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("wb") as handle:
+        with temporary.open("xb") as handle:
             yield handle
             _to_disk(handle)
         temporary.replace(path)

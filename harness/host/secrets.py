@@ -5,17 +5,21 @@ A script's secret must be given by the name of a variable: the record keeps
 without a name (``-p hunter2``) cannot be distinguished from any other word.
 """
 
+import functools
 import itertools
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 from harness.base.errors import SpecError
 
 #: The text that replaces a secret.
 HIDDEN = "***"
+#: Number of characters of the shortest value that is replaced wherever it appears.
+SHORTEST = 6
 #: Last words of names whose value is always a secret.
 _SURE = frozenset({
     "password", "passwd", "passphrase", "passcode", "pwd", "psk", "pin", "secret", "credential",
@@ -26,33 +30,51 @@ _SURE = frozenset({
 _PERHAPS = frozenset({"token", "key", "auth", "pass", "login", "license", "user"})
 _QUALIFIED = frozenset({
     "api", "access", "private", "account", "client", "auth", "refresh", "bearer", "ssh",
-    "encryption", "secret",
+    "encryption", "secret", "identity", "session", "deploy", "bot", "admin", "root", "db",
+    "database", "sql", "mysql", "postgres", "pg", "redis", "mongo", "smtp", "mail", "ftp", "proxy",
+    "git", "github", "gitlab", "npm", "docker", "registry", "webhook", "slack", "wandb", "hf",
+    "huggingface", "openai", "anthropic", "aws", "azure", "gcp", "master", "signing",
 })  # fmt: skip
+#: Last words of a name that only say where or for what its secret is used.
+_PURPOSES = frozenset({
+    "prod", "production", "dev", "staging", "test", "ci", "read", "write", "ro", "rw", "primary",
+    "secondary", "old", "new",
+})  # fmt: skip
+#: A word in which the last part is not set apart: ``PGPASSWORD``, ``identitytoken``.
+_JOINED = re.compile(r"([a-z]+)(password|passwd|passphrase|secret|apikey|token)")
 #: Values that are never secrets, whatever their name.
 _PLAIN = re.compile(r"(true|false|yes|no|none|null|on|off|auto|[\d.]{0,3})", re.I)
 #: Pattern of a placeholder for a variable, whose value each rank inserts.
 _NAMED = re.compile(r"\{env:(\w+)\}")
-#: Forms of secrets: private keys, HTTP authorization, passwords in URLs. The matched group is
-#: replaced.
+#: Forms of secrets: private keys, HTTP headers, passwords in URLs, files and commands. The matched
+#: group is replaced.
 _LOOKS = (
     re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*)"),
     re.compile(r"\b(?:bearer|basic)\s+(\S{8,})", re.I),
+    re.compile(r"\b(?:authorization|cookie)[\"']?\s*:\s*[\"']?([^\s\"'][^\n]*)", re.I),
     re.compile(r"://[^\s/:@]*:(?!\d+(?:/|$))([^\s@]\S*)@"),
-    re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+(\S+)"),  # .netrc
+    re.compile(r"\blogin\s+\S+\s+(?:account\s+\S+\s+)?password\s+(\S+)"),  # .netrc
     re.compile(r"\bclient-key-data:\s*(\S+)"),  # kubeconfig
+    re.compile(r"\bcurl\b[^\n|;]*?\s(?:-u|--user)[ =]?([^\s:-]\S*:\S+)"),
+    re.compile(r"\bsshpass\s+-p\s*(\S+)"),
 )
+#: Options of programs that take a secret and whose names do not say so.
+_OPTIONS = {("curl", "-u"), ("curl", "-U"), ("sshpass", "-p")}
 #: Tokens of well-known services: a prefix, which a long run of letters and digits must follow.
 _SERVICES = re.compile(
-    r"(?<![\w-])((?:gh[opsur]_|github_pat_|hf_|sk[-_]|xox[abeprs]-|xapp-|A[KS]IA|AIza|glpat-|pypi-"
-    r"|npm_|ya29\.|eyJ|nvapi-|do[por]_v1_|shp(?:at|ca|pa|ss)_|sq0[a-z]{3}-|[rs]k_(?:live|test)_|SG\."
-    r"|lin_api_|glsa_|dckr_pat_|hv[sb]\.|pplx-|r8_|figd_|PMAK-|tskey-|ATATT|xai-|gsk_|rpa_)[\w./+-]*)"
+    r"(?<![\w-])((?:gh[opsur]_|github_pat_|hf_|sk[-_]|xox[abdeprs]-|xapp-|A[KS]IA|AIza|pypi-|npm_"
+    r"|ya29\.|eyJ|nvapi-|do[por]_v1_|shp(?:at|ca|pa|ss)_|sq0[a-z]{3}-|[rs]k_(?:live|test)_|SG\."
+    r"|lin_api_|glsa_|dckr_pat_|hv[sb]\.|pplx-|r8_|figd_|PMAK-|tskey-|ATATT|xai-|gsk_|rpa_"
+    r"|gl(?:pat|rt|ptt|dt|cbt)-|GOCSPX-|1//0|whsec_|wandb_v1_|dapi|ntn_|dp\.pt\.|tgp_v1_|lsv2_"
+    r"|glc_|sntrys_|AGE-SECRET-KEY-|HRKU-|AKCp|nfp_|vercel_|sbp_|pscale_(?:tkn|pw)_)[\w./+-]*)"
 )
 _USER = re.compile(r"://([^\s/@:]+)@")
 _HOOK = re.compile(r"://\S*hook\S*?/(\w{8,}\S*)")
 #: Pattern of ``name=value`` or ``name: value`` inside a word, as in URLs, JSON, connection strings
 #: and headers.
 _PAIR = re.compile(
-    r"""(?<![A-Za-z0-9_])(?=([A-Za-z][\w.@\[\]-]*)["']?\s*[=:]\s*["']?(?!//)([^\s,;&"'{}]+))"""
+    r"""(?<![A-Za-z0-9_])(?=(_*[A-Za-z][\w.@\[\]-]*)["']?\s*[=:]\s*["']?(?!//)"""
+    r"""((?<=")[^"\n]+|(?<=')[^'\n]+|[^\s,;&"'{}]+))"""
 )
 
 
@@ -72,7 +94,7 @@ class Secret(NamedTuple):
 def is_secret(variable: str, value: str) -> bool:
     """Return whether an environment variable is a secret, by its name or by its value."""
     last = next(reversed(_parts(variable)), "")
-    named = last in _SURE | _PERHAPS or last.endswith(("token", "password", "apikey"))
+    named = last in _SURE | _PERHAPS
     if named and value.lower() not in ("0", "1", "true", "false"):
         return True
     return bool(list(_secrets_of(_words_of(value))))
@@ -84,8 +106,27 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(text: str) -> str:
-    """Return a text in which everything that looks like a secret is replaced."""
+    """Return a text in which everything that looks like a secret is replaced.
+
+    The values of this process's secret variables are replaced whatever they look like.
+    """
+    for value in _values(tuple(os.environ.items())):
+        text = text.replace(value, HIDDEN)
     return masked_words([text])[0]
+
+
+@functools.lru_cache(1)
+def _values(environment: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return the values of the secret variables in an environment, the longest first.
+
+    A short value or a path could be part of any text, and is left out.
+    """
+    values = {
+        value
+        for name, value in environment
+        if len(value) >= SHORTEST and not value.startswith(("/", "~")) and _is_named(name, value)
+    }
+    return sorted(values, key=len, reverse=True)
 
 
 def masked_words(words: Sequence[str]) -> tuple[str, ...]:
@@ -156,8 +197,12 @@ def _words_of(value: str) -> list[str]:
 
 
 def _secrets_of(words: Sequence[str]) -> Iterator[Secret]:
-    """Yield every secret in a command. If secrets overlap, only the first one is yielded."""
-    ordered = sorted(itertools.chain(_of_options(words), _of_looks(words)))
+    """Yield every secret in a command.
+
+    If secrets overlap, only the first one is yielded, and of those that begin alike the longest.
+    """
+    everything = itertools.chain(_of_options(words), _of_looks(words))
+    ordered = sorted(everything, key=lambda secret: (secret.word, secret.start, -secret.end))
     word = -1
     end = 0
     for secret in ordered:
@@ -174,6 +219,8 @@ def _of_options(words: Sequence[str]) -> Iterator[Secret]:
     """
     for index, word in enumerate(words):
         name = word.lstrip("-")
+        if (PurePath(words[0]).name, word) in _OPTIONS and len(words) > index + 1:
+            yield Secret(index + 1, 0, len(words[index + 1]), PurePath(words[0]).name)
         if word == name or not re.fullmatch(r"[A-Za-z][\w.-]*", name):
             continue
         for offset, value in enumerate(words[index + 1 :]):
@@ -208,7 +255,8 @@ def _is_named(name: str, value: str) -> bool:
     if not parts or _PLAIN.fullmatch(value) or _NAMED.fullmatch(value):
         return False
     last = parts[-1]
-    if last in _SURE or (last in ("key", "token") and {*parts[-2:-1]} & _QUALIFIED):
+    qualified = bool({*parts[-2:-1]} & _QUALIFIED)
+    if last in _SURE or (last in ("key", "token", "pass", "auth") and qualified):
         return True
     if last not in _PERHAPS:
         return False
@@ -217,10 +265,19 @@ def _is_named(name: str, value: str) -> bool:
 
 
 def _parts(name: str) -> list[str]:
-    """Return the words of a name in the singular: ``hfToken`` gives hf, token."""
+    """Return the words of a name in the singular: ``hfToken`` gives hf, token.
+
+    Words and digits at the end that say nothing about the value are left out: ``API_KEY_PROD``,
+    ``password2``.
+    """
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     parts = [part for part in re.split(r"[^a-z0-9]+", apart.lower()) if part]
-    return [p[:-1] if p.endswith("s") and p[:-1] in _SURE | _PERHAPS else p for p in parts]
+    while len(parts) > 1 and (parts[-1] in _PURPOSES or parts[-1].isdigit()):
+        parts.pop()
+    parts[-1:] = [part.rstrip("0123456789") or part for part in parts[-1:]]
+    parts = [p[:-1] if p.endswith("s") and p[:-1] in _SURE | _PERHAPS else p for p in parts]
+    joined = _JOINED.fullmatch(parts[-1]) if parts else None
+    return [*parts[:-1], *joined.groups()] if joined else parts
 
 
 def _looks_random(value: str) -> bool:

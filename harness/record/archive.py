@@ -42,6 +42,8 @@ MOST_RATIO = 200
 LEAST_ROOM = 64 << 20
 #: Upper limit of the number of files in an archive.
 MOST_FILES = 200_000
+#: Number of bytes of headers that may precede a file, with what the reader reads ahead.
+HEADERS = 1 << 20
 #: Number of bytes of a file that are extracted at a time.
 PIECE = 1 << 20
 #: Pattern of the names of hardware classes, runs and launches. Such a name cannot lead out of a
@@ -162,10 +164,11 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
     room_left = max(LEAST_ROOM, MOST_RATIO * path.stat().st_size if path.is_file() else 0)
     digests: dict[str, str] = {}
     try:
-        with tarfile.open(path, mode="r|gz") as tar:
-            for member in tar:
+        with _Limited(path) as text, tarfile.open(fileobj=text, mode="r|") as tar:
+            while (member := tar.next()) is not None:
                 room_left -= member.size
                 _refuse_strange(path, member, room_left, len(digests))
+                text.left += member.size + HEADERS
                 digests[member.name] = _written(tar, member, scratch)
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         if getattr(error, "errno", None) in NO_ROOM:
@@ -180,13 +183,30 @@ def _extracted(path: Path, scratch: Path) -> dict[str, str]:
     return digests
 
 
+class _Limited(gzip.GzipFile):
+    """The text of an archive, which may not exceed what its members announce.
+
+    ``left`` is the number of bytes that may still be read. Without a limit, a long header would
+    make the reader keep gigabytes in memory.
+    """
+
+    left = HEADERS
+
+    def read(self, size: int | None = -1) -> bytes:
+        piece = super().read(size)
+        self.left -= len(piece)
+        if self.left < 0:
+            raise tarfile.ReadError("a header in it is too long")
+        return piece
+
+
 def _refuse_strange(path: Path, member: tarfile.TarInfo, left: int, number: int) -> None:
     """Raise RecordError if a member is not a file of a run, or if a size limit is exceeded.
 
     A member with another path could be written outside the target folder.
     """
     known = member.name == MANIFEST or _FILE.fullmatch(member.name)
-    if not member.isreg() or not known:
+    if not member.isreg() or member.issparse() or member.size < 0 or not known:
         raise _damaged(path, f"{member.name[:200]!r} is not a file of a run")
     if left < 0 or number > MOST_FILES or (member.name == MANIFEST and member.size > LEAST_ROOM):
         raise _damaged(path, f"it unpacks to more than {MOST_RATIO} times its size")

@@ -86,6 +86,7 @@ def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
     assert ("worldly.py:" in failure) is (asks != "nothing")
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_a_model_that_waits_must_declare_itself_as_simulated(stand: Stand) -> None:
     """A low CPU time shows waiting only if no other process uses the cores."""
@@ -165,6 +166,7 @@ def test_each_run_draws_an_order_of_samples_of_its_own(tmp_path: Path) -> None:
 TOO_LITTLE = ["honest", "frozen", "half", "top", "stale", "slow", "forgetful", "lazy"]
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "precision"),
@@ -336,6 +338,7 @@ def test_a_codec_that_keeps_its_claims_for_twenty_calls_is_seen_in_its_reference
     assert seen in failed if seen else not failed
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["honest", "biases", "drifts", "frozen", "layer", "uneven"])
 def test_a_codec_that_ages_is_seen_in_its_reference(stand: Stand, how: str) -> None:
@@ -363,6 +366,7 @@ def test_what_came_another_way_than_the_stated_bytes_does_not_pass_the_gate(stan
     assert (gate_failure(gate) or "").startswith("codec.bytes_suffice")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("through", ["memory", "file", "socket", "short"])
 def test_bytes_past_the_sockets_are_seen(stand: Stand, through: str) -> None:
     plan, described = stand.described(
@@ -373,6 +377,7 @@ def test_bytes_past_the_sockets_are_seen(stand: Stand, through: str) -> None:
     assert any(word in w for w in timed.wrong), timed.wrong
 
 
+@pytest.mark.full
 def test_an_input_that_hands_out_one_batch_again_and_again_is_seen(stand: Stand) -> None:
     """Its reference trains on the same samples, but the model's file makes others."""
     plan, described = stand.described("ddp/mlp-nano", data="late_input", steps=24)

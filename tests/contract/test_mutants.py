@@ -80,6 +80,7 @@ def test_what_a_router_may_round_otherwise_hides_no_wrong_update(
     assert any(c.name == "sgd.parameters_after_4" for c in wrong.failed), wrong.failed
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
@@ -210,7 +211,7 @@ def test_the_correct_twin_of_a_familys_mutants_passes(launch: Any, family: str) 
     assert world.cause is None and world.failed == []
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "bug"),
     [
@@ -264,6 +265,7 @@ def test_means_that_round_in_bf16_are_no_error(launch: Any) -> None:
     assert 0.03 < update.value <= update.limit < 0.12
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.AUTOCAST])
 def test_means_that_round_hide_no_short_one(launch: Any, precision: Precision) -> None:
@@ -332,6 +334,7 @@ def test_masked_topk_sends_what_dense_sends(launch: Any) -> None:
     assert any("1.00x of dense" in c.detail for c in masked.failed)
 
 
+@pytest.mark.full
 def test_a_second_all_reduce_is_wrong_in_the_timed_launch_too(launch: Any) -> None:
     world = launch("mutant/synthetic-nano", 2, Purpose.TIMED, knobs={"mutant.bug": "reduced_twice"})
     want = world.described.expected.sent_bytes[0] * 10

@@ -102,6 +102,7 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("strategy", "mesh"), PRODUCTS)
 def test_products_train_as_one_device_would(launch: Any, strategy: str, mesh: str) -> None:
     """Combinations of several dimensions train correctly."""
@@ -134,6 +135,7 @@ def test_recording_steps_does_not_grow_memory(launch: Any) -> None:
     assert stats.slope(rss_bytes[looked].astype(float).tolist()).mean < apart * 15_000
 
 
+@pytest.mark.full
 def test_compressor_keeps_its_promise_on_four_ranks(launch: Any) -> None:
     right(launch("compressed:topk/mlp-nano", 4))
 
@@ -298,6 +300,7 @@ def test_schedules(launch: Any, schedule: str) -> None:
     assert world.ranks[0].ran.schedule == world.described.expected.schedule
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "knobs"),

@@ -211,6 +211,7 @@ def test_a_script_without_a_seed_is_compared_by_its_speed(measured: Measured) ->
     assert "gradient of 2cpu equal" not in text
 
 
+@pytest.mark.full
 def test_gradients_exchanged_in_every_pass_are_named(measured: Measured) -> None:
     verdict = measured("loop.py", "--accumulate", "4", "--mistake", "no no_sync")
     assert verdict.value is not None and measured.wrong() == [], "slow, and right"
@@ -248,6 +249,7 @@ def test_a_process_without_a_rank_variable_is_ended(measured: Measured) -> None:
     assert "its launcher has not set RANK" in launch.cause.message
 
 
+@pytest.mark.full
 def test_a_launcher_that_starts_one_rank_of_two_is_an_error_at_once(measured: Measured) -> None:
     """accelerate's launcher does this without a GPU. The launch must end instead of waiting."""
     launch = measured.once("bash", "one.sh", "{ranks}")
@@ -520,6 +522,29 @@ def test_scripts_that_cannot_be_measured_are_errors_with_a_reason(
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
 
 
+@pytest.mark.parametrize("launcher", [(), ("torchrun", "--nproc-per-node", "{ranks}")])
+def test_no_file_of_a_launch_contains_what_a_script_should_not_have_told(
+    measured: Measured, launcher: tuple[str, ...]
+) -> None:
+    """One secret has no form of its own, but it is the value of a variable of the rank."""
+    launch = measured.once(*launcher, "odd.py", "tells secrets", "horse ", "hunter22x")
+    assert launch.cause is not None and "postgres://me:***@host/db" in launch.cause.message
+    measured.session.run.save(complete=False)
+    folder = measured.session.run.folder
+    files = [path for path in folder.rglob("*") if path.is_file() and launch.launch in str(path)]
+    written = [path.read_bytes() for path in (*files, folder / "record.json")]
+    assert any(b"connected with" in content for content in written)
+    assert not any(b"horse horse" in content or b":hunter22x" in content for content in written)
+
+
+@pytest.mark.parametrize("launcher", [(), ("torchrun", "--nproc-per-node", "{ranks}")])
+def test_the_value_of_a_variable_reaches_the_script_and_not_the_process_table(
+    measured: Measured, launcher: tuple[str, ...]
+) -> None:
+    launch = measured.once(*launcher, "odd.py", "reads a variable", "{env:HOME}")
+    assert launch.cause is None and launch.usable, launch.cause or launch.wrong
+
+
 def test_the_fix_for_a_script_that_refuses_one_rank_is_first_rung(measured: Measured) -> None:
     verdict = measured("odd.py", "is parallel")
     assert "left with status 1: tensor parallelism needs two ranks" in verdict.detail
@@ -529,6 +554,7 @@ def test_the_fix_for_a_script_that_refuses_one_rank_is_first_rung(measured: Meas
     ) in decide(measured.session.run.record(complete=False))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("how", "even"), [("logs seldom", True), ("broadcasts seldom", False)])
 def test_uneven_exchanges_of_steps_are_reported(measured: Measured, how: str, even: bool) -> None:
     """Seldom gathered losses do not matter, but seldom exchanged parameters do."""
@@ -660,6 +686,7 @@ def test_a_suite_measures_a_script_in_one_line(measured: Measured, tmp_path: Pat
     assert done.returncode in (0, 10), done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "where", [pytest.param("data/cache.txt", marks=pytest.mark.full), "behind.txt"]
 )

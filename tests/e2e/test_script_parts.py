@@ -13,6 +13,7 @@ __all__ = ["measured", "session"]  # fixtures
 TWELVE = Protocol(steps=14, cut=4, min_blocks=1, max_blocks=1, fixed=True)
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "part", [pytest.param("teacher", marks=pytest.mark.full), "sharded optimizer"]

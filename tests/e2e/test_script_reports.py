@@ -44,7 +44,7 @@ SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of"
 
 
 #: Cases whose launches take a minute.
-LENGTHY = {"garbage", "collecting", "saves"}
+LENGTHY = {"objects", "garbage", "collecting", "saves"}
 
 
 @pytest.mark.few(2)

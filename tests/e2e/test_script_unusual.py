@@ -27,6 +27,7 @@ FORMS = {
 STATED = {"armed": 16, "plain tensors": 16, "functional": 16, "frozen half": 16}
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_correct_training_of_an_unusual_form_is_measured(measured: Measured, form: str) -> None:

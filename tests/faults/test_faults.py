@@ -207,6 +207,7 @@ sys.stdin.read()  # what is left must be gone while the program still lives
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("who", ["program", pytest.param("agent", marks=pytest.mark.full)])
 def test_processes_started_by_ranks_end_too(tmp_path: Path, who: str) -> None:
     with subprocess.Popen(

@@ -30,7 +30,9 @@ def test_secret_variables_are_not_recorded(name: str, value: str) -> None:
 PREFIXES = (
     "nvapi-", "dop_v1_", "doo_v1_", "shpat_", "sq0atp-", "rk_live_", "sk_test_", "SG.", "lin_api_",
     "glsa_", "dckr_pat_", "hvs.", "pplx-", "r8_", "figd_", "PMAK-", "tskey-", "ATATT", "xai-", "gsk_",
-    "rpa_", "glpat-", "AKIA", "eyJ",
+    "rpa_", "glpat-", "AKIA", "eyJ", "glrt-", "GOCSPX-", "1//0", "whsec_", "wandb_v1_", "dapi",
+    "ntn_", "dp.pt.", "tgp_v1_", "lsv2_", "glc_", "sntrys_", "AGE-SECRET-KEY-", "HRKU-", "AKCp",
+    "nfp_", "vercel_", "sbp_", "pscale_tkn_", "xoxd-",
 )  # fmt: skip
 
 
@@ -84,6 +86,41 @@ def test_a_command_with_a_secret_is_refused_and_masked(words: list[str], secret:
         parse(["train.py", *words])
     assert secret not in str(refused.value) and "{env:" in refused.value.fix
     assert secret not in " ".join(secrets.masked_words(["train.py", *words]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"//registry.npmjs.org/:_authToken={WORD}", f"PGPASSWORD={WORD}", f"DB_PASS={WORD}",
+        f"password1: {WORD}", f"API_KEY_PROD={WORD}", f"HF_TOKEN_READ={WORD}",
+        f'{{"identitytoken": "{WORD}"}}', f"Client(api_key='{WORD}', retries=3)",
+        f"password = 'correct horse {WORD}'", f"Authorization: token {WORD}",
+        f'Authorization: Digest username="me", response={WORD}', f"Cookie: a=1; session={WORD}",
+        f"default login me password {WORD}", f"machine h login me account x password {WORD}",
+        f"curl -s -u me:{WORD} https://host/", f"sshpass -p {WORD} ssh host",
+        f"db_password={WORD}", f"AWS_SECRET_ACCESS_KEY={WORD}", f"redis://:{WORD}@host:6379/0",
+    ],
+)  # fmt: skip
+def test_secrets_in_what_a_rank_prints_are_masked(text: str) -> None:
+    assert WORD not in secrets.masked(f"before {text} after\nnext line")
+    assert secrets.masked(f"{text}\nnext line").endswith("\nnext line")
+
+
+def test_the_value_of_a_secret_variable_is_masked_in_any_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "correct horse")
+    monkeypatch.setenv("PWD", "/work/folder")
+    monkeypatch.setenv("USER", "somebody")
+    text = "cannot log in with <correct horse> at /work/folder as somebody"
+    assert secrets.masked(text) == "cannot log in with <***> at /work/folder as somebody"
+
+
+@pytest.mark.parametrize(
+    "words", [["sshpass", "-p", WORD, "ssh", "host"], ["curl", "-u", f"me:{WORD}", "host"]]
+)
+def test_secrets_of_a_launcher_are_masked(words: list[str]) -> None:
+    assert WORD not in " ".join(secrets.masked_words(words))
 
 
 def test_the_advised_command_is_accepted_and_equivalent(

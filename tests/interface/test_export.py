@@ -67,6 +67,14 @@ def test_text_that_looks_like_a_formula_is_escaped() -> None:
     assert row == "'=1+2,-3.5,'@x,-1.5"
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"])
+def test_a_cell_or_a_header_begins_no_row(line_break: str) -> None:
+    text = f"a{line_break}=HYPERLINK(1)"
+    lines = written([{text: text, "=b": 1}])
+    assert [len(line.splitlines()) for line in lines] == [1, 1]
+    assert lines == ["a =HYPERLINK(1),'=b", "a =HYPERLINK(1),1"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -329,6 +330,31 @@ def test_a_decompression_bomb_is_refused_within_bounded_memory(tmp_path: Path) -
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "200 times its size" in done.stderr, done.stderr[-500:]
     assert not (tmp_path / "there").exists()
+
+
+def test_a_long_header_and_a_sparse_file_are_refused(tmp_path: Path) -> None:
+    """A header claims a gigabyte of its own, and a sparse file has a negative size."""
+    header = tarfile.TarInfo("header")
+    header.type = tarfile.XHDTYPE
+    header.size = 1 << 30
+    sparse = tarfile.TarInfo("runs/a/b/record.json")
+    sparse.type = tarfile.GNUTYPE_SPARSE
+    member = bytearray(sparse.tobuf(tarfile.GNU_FORMAT))
+    member[483:495] = b"\x80" + bytes(3) + (1 << 62).to_bytes(8, "big")
+    member[148:156] = b" " * 8
+    member[148:156] = f"{sum(member):06o}\0 ".encode()
+    for name, start in (("header", header.tobuf()), ("sparse", bytes(member))):
+        file = tmp_path / f"{name}.tar.gz"
+        with gzip.open(file, "wb", compresslevel=1) as out:
+            out.write(start)
+            for _ in range(40):
+                out.write(bytes(1 << 20))
+        tracemalloc.start()
+        with pytest.raises(RecordError, match="archive"):
+            archive.unpack(file, tmp_path / "there")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        tracemalloc.stop()
+        assert not (tmp_path / "there").exists()
 
 
 def test_samples_that_would_fill_the_memory_are_refused(

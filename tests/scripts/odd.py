@@ -29,6 +29,14 @@ if how == "forks" and os.fork() == 0:
 if how == "exits":
     print("train.py: error: no such option: --lrr", file=sys.stderr)
     raise SystemExit(2)
+if how == "tells secrets":
+    os.environ["DB_PASSWORD"] = sys.argv[2] * 2
+    print("connected with", os.environ["DB_PASSWORD"], flush=True)
+    raise RuntimeError(f"cannot read postgres://me:{sys.argv[3]}@host/db")
+if how == "reads a variable":
+    assert sys.argv[2] == os.environ["HOME"], sys.argv
+    told = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    assert os.environ["HOME"].encode() not in told, told
 if how == "raises":
     raise RuntimeError("no such dataset")
 if how == "is parallel" and dist.get_world_size() < 2:

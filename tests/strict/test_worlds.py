@@ -189,6 +189,7 @@ def test_profiles(worlds: Worlds, name: str) -> None:
         budget_of(worlds.folder, left.out.name, left.ranks, 3, talks=True)
 
 
+@pytest.mark.full
 def test_every_rank_has_the_same_bits(worlds: Worlds) -> None:
     left = worlds.launch(worlds.case("ddp/decoder-nano"), lambda _: Bits(steps=3))
     assert left.wrong == []

@@ -103,6 +103,9 @@ class Blocks:
         start = _START.search(rest)
         while start is None and rest.lstrip()[:1] == b"{" and (more := next(chunks, b"")):
             rest += more
+            if len(rest) > EVENT_BYTES:
+                self.broken = f"it has no events in its first {EVENT_BYTES >> 20} MB"
+                return
             start = _START.search(rest)
         if start is not None:
             self._header(rest[: start.start()])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.base import files
+from harness.base import files, programs
 from harness.base.documents import Json
 from harness.base.errors import RecordError
 from harness.features.history.asv_results import LEDGER, RESULTS, benchmark, beside
@@ -50,7 +50,7 @@ def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) 
     html = results / HTML
     files.write({configuration: json.dumps(CONF, indent=1) + "\n"})
     done = subprocess.run(
-        [sys.executable, "-m", "asv", "publish", "--config", configuration.name],
+        [sys.executable, *programs.MODULE, "asv", "publish", "--config", configuration.name],
         cwd=results,
         capture_output=True,
         text=True,

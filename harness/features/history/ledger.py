@@ -17,16 +17,43 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness.base import files
 from harness.base.errors import RecordError
 from harness.features.history.night import Night
 
 BRANCH = "main"
 _WHO = "scaleproof <scaleproof@localhost>"
 _ROOT = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
+#: What may make git run programs or read another configuration.
+_FOREIGN = ("hooks", "commondir", "config.worktree")
+
+
+def _secure(ledger: Path) -> None:
+    """Replace the ledger's configuration and remove its hooks.
+
+    A folder of results may come from somebody else, and git and asv would run the programs that its
+    configuration and hooks name. Raise RecordError if the ledger is a link or no folder.
+    """
+    if ledger.is_symlink() or not ledger.is_dir():
+        raise RecordError(
+            "the ledger is not a folder",
+            where=str(ledger),
+            fix=f"rm {ledger} && scaleproof history add RUN: this rebuilds the ledger",
+        )
+    config = ledger / "config"
+    if config.is_symlink() or not config.is_file() or config.read_bytes() != _CONFIG.encode():
+        files.write({config: _CONFIG})
+    for path in map(ledger.joinpath, _FOREIGN):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _git(ledger: Path, *arguments: str, text: str = "") -> str:
     """Run a git command on the ledger and return its output; raise RecordError if it fails."""
+    _secure(ledger)
     done = subprocess.run(
         ["git", "--git-dir", str(ledger), *arguments],
         input=text,

@@ -100,21 +100,19 @@ def write(
     return out
 
 
-def copy_reports(
+def render_reports(
     results: Path, entries: Sequence[SiteEntry], to: Path, note: Callable[[str], None]
 ) -> None:
-    """Copy the page of every run to the site, or render it if the run has no up-to-date page."""
+    """Render the page of every run that is new or has changed since the last call.
+
+    A page that lies beside a record is not copied, because it may come from somebody else.
+    """
     new = []
     for entry in entries:
         folder = results / entry.place
         file = to / entry.place / "report.html"
-        there = folder / "report.html"
         record = folder / "record.json"
         if file.is_file() and file.stat().st_mtime >= record.stat().st_mtime:
-            continue
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if there.is_file() and there.stat().st_mtime >= record.stat().st_mtime:
-            files.write({file: there.read_bytes()})
             continue
         new.append((folder, file))
     on_all_cores(_render, new, lambda n: note(f"page {n} of {len(new)}"))
@@ -126,10 +124,14 @@ def _render(asked: tuple[Path, Path]) -> None:
 
 
 def _documents(results: Path, to: Path) -> list[tuple[str, str]]:
-    """Copy the pages about several runs to the site; return their links and names."""
+    """Copy the pages about several runs to the site; return their links and names.
+
+    Links are left out, because a link in a received folder may lead to any file of the user.
+    """
     pages = []
     for path in sorted(p for name in BESIDE for p in results.glob(f"**/{name}")):
-        if to.resolve() in path.resolve().parents:
+        outside = path.is_symlink() or results.resolve() not in path.resolve().parents
+        if outside or to.resolve() in path.resolve().parents:
             continue
         place = path.relative_to(results)
         files.write({to / "documents" / place: path.read_bytes()})

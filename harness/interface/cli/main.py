@@ -102,6 +102,8 @@ def _main(words: Sequence[str]) -> int:
         return _told(host_errors.by_host(error) or host_errors.in_words(error), words)
     except subprocess.CalledProcessError as error:
         return _told(_failed(error), words)
+    except RecursionError:
+        return _told(_too_deep(words), words)
     except Exception as bug:
         if (lacking := host_errors.by_host(bug)) is not None:
             return _told(lacking, words)
@@ -111,6 +113,17 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("ERROR: this is a bug in scaleproof; the lines above show where\n")
         return int(Exit.INTERNAL)
     return int(answer.exit)
+
+
+def _too_deep(words: Sequence[str]) -> SpecError:
+    """Return the error for a document that is nested more deeply than its reader can follow."""
+    files = [word for word in words if Path(word).exists()]
+    return SpecError(
+        "the document is nested too deeply to be read",
+        where=" ".join(files),
+        expected="a document with less than a thousand levels",
+        fix="scaleproof --help",
+    )
 
 
 def _failed(error: subprocess.CalledProcessError) -> LaunchError:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from markupsafe import Markup, escape
 
 from harness.base.documents import Json
+from harness.base.formatting import plain as one_line
 from harness.interface.report import text
 from harness.interface.report.page.svg import Curve, chart
 from harness.interface.report.text import Column
@@ -18,7 +19,7 @@ from harness.record import Status
 Row = TypeVar("Row")
 _STATUS = frozenset(Status)
 #: A spreadsheet would evaluate a cell as a formula if it starts with one of these characters.
-_FORMULA = re.compile(r"^[=+\-@\t\r]")
+_FORMULA = re.compile(r"\s*[=+\-@|%]")
 _SPECIAL = re.compile("[&<>'\"]")
 
 
@@ -84,19 +85,25 @@ def plain(column: Column[Row], row: Row) -> Json:
 
 
 def written(rows: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Return rows as comma-separated values with a header; formulas are quoted as text."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    """Return rows as comma-separated values with a header.
+
+    Every text is one line, and formulas are quoted as text.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([_quoted(row.get(name)) for name in names])
-    return stream.getvalue().splitlines()
+    return [_separated(names), *(_separated([row.get(name) for name in names]) for row in rows)]
+
+
+def _separated(cells: Sequence[Json]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="").writerow(map(_quoted, cells))
+    return stream.getvalue()
 
 
 def _quoted(value: Json) -> Json:
-    formula = isinstance(value, str) and _FORMULA.match(value) and not _number(value)
-    return f"'{value}" if formula else value
+    if not isinstance(value, str):
+        return value
+    line = one_line(value)
+    return f"'{line}" if _FORMULA.match(line) and not _number(line) else line
 
 
 def _number(value: str) -> bool:

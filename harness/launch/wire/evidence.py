@@ -15,6 +15,7 @@ from typing import Any
 from harness.base import programs
 from harness.base.documents import from_doc
 from harness.base.errors import ScaleproofError
+from harness.host import secrets as masking
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Flight, RankEnd, RankError
 
@@ -23,6 +24,8 @@ from harness.launch.wire.messages import Flight, RankEnd, RankError
 FAMILY = "SCALEPROOF_FAMILY"
 #: Option of prctl(2) with which a process adopts the orphans among its descendants.
 _PR_SET_CHILD_SUBREAPER = 36
+#: Bytes of a rank's log file that are kept: half of them from its beginning, half from its end.
+LOG_BYTES = 1 << 20
 #: Seconds that ``end`` may take to kill and reap all processes.
 END_S = 5.0
 
@@ -192,6 +195,30 @@ def _written(path: Path, kind: Any) -> Any:
         return from_doc(kind, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, ScaleproofError):
         return None
+
+
+def settle(log: Path) -> None:
+    """Shorten a rank's log file to ``LOG_BYTES``, and mask the secrets that the rank printed.
+
+    The log is stored with every launch, so a long one keeps only its beginning and its end.
+    """
+    if not log.is_file():
+        return
+    with log.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        half = LOG_BYTES // 2
+        if size <= LOG_BYTES:
+            kept = file.read()
+        else:
+            start = file.read(half)
+            end = os.pread(file.fileno(), half, size - half)
+            kept = start + f"\n... {size - 2 * half} bytes left out ...\n".encode() + end
+        text = kept.decode(errors="surrogateescape")
+        masked = masking.masked(text)
+        if size > LOG_BYTES or masked != text:
+            file.seek(0)
+            file.truncate()
+            file.write(masked.encode(errors="surrogateescape"))
 
 
 def memory_kills() -> int:

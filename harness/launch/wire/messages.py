@@ -9,6 +9,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from harness.cases import CaseSpec, Fault
+from harness.host import secrets
 from harness.host.accelerators import Accelerators
 from harness.host.machine import Machine
 from harness.launch.wire.beats import Phase
@@ -344,12 +345,12 @@ class RankError:
     def of(cls, error: BaseException, message: str, text: str) -> Self:
         """Describe an exception with this message and traceback (``text``).
 
-        The middle of long texts is left out.
+        Secrets are masked, and the middle of long texts is left out.
         """
         return cls(
             type=type(error).__name__,
-            message=_bounded(message, MESSAGE_CHARS),
-            traceback=_bounded(text, TRACEBACK_CHARS),
+            message=_bounded(secrets.masked(message), MESSAGE_CHARS),
+            traceback=_bounded(secrets.masked(text), TRACEBACK_CHARS),
             peer=False,
         )
 

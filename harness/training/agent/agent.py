@@ -226,6 +226,8 @@ class Agent:
         world.beats_file.unlink(missing_ok=True)  # a script may have removed the folder
         for copy in (*world.out.glob("work*"), *workplace.temporaries(world.out)):
             shutil.rmtree(copy, ignore_errors=True)  # a script may have left files there
+        for log in world.out.glob("rank*.log"):  # of ranks that were killed, too
+            evidence.settle(log)
         if self.scratch is not None:
             self.ship(world)
         self.say(world, {"ended": [to_doc(world.ends[end]) for end in sorted(world.ends)]})

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from harness.base.documents import to_doc
+from harness.launch.wire import evidence
 from harness.launch.wire.beats import Beats, Phase
 from harness.launch.wire.messages import Break, LaunchSpec, RankError, Script
 from harness.record.store import write_text
@@ -36,8 +37,6 @@ TASKS: Mapping[str, ModuleType] = {
     file.name: importlib.import_module(f"{tasks.__name__}.{file.name}")
     for file in pkgutil.iter_modules(tasks.__path__)
 }
-#: Bytes of a rank's log file that are kept: half of them from its beginning, half from its end.
-LOG_BYTES = 1 << 20
 #: Number of file descriptors that are held open as a reserve. They are closed when the rank fails.
 #: A rank that has run out of descriptors can then still write its error file.
 SPARE_FILES = 8
@@ -81,22 +80,8 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            _cap(log)
+            evidence.settle(folder / f"rank{place.rank}.log")
     return _tidy(folder, place.rank)
-
-
-def _cap(log: int) -> None:
-    """Shorten the log file behind this descriptor to ``LOG_BYTES``.
-
-    The log is stored with every launch, so a long one keeps only its beginning and its end.
-    """
-    size = os.fstat(log).st_size
-    if size <= LOG_BYTES:
-        return
-    half = LOG_BYTES // 2
-    end = os.pread(log, half, size - half)
-    os.ftruncate(log, half)
-    os.write(log, f"\n... {size - 2 * half} bytes left out ...\n".encode() + end)
 
 
 def _message(error: BaseException, spec: LaunchSpec, place: RankPlace) -> str:

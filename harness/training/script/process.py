@@ -198,7 +198,7 @@ def last_words(text: str) -> str:
     lines = [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
     lines = [line for line in lines if any(c.isalnum() for c in line)]
     named = [line for line in lines if not line[0].isspace() and not HINT.search(line)]
-    return OURS.sub("", next(reversed(named or lines), "").strip())
+    return secrets.masked(OURS.sub("", next(reversed(named or lines), "").strip()))
 
 
 def source(command: ScriptCommand, folder: Path) -> str:

@@ -83,12 +83,26 @@ def _start(
     env |= {BADGES: str(folder), HOME: str(programs.ROOT), **workplace.variables(spec, place.node)}
     if command.elsewhere:
         env[process.NO_BYTECODE] = "1"
-    words = secrets.filled(command.launcher)
+    words = _filled(command)
     if not words:
         env |= process.variables(spec, place, store.host, store.port)
         target = ("-m", command.target) if command.module else (command.target,)
-        words = [sys.executable, *target, *secrets.filled(command.args)]
+        secrets.filled(command.args)  # refuses a variable that is not set
+        words = [sys.executable, *target, *command.args]
     return subprocess.Popen(words, env=env, cwd=work, stdin=subprocess.DEVNULL)
+
+
+def _filled(command: ScriptCommand) -> list[str]:
+    """Return the command of a launcher with the values of variables in its own options.
+
+    The arguments of the script keep their placeholders, which its ranks replace: every user of the
+    machine can read the command line of a process.
+    """
+    words = secrets.filled(command.launcher)
+    names = [Path(word).name for word in command.launcher]
+    target = Path(command.target).name
+    end = names.index(target) if target in names else len(words)
+    return [*words[:end], *command.launcher[end:]]
 
 
 def _wait(

@@ -11,10 +11,12 @@ import getpass
 import hashlib
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from harness.base.errors import LaunchError
 from harness.host import copies, doctor, sandbox
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.script.startup.write_guard import WRITABLE, caches
@@ -98,9 +100,27 @@ def protect(spec: LaunchSpec, node: int) -> None:
     compiled = Path(variables(spec, node)["TORCHINDUCTOR_CACHE_DIR"])
     for folder in (*of_launch, compiled):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_foreign(temporary(Path(spec.out), node))
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        _refuse_foreign(compiled)
     allowed = [home / path for path in task.writes]
     existing = [folder for folder in (*caches(), *allowed) if folder.exists()]
     sandbox.enter([*of_launch, compiled, *existing], [home / path for path in task.data])
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise LaunchError if a folder is a link or belongs to another user.
+
+    Names below ``/tmp`` can be foreseen, and every user may create them first.
+    """
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise LaunchError(
+            "this folder is a link or belongs to another user",
+            where=str(folder),
+            expected="a folder of your own for temporary files",
+            fix="export TMPDIR=$(mktemp -d)",
+        )
 
 
 def prepare(spec: LaunchSpec, node: int) -> None:

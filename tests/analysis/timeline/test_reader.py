@@ -117,3 +117,12 @@ def test_a_file_that_is_not_a_trace_is_one_clear_error(
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ScaleproofError, match="cannot be read: No such file"):
         read(tmp_path / "no.json")
+
+
+def test_a_file_without_events_is_not_read_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "EVENT_BYTES", 1 << 20)
+    (tmp_path / "t.json").write_text("{" + '"a": 1, ' * (1 << 18))
+    blocks = reader.Blocks(tmp_path / "t.json")
+    assert list(blocks) == [] and "no events in its first 1 MB" in blocks.broken

@@ -51,6 +51,7 @@ def test_families_that_were_left_out_are_predicted_within_the_stated_errors(
     assert whole.revealed >= 30 and whole.named >= 0.9 * whole.revealed
 
 
+@pytest.mark.full
 def test_refused_predictions_would_have_been_wrong(found: Evaluation) -> None:
     """Refusals must not hide good predictions: the refused ones have larger errors than the
     published ones.

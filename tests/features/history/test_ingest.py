@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 
 from harness.base.errors import RecordError
 from harness.features.history import asv_results, ledger
+from harness.features.history.asv_page import publish
 from harness.features.history.ingest import ingest
 from harness.features.history.night import keep, night_of, nights
 from harness.interface.cli.main import main
@@ -281,3 +282,34 @@ def test_a_full_disk_loses_no_nightly_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "count").read_text().split() == ["2", "2"]
     assert "Traceback" not in (tmp_path / "said").read_text()
+
+
+def test_nothing_that_a_received_ledger_names_is_run(tmp_path: Path) -> None:
+    """The ledger came with somebody else's results: hooks, a signature's program, a module asv."""
+    ingest(SAMPLES[:1], tmp_path)
+    ledger_there = tmp_path / asv_results.LEDGER
+    (ledger_there / "hooks").mkdir(exist_ok=True)
+    intruder = tmp_path / "intruder"
+    intruder.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    intruder.chmod(0o755)
+    for name in ("reference-transaction", "post-update", "post-index-change"):
+        (ledger_there / "hooks" / name).symlink_to(intruder)
+    program = f"[log]\n\tshowSignature = true\n[gpg]\n\tprogram = {intruder}\n"
+    with (ledger_there / "config").open("a") as config:
+        config.write(f"{program}[core]\n\tfsmonitor = {intruder}\n")
+    (tmp_path / "asv.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    ingest(SAMPLES, tmp_path)
+    publish(tmp_path, (), ledger.commits(ledger_there))
+    assert not (tmp_path / "ran").exists() and (tmp_path / "html" / "index.html").exists()
+
+
+def test_a_ledger_that_is_a_link_is_rebuilt_and_its_target_kept(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    subprocess.run(["git", "init", "-q", str(own)], check=True)
+    config = (own / ".git/config").read_bytes()
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / asv_results.LEDGER).symlink_to(own / ".git")
+    ingest(SAMPLES[:1], results)
+    assert commits(results) and not (results / asv_results.LEDGER).is_symlink()
+    assert (own / ".git/config").read_bytes() == config

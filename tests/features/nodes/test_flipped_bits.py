@@ -42,6 +42,7 @@ def test_ranks_with_equal_bits_are_not_accused(session: Session, case: CaseSpec)
     assert launch.usable and launch.compared > 1000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", list(Place))
 def test_the_rank_of_a_flipped_bit_is_named(session: Session, case: CaseSpec, place: Place) -> None:
     """Flip the lowest bit of gradients and of sent, received or stored data, and a high bit of

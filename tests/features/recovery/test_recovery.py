@@ -69,7 +69,7 @@ def test_writing_a_large_checkpoint_is_not_a_hang() -> None:
     ("asynchronous", "strategy"),
     [
         pytest.param(False, "ddp", marks=pytest.mark.full, id="sync-ddp"),
-        pytest.param(False, "fsdp", id="sync-fsdp"),
+        pytest.param(False, "fsdp", marks=pytest.mark.full, id="sync-fsdp"),
         pytest.param(True, "ddp", id="async-ddp"),
         pytest.param(True, "fsdp", marks=pytest.mark.full, id="async-fsdp"),
     ],

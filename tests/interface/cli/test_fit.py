@@ -26,6 +26,7 @@ def batch(ids, size):
 '''
 
 
+@pytest.mark.full
 def test_fit_recovers_from_out_of_memory_and_finds_the_micro_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

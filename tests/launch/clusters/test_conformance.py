@@ -37,7 +37,7 @@ ENGINES = (
     "local",
     "torchrun",
     "hosts",
-    "emulated",
+    pytest.param("emulated", marks=pytest.mark.full),
     "slurm",
     pytest.param("slurm-rank", marks=pytest.mark.full),
     pytest.param("ray", marks=pytest.mark.full),  # starting its cluster takes half a minute

@@ -33,6 +33,7 @@ def passes(case: CaseSpec, files: Mapping[str, str]) -> int:
     return count[0]
 
 
+@pytest.mark.full
 @pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["ddp", "local_sgd", "compressed:topk"])
 def test_the_reference_of_a_rank_does_not_grow_with_the_world(strategy: str) -> None:

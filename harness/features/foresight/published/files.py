@@ -130,6 +130,9 @@ def _of_card(content: str, path: Path) -> Sequence[Any]:
     expected = f"a verification card with items.{cards.ITEM}"
     fix = f"scaleproof verify table {path.stem}.csv"
     try:
+        # A few aliases can stand for gigabytes.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
+            raise yaml.YAMLError("it has an alias (*name)")
         card = yaml.safe_load(content)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
@@ -244,9 +247,9 @@ def _rows(cells: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     If the headings are sizes ("1 GPU", "8 GPUs"), the table is transposed, so that each size
     becomes a row.
     """
-    if not cells:
+    headings = cells[0] if cells else ()
+    if not headings:
         return []
-    headings = cells[0]
     sizes = [_SIZE.fullmatch(name.strip("*_` ")) for name in headings[1:]]
     of_numbers = field_name(headings[0]) in ("gpus", "nodes")
     known = [size for size in sizes if size is not None and (size[2] or of_numbers)]

@@ -66,7 +66,7 @@ def act(asked: Asked) -> Answer:
                 fix=f"scaleproof verify {folders[0]}",
             )
         to.mkdir(parents=True, exist_ok=True)
-        pages.copy_reports(args.results, every, to, _progress)
+        pages.render_reports(args.results, every, to, _progress)
         pages.write(args.results, every, unreadable, to, args.name)
         keep(to / FILE, every)
     finally:

@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,6 +92,18 @@ def _is_it(command: Mapping[str, Any]) -> bool:
     return runs == [target] or bool(runs and Path(runs[0]).name == Path(target).name)
 
 
+def _fill() -> None:
+    """Replace placeholders such as ``{env:API_KEY}`` by the values of their variables.
+
+    The command line of a process can be read by every user of the machine, so the values are
+    inserted here.
+    """
+    sys.argv[1:] = [
+        re.sub(r"\{env:(\w+)\}", lambda match: os.environ.get(match[1], match[0]), word)
+        for word in sys.argv[1:]
+    ]
+
+
 def _spawns(command: Mapping[str, Any]) -> bool:
     """Return whether the script starts its ranks itself.
 
@@ -119,6 +132,8 @@ def _begin() -> None:
     if folder is None or not badges:
         return
     command = json.loads(badges[0].read_text(encoding="utf-8"))["command"]
+    if _is_it(command):
+        _fill()
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     worker = any(word.startswith("from multiprocessing") for word in sys.orig_argv)
     if rank is None and len(badges) == 1 and _is_it(command) and not _spawns(command):

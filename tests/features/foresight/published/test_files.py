@@ -10,6 +10,7 @@ from harness.features.foresight.claims import ClaimStatus, audit, contradictions
 from harness.features.foresight.published.files import cell_value, documents
 from harness.features.foresight.published.headings import field_name
 from harness.features.foresight.published.table import PublishedTable, read
+from harness.interface.cli.main import main
 
 #: A table of step times as CSV, as Markdown, as TOML and as JSON.
 LADDERS = {
@@ -88,3 +89,27 @@ def test_headings_are_mapped_to_fields(heading: str, field: str) -> None:
 def test_cells_are_parsed_as_numbers_or_text() -> None:
     cells = ("1,234", "97.6 %", "1.95x", " 8 ", "1F1B", "", 3, None)
     assert [cell_value(c) for c in cells] == [1234, 97.6, 1.95, 8, "1F1B", None, 3, None]
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json", ".toml", ".html", ".md"])
+def test_a_document_that_grows_or_is_too_deep_is_one_error(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine aliases of nine aliases stand for gigabytes, and readers call themselves at each level."""
+    deep = 30_000
+    texts = {
+        ".yaml": "items: " + deep * "[" + deep * "]", ".json": deep * "[" + deep * "]",
+        ".toml": f"a = {deep * '['}{deep * ']'}", ".html": deep * "<table><tr><td>",
+        ".md": "| a |\n|---|\n" + deep * "> " + "| 1 |",
+    }  # fmt: skip
+    file = tmp_path / f"deep{suffix}"
+    file.write_text(texts[suffix])
+    assert main(["verify", "table", str(file)]) in (0, 4)
+    assert "Traceback" not in capsys.readouterr().err
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    for n in range(9):
+        rows.append(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]")
+    bomb = tmp_path / "bomb.yaml"
+    bomb.write_text("\n".join([*rows, "title: *a9", "items: {}"]))
+    assert main(["verify", "table", str(bomb)]) == 4
+    assert "an alias" in capsys.readouterr().err

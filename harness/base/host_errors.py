@@ -1,6 +1,7 @@
 """Messages for errors of the operating system, each with the file or limit and a fix."""
 
 import errno
+import resource
 import shlex
 from pathlib import Path
 
@@ -16,8 +17,26 @@ _KNOWN = {
     errno.EACCES: ("a path that you have access to", "ls -ld {}"),
     errno.EPERM: ("a path that you have access to", "ls -ld {}"),
     errno.EMFILE: ("a higher limit of open files", "ulimit -n 4096"),
+    errno.EFBIG: ("a higher limit of file sizes", "ulimit -f unlimited"),
     errno.ENAMETOOLONG: ("a shorter name", "--results a/shorter/one"),
 }
+
+
+#: Resource limits that end a process or make it fail, their names, and the options of ``ulimit``.
+_LIMITS = (
+    (resource.RLIMIT_AS, "address space", "-v"), (resource.RLIMIT_CPU, "CPU time", "-t"),
+    (resource.RLIMIT_FSIZE, "file size", "-f"), (resource.RLIMIT_DATA, "memory", "-d"),
+)  # fmt: skip
+
+
+def limits() -> str:
+    """Return which limits this shell sets, as the end of a sentence; empty if it sets none."""
+    limited = [
+        f"the {what} (ulimit {option})"
+        for limit, what, option in _LIMITS
+        if resource.getrlimit(limit)[0] != resource.RLIM_INFINITY
+    ]
+    return f"; this shell limits {' and '.join(limited)}" if limited else ""
 
 
 def in_words(error: OSError) -> ScaleproofError:

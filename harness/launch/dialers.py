@@ -20,8 +20,15 @@ from harness.launch.wire.channel import Channel
 
 #: Seconds that an agent has to exit after its connection is closed, before it is killed.
 LEAVE_S = 5.0
+#: Seconds within which a process whose connection is closed has an exit status.
+ENDING_S = 5.0
 #: Option of prctl(2) that sets the signal that a process receives when its parent dies.
 _PR_SET_PDEATHSIG = 1
+
+
+def named(status: int) -> str:
+    """Return the exit status of a process in words: ``status 1``, ``signal SIGKILL``."""
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
 def die_with_parent() -> None:
@@ -100,11 +107,14 @@ class InheritingJob(Job):
     def poll(self) -> tuple[State, str]:
         """Return ENDED as soon as one agent has ended, with the last line that it wrote."""
         for node, process in self._processes.items():
+            if self._channels[node].closed:  # the agent is ending: its status follows soon
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=ENDING_S)
             if (status := process.poll()) is not None:
                 output = self._said[node]
                 output.seek(0)
                 last = last_line(output.read().decode(errors="replace"))
-                return State.ENDED, f"the agent ended (status {status}): {last}"
+                return State.ENDED, f"the agent ended ({named(status)}): {last}"
         return State.RUNNING, ""
 
     def stop(self) -> None:
@@ -176,7 +186,7 @@ class Host:
         if (status := self._process.poll()) is None:
             return ""
         self._output.seek(0)
-        return f"status {status}: {last_line(self._output.read().decode(errors='replace'))}"
+        return f"{named(status)}: {last_line(self._output.read().decode(errors='replace'))}"
 
     def stop(self) -> None:
         """Wait for the agent to exit, and kill it if it does not."""
@@ -243,7 +253,7 @@ class Processes(Job):
             if (status := process.poll()) is not None:
                 log = self._folder / f"{name}.log"
                 last = last_line(log.read_text(errors="replace", encoding="utf-8"))
-                return State.ENDED, f"status {status}: {last} (log {log})"
+                return State.ENDED, f"{named(status)}: {last} (log {log})"
         return State.RUNNING, ""
 
     def stop(self) -> None:

@@ -153,9 +153,9 @@ def last_line(text: str, otherwise: str = "no output") -> str:
     """Return the last line of a process's output, or ``otherwise`` if there is none.
 
     An error message of this package starts with ``ERROR: ``. That line is preferred, because the
-    lines after it only say what to try.
+    lines after it only say what to try. Errors that Python ignores at exit are left out.
     """
-    lines = text.strip().splitlines()
+    lines = text.partition("\nException ignored")[0].strip().splitlines()
     ours = [line for line in lines if line.startswith("ERROR: ")]
     return (ours or lines or [otherwise])[-1].removeprefix("ERROR: ")
 

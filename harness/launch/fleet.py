@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, RetryableError
+from harness.base.host_errors import limits
 from harness.cases import CaseSpec, Compiled
 from harness.launch.agents import (
     TICK_S,
@@ -311,7 +312,7 @@ class Fleet:
             raise LaunchError(
                 reason,
                 where="engine",
-                expected="every node can run: python -c 'import torch'",
+                expected=f"every node can run: python -c 'import torch, harness'{limits()}",
                 fix="scaleproof check",
             )
 
@@ -364,7 +365,7 @@ def absent(
         + "; ".join(lost or [says])
         + (f" ({says})" if lost and says else ""),
         where="engine",
-        expected="every node can run: python -c 'import torch, harness'",
+        expected=f"every node can run: python -c 'import torch, harness'{limits()}",
         fix="scaleproof check",
     )
 

@@ -141,6 +141,11 @@ class Channel:
     def close(self) -> None:
         self._sock.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._sock.fileno() == -1
+
 
 def _parsed(text: bytes) -> Json:
     """Return the document in a message. Raise ChannelError if it is not JSON."""

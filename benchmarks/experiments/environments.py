@@ -147,15 +147,20 @@ def _of_root(folder: Path) -> Iterator[Environment]:
     )  # fmt: skip
     # A remount without "bind" would change the file system for everybody, not this namespace alone.
     yield Environment(
-        "read-only root",
+        "read-only root", cause="temporary directory",
         shell=f"UNSHARE -m; mount -t tmpfs none {folder}/results; mount -o remount,bind,ro /",
-    )
+    )  # fmt: skip
+    yield Environment(
+        "read-only root with /tmp",
+        shell=f"UNSHARE -m; mount -t tmpfs none {folder}/results; mount -o remount,bind,ro /;"
+        f" export TMPDIR={folder}/results",
+    )  # fmt: skip
     yield Environment(
         "read-only /dev/shm", cause="/dev/shm|shared memory",
         shell="UNSHARE -m; mount -t tmpfs -o ro none /dev/shm",
     )  # fmt: skip
     if GROUP.parent.is_dir():
-        for megabytes in (400, 700):
+        for megabytes in (150, 400):
             yield Environment(
                 f"memory limit {megabytes} MB", cause="memory|OOM",
                 shell=f"mkdir -p {GROUP}; echo {megabytes}M > {GROUP}/memory.limit_in_bytes;"

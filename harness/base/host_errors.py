@@ -1,7 +1,6 @@
 """Messages for errors of the operating system, each with the file or limit and a fix."""
 
 import errno
-import resource
 import shlex
 from pathlib import Path
 
@@ -22,23 +21,6 @@ _KNOWN = {
 }
 
 
-#: Resource limits that end a process or make it fail, their names, and the options of ``ulimit``.
-_LIMITS = (
-    (resource.RLIMIT_AS, "address space", "-v"), (resource.RLIMIT_CPU, "CPU time", "-t"),
-    (resource.RLIMIT_FSIZE, "file size", "-f"), (resource.RLIMIT_DATA, "memory", "-d"),
-)  # fmt: skip
-
-
-def limits() -> str:
-    """Return which limits this shell sets, as the end of a sentence; empty if it sets none."""
-    limited = [
-        f"the {what} (ulimit {option})"
-        for limit, what, option in _LIMITS
-        if resource.getrlimit(limit)[0] != resource.RLIM_INFINITY
-    ]
-    return f"; this shell limits {' and '.join(limited)}" if limited else ""
-
-
 def in_words(error: OSError) -> ScaleproofError:
     """Return an error for users that describes an error of the operating system."""
     if error.errno == errno.ENOENT and not _standing():
@@ -46,6 +28,12 @@ def in_words(error: OSError) -> ScaleproofError:
             "the working folder no longer exists",
             expected="a folder that exists",
             fix="cd ~",
+        )
+    if "temporary directory" in str(error):  # of the module tempfile
+        return ScaleproofError(
+            str(error).lower(),
+            expected="a folder for temporary files that is writable",
+            fix="export TMPDIR=/a/folder/of/yours",
         )
     if error.errno in files.NO_ROOM:
         # If the error names two files, the second one is the file that was written.

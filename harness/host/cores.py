@@ -20,7 +20,7 @@ def quota_cpus(root: Path = ROOT, membership: Path = OWN) -> float | None:
     It is the smallest quota of the process's control group and of all groups above it.
     """
     allowed = []
-    for group in _groups(root, membership):
+    for group in groups("cpu", root, membership):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
             if quota != "max":
@@ -40,7 +40,7 @@ def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
     Return None if the kernel does not report this time.
     """
     seconds = []
-    for group in _groups(root, membership):
+    for group in groups("cpu", root, membership):
         with contextlib.suppress(OSError, ValueError):
             stat = dict(
                 line.split()
@@ -53,8 +53,8 @@ def throttled_s(root: Path = ROOT, membership: Path = OWN) -> float | None:
     return max(seconds, default=None)
 
 
-def _groups(root: Path, membership: Path) -> Iterator[Path]:
-    """Yield the control groups of this process, and all groups above them."""
+def groups(controller: str, root: Path = ROOT, membership: Path = OWN) -> Iterator[Path]:
+    """Yield the groups of this process for a controller, such as ``cpu``, and all groups above."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -63,8 +63,8 @@ def _groups(root: Path, membership: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             tops = [root, root / "unified"]
-        elif "cpu" in controllers.split(","):
-            tops = [root / "cpu", root / controllers]
+        elif controller in controllers.split(","):
+            tops = [root / controller, root / controllers]
         else:
             continue
         for top in tops:

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, RetryableError
-from harness.base.host_errors import limits
 from harness.cases import CaseSpec, Compiled
+from harness.host.limits import limits
 from harness.launch.agents import (
     TICK_S,
     Again,

@@ -26,7 +26,7 @@ def refuse_no_loopback() -> None:
             pass
     except OSError as error:
         raise LaunchError(
-            f"127.0.0.1 cannot be reached: {error.strerror or error}",
+            f"the loopback interface (127.0.0.1) cannot be reached: {error.strerror or error}",
             where="this machine",
             expected="a loopback interface that is up",
             fix="ip link set lo up",

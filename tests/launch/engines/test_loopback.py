@@ -29,4 +29,4 @@ def test_a_machine_without_loopback_is_reported(tmp_path: Path) -> None:
         [*alone, *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "127.0.0.1 cannot be reached" in done.stdout
+    assert "loopback interface (127.0.0.1) cannot be reached" in done.stdout

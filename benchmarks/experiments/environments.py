@@ -7,7 +7,7 @@ In each environment one case trains on two ranks: its correctness check and one 
 run either works (exit status 0 or 5), or its output names the cause in one sentence without a traceback.
 Anything else is a defect, and the exit status is 1. The environments with namespaces and control
 groups need root. ``--variables`` sets each environment variable that torch's libraries and Python
-files name, to ``1`` and to a text that is no number.
+files name, to ``1`` and to a text that is no number, in groups that are halved if one fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,8 @@ def short(site):
 """
 #: Seconds after which an environment counts as one that hangs.
 LIMIT_S = 120.0
+#: Number of variables that are set together. A group that does not work is halved and tried again.
+GROUPED = 16
 #: Control group with a memory limit, in the hierarchy of version 1.
 GROUP = Path("/sys/fs/cgroup/memory/scaleproof-environments")
 
@@ -189,6 +191,22 @@ def variables() -> Iterator[Environment]:
             yield Environment(f"{name}={value}", cause=name, variables={name: value})
 
 
+def grouped(environments: Sequence[Environment]) -> Iterator[list[Environment]]:
+    """Yield groups of ``GROUPED`` environments that are tried together, each variable once."""
+    for value in (0, 1):
+        of_value = environments[value::2]
+        for start in range(0, len(of_value), GROUPED):
+            yield [*of_value[start : start + GROUPED]]
+
+
+def joined(group: Sequence[Environment]) -> Environment:
+    """Return one environment with the variables of a group."""
+    if len(group) == 1:
+        return group[0]
+    values = {name: value for one in group for name, value in one.variables.items()}
+    return Environment(f"{group[0].name} and {len(group) - 1} more", variables=values)
+
+
 def run(environment: Environment, recipe: Path, results: Path) -> Outcome:
     """Run the recipe in an environment."""
     words = [sys.executable, "-m", "harness", "run", f"{recipe}::short"]
@@ -227,15 +245,24 @@ def main() -> int:
         folder.chmod(0o777)
         recipe = folder / "short.py"
         recipe.write_text(RECIPE)
-        chosen = [*(variables() if args.variables else environments(folder))]
-        for environment in chosen:
-            if args.only and not any(word in environment.name for word in args.only):
-                continue
+        every = variables() if args.variables else environments(folder)
+        chosen = [
+            environment
+            for environment in every
+            if not args.only or any(word in environment.name for word in args.only)
+        ]
+        queue = [*grouped(chosen)] if args.variables else [[environment] for environment in chosen]
+        while queue:
+            group = queue.pop(0)
+            environment = joined(group)
             outcome = run(environment, recipe, folder / "results")
             (folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', environment.name)}.txt").write_text(
                 outcome.output
             )
             defect = outcome.defect(environment)
+            if len(group) > 1 and (defect or not outcome.works):
+                queue[:0] = [group[: len(group) // 2], group[len(group) // 2 :]]
+                continue
             defects += bool(defect)
             verdict = defect or ("works" if outcome.works else "cause is named")
             print(

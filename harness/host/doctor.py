@@ -1,6 +1,5 @@
 """Check this machine for missing packages, wrong settings, old versions and leftover ranks."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -137,38 +136,6 @@ def _toolkit() -> str:
         return str(json.loads(_TOOLKIT.read_text(encoding="utf-8"))["cuda"]["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-SHM = Path("/dev/shm")
-#: Minimum age, in seconds, of a file that is removed. A rank may be about to map a younger file.
-YOUNG_S = 60.0
-
-
-def remove_leftovers() -> int:
-    """Remove this user's NCCL files in /dev/shm that no process maps, and return their number."""
-    old = time.time() - YOUNG_S
-    mapped: set[str] | None = None
-    removed = 0
-    for path in SHM.glob("nccl-*"):
-        with contextlib.suppress(OSError):  # another agent may have removed the file
-            facts = path.stat()
-            if facts.st_uid != os.getuid() or facts.st_mtime > old:
-                continue
-            mapped = _mapped() if mapped is None else mapped
-            if str(path) not in mapped:
-                path.unlink()
-                removed += 1
-    return removed
-
-
-def _mapped() -> set[str]:
-    """Return the files that processes of this user map."""
-    paths: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            rows = (line.split(None, 5) for line in maps.read_text(encoding="utf-8").splitlines())
-            paths |= {row[5] for row in rows if len(row) > 5}
-    return paths
 
 
 def remove_paths(folder: Path, paths: Sequence[str]) -> None:

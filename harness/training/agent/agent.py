@@ -45,7 +45,7 @@ from harness.base import programs
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
-from harness.host import doctor, machine
+from harness.host import leftovers, machine
 from harness.launch.wire import evidence, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, HowFar, LaunchSpec, Node, Share
@@ -362,7 +362,7 @@ def main(argv: list[str]) -> int:
         threads.die_with_parent(asked.parent, signal.SIGTERM)
     programs.own_folder()
     evidence.adopt()
-    doctor.remove_leftovers()
+    leftovers.remove()
     with contextlib.ExitStack() as stack:
         try:
             if asked.fd is not None:
@@ -371,8 +371,9 @@ def main(argv: list[str]) -> int:
                 scratch = None
             else:
                 channel = dial(asked.join, secret(asked.token_file), asked.wait)
-                folder = tempfile.TemporaryDirectory(prefix="scaleproof-")
+                folder = tempfile.TemporaryDirectory(prefix=leftovers.AGENT)
                 scratch = Path(stack.enter_context(folder))
+                leftovers.hold(scratch)
             address = asked.address or channel.address() or "127.0.0.1"
             choose_interface(address)
             preload()

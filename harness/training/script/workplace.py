@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.base.errors import LaunchError
-from harness.host import copies, doctor, sandbox
+from harness.host import copies, doctor, leftovers, sandbox
 from harness.launch.wire.messages import Break, LaunchSpec, Script
 from harness.training.script.startup.write_guard import WRITABLE, caches
 
@@ -101,6 +101,7 @@ def protect(spec: LaunchSpec, node: int) -> None:
     for folder in (*of_launch, compiled):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(temporary(Path(spec.out), node))
+    leftovers.hold(temporary(Path(spec.out), node))
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         _refuse_foreign(compiled)
     allowed = [home / path for path in task.writes]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -341,3 +342,19 @@ def test_html_and_transposed_tables_are_read(
     for speedup, status in ((right, 0), (wrong, 1)):
         path.write_text(text.format(speedup=speedup))
         assert main(["verify", "table", str(path)]) == status
+
+
+@pytest.mark.parametrize(
+    ("file", "status", "says"),
+    [
+        ("same-arms", 5, ("speedup of 4.610 to 4.612", "speedup of 1.000 to 1.000")),
+        ("grok1", 1, ("512 ranks inconsistent throughput 572679.0 is -50.0% off",)),
+        ("near-linear", 5, ("a speedup of 2.733 to 2.752, an efficiency of 0.683 to 0.688",)),
+    ],
+)
+def test_the_audits_of_the_documentation_say_what_it_states(
+    file: str, status: int, says: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "table", str(ROOT / f"examples/audit/{file}.toml")]) == status
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(words in shown for words in says), shown

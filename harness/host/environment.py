@@ -13,7 +13,7 @@ from harness.host import secrets
 #: Variables of libraries that a training uses to compute, communicate or allocate memory. Their
 #: values are recorded.
 _LIBRARIES = re.compile(
-    r"^((NCCL|RCCL|GLOO|TORCH\w*|PYTORCH|CUDA|CUBLAS\w*|CUDNN|NVIDIA|HSA|HIP|ROCR|MIOPEN|TRITON"
+    r"^((NCCL|RCCL|GLOO|TORCH\w*|PYTORCH|CUDA|CUBLAS\w*|CUDNN|NVIDIA|HSA|HIP|KINETO|ROCR|MIOPEN|TRITON"
     r"|OMP|GOMP|KMP|MKL|DNNL|ONEDNN|ATEN|OPENBLAS|BLIS|TBB|NUMEXPR|NVPL|UCX|FI|PSM2|SHARP|OMPI|I_MPI"
     r"|MPICH|MV2|MALLOC|SCALEPROOF)_|(LD_PRELOAD|LD_BIND_NOW|GLIBC_TUNABLES|PYTHONMALLOC"
     r"|PYTHONOPTIMIZE|LD_LIBRARY_PATH)$)"
@@ -29,6 +29,8 @@ _SESSION = re.compile(
     r"|PYTEST|HYPOTHESIS|COVERAGE|COV|TOX|GITHUB|GITLAB|CI|BUILD|JENKINS|RUNNER|SLURM\w*|PBS|LSB"
     r"|KUBERNETES|PROMPT|STARSHIP|ZSH|BASH|FZF|DIRENV)_?\w*)$"
 )
+#: Largest number of variables that a message names.
+SHOWN = 16
 _DIGEST = "sha256 "
 _BACKENDS = ("nccl", "gloo")
 #: Variables that do not change speed: time-outs, addresses, logging, and the variables with which a
@@ -64,6 +66,15 @@ def recorded() -> dict[str, str]:
         name: value if _LIBRARIES.match(name) else _digest(value)
         for name, value in sorted(variables.items())
     }
+
+
+def of_libraries() -> str:
+    """Return the variables that libraries read, such as ``GLOO_LOG_LEVEL=1``; empty without any."""
+    variables = secrets.kept(
+        {name: value for name, value in os.environ.items() if _LIBRARIES.match(name)}
+    )
+    names = sorted(name for name in variables if not name.startswith("SCALEPROOF_"))
+    return ", ".join(f"{name}={variables[name]}" for name in names[:SHOWN])
 
 
 def is_digest(value: str) -> bool:

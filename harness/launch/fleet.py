@@ -15,7 +15,7 @@ from typing import TypeAlias
 from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, RetryableError
 from harness.cases import CaseSpec, Compiled
-from harness.host.limits import limits
+from harness.host.surroundings import surroundings
 from harness.launch.agents import (
     TICK_S,
     Again,
@@ -312,7 +312,7 @@ class Fleet:
             raise LaunchError(
                 reason,
                 where="engine",
-                expected=f"every node can run: python -c 'import torch, harness'{limits()}",
+                expected=f"every node can run: python -c 'import torch, harness'{surroundings()}",
                 fix="scaleproof check",
             )
 
@@ -365,7 +365,7 @@ def absent(
         + "; ".join(lost or [says])
         + (f" ({says})" if lost and says else ""),
         where="engine",
-        expected=f"every node can run: python -c 'import torch, harness'{limits()}",
+        expected=f"every node can run: python -c 'import torch, harness'{surroundings()}",
         fix="scaleproof check",
     )
 

@@ -46,6 +46,7 @@ from harness.base.documents import Json, from_doc, to_doc
 from harness.base.errors import LaunchError, ScaleproofError
 from harness.cases import Catalogue
 from harness.host import leftovers, machine
+from harness.host.surroundings import surroundings
 from harness.launch.wire import evidence, trainjob
 from harness.launch.wire.channel import Channel, ChannelError, dial, read_token, server
 from harness.launch.wire.messages import Address, HowFar, LaunchSpec, Node, Share
@@ -272,7 +273,7 @@ def stay_forkable() -> None:
     """Raise LaunchError if a newly forked rank would inherit a broken lock or driver."""
     if started := not_forkable():
         raise LaunchError(
-            f"the agent has started {started}: it cannot fork ranks",
+            f"the agent has started {started}: it cannot fork ranks{surroundings()}",
             where="agent",
             expected="a single thread and no GPU driver after the imports of torch and its plugins",
             fix="python -X importtime -c 'import torch' 2>&1 | grep -v ' torch'",

@@ -1,10 +1,10 @@
-"""Limits of the shell and of the control group that make processes fail or end them."""
+"""Limits and variables that make processes fail or end them."""
 
 import contextlib
 import resource
 from pathlib import Path
 
-from harness.host import cores
+from harness.host import cores, environment
 
 #: Resource limits, their names, and the options of ``ulimit``.
 _SHELL = (
@@ -15,8 +15,11 @@ _SHELL = (
 UNLIMITED = 1 << 60
 
 
-def limits() -> str:
-    """Return which limits apply to this process, as the end of a sentence; empty if none does."""
+def surroundings() -> str:
+    """Return which limits and variables may be why a process failed, as the end of a sentence.
+
+    It is empty if there are none.
+    """
     limited = [
         f"the {what} (ulimit {option})"
         for limit, what, option in _SHELL
@@ -24,7 +27,9 @@ def limits() -> str:
     ]
     if (memory := memory_limit()) is not None:
         limited.append(f"the memory to {memory / 1e6:.0f} MB (control group)")
-    return f"; limited here: {', '.join(limited)}" if limited else ""
+    said = f"; limited here: {', '.join(limited)}" if limited else ""
+    variables = environment.of_libraries()
+    return said + (f"; variables set here: {variables}" if variables else "")
 
 
 def memory_limit(root: Path = cores.ROOT, membership: Path = cores.OWN) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.host.limits import memory_limit
+from harness.host.surroundings import memory_limit
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_the_memory_limit_of_a_control_group(
 
 
 def test_limits_of_the_shell_are_named() -> None:
-    program = "from harness.host.limits import limits; print(limits())"
+    program = "from harness.host.surroundings import surroundings; print(surroundings())"
     line = f"ulimit -t 60; ulimit -f 100000; {sys.executable} -c '{program}'"
     said = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
     assert "the CPU time (ulimit -t), the file size (ulimit -f)" in said

@@ -110,7 +110,7 @@ def test_compare_can_fail_a_ci_pipeline_on_a_regression(
     command = ["compare", str(sample), str(tmp_path), "--metric", "throughput"]
     assert main(command) == 1, "the second run has no chain, so it does not verify"
     assert "NOT VERIFIED: it has no chain" in " ".join(capsys.readouterr().out.split())
-    monkeypatch.setattr("harness.interface.cli.answer.unsealed", lambda *a: "")
+    monkeypatch.setattr("harness.analysis.verify.unsealed", lambda *a: "")
     assert main([*command, "--fail-on", "worse"]) == status
     assert main(command) == 0
 
@@ -126,7 +126,7 @@ def test_a_pipeline_does_not_pass_a_case_that_is_no_longer_measured(
         doc["launches"] = [x for x in doc["launches"] if x["arm"] != "@2"]
 
     save(edited(sample_run, drop), tmp_path)
-    monkeypatch.setattr("harness.interface.cli.answer.unsealed", lambda *a: "")
+    monkeypatch.setattr("harness.analysis.verify.unsealed", lambda *a: "")
     for verb in ("compare", "compare-hardware"):
         gate = [verb, "--metric", "throughput", "--fail-on", "worse"]
         assert main([*gate, str(sample), str(tmp_path)]) == 10

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.verify import unsealed
 from harness.base.documents import Json
 from harness.base.errors import Exit, ScaleproofError
 from harness.interface.report import text
@@ -50,6 +49,8 @@ def vouched(
 
     The warning is not added to the lines of a ``table``, because programs read these.
     """
+    from harness.analysis.verify import unsealed  # needs numpy, which help texts do not need
+
     folders = ((run, path if path.is_dir() else path.parent) for run, path in runs)
     doubts = [(folder, unsealed(run, folder)) for run, folder in folders]
     return doubted(answer, doubts, table=table)

@@ -43,6 +43,18 @@ def test_commands_work_in_an_ascii_locale(verb: str, copy: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_commands_that_read_need_no_torch(copy: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from harness.interface.cli.main import main\n"
+        "commands = (['report'], ['verify'], ['report', 'timeline'])\n"
+        "print([main([*words, sys.argv[1]]) for words in commands], file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", program, str(copy)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stderr.splitlines()[-1:] == ["[0, 0, 0]"], done.stderr
+
+
 def test_reading_a_run_needs_little_memory(copy: Path) -> None:
     """Reading must not allocate the maximum file size, a gigabyte, for a file of 2 kB."""
 

@@ -378,6 +378,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Save the record and combine the verdicts into the exit status."""
     if session.config.stash.get(USAGE, None):
         session.exitstatus = Exit.USAGE
+    benchmark.save_none(session.config)
     if KEY not in session.config.stash:
         return
     scaling = session.config.stash[KEY]

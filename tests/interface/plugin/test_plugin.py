@@ -358,6 +358,7 @@ def test_nothing_to_save_for_pytest_benchmark_is_no_failure(
     assert result.ret == Exit.NOTHING_JUDGED
     output = result.stdout.str() + result.stderr.str()
     assert "Traceback" not in output and "INTERNALERROR" not in output, output
+    assert json.loads((suite.path / "b.json").read_text())["benchmarks"] == []
 
 
 @pytest.mark.full

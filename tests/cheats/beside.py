@@ -6,6 +6,7 @@ ranks, or a ``short`` one that is closed again in every step.
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 import threading
@@ -68,7 +69,7 @@ class Peer:
 
 def build(ctx: Any, knobs: Mapping[str, Any]) -> Any:
     shared: list[torch.Tensor] = []
-    folder = Path(tempfile.gettempdir()) / "beside"
+    folder = Path(tempfile.gettempdir()) / f"scaleproof-beside-{os.getppid()}"
 
     def mapped(n: int) -> torch.Tensor:
         if not shared:

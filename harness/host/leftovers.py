@@ -1,4 +1,4 @@
-"""What killed processes of this program leave in shared memory and among temporary files."""
+"""Remove what killed processes of this program leave in shared memory and among temporary files."""
 
 import contextlib
 import fcntl

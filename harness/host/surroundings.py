@@ -27,9 +27,9 @@ def surroundings() -> str:
     ]
     if (memory := memory_limit()) is not None:
         limited.append(f"the memory to {memory / 1e6:.0f} MB (control group)")
-    said = f"; limited here: {', '.join(limited)}" if limited else ""
+    sentence = f"; limited here: {', '.join(limited)}" if limited else ""
     variables = environment.of_libraries()
-    return said + (f"; variables set here: {variables}" if variables else "")
+    return sentence + (f"; variables set here: {variables}" if variables else "")
 
 
 def memory_limit(root: Path = cores.ROOT, membership: Path = cores.OWN) -> int | None:

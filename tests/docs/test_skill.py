@@ -57,6 +57,8 @@ def test_an_inline_command_is_run_by_a_test(page: str, command: str) -> None:
     """Tables, README or CI cover it; a command with a user's file is only parsed."""
     if command in COMMANDS or command.removeprefix("scaleproof ") in dict(ROWS):
         return
+    if command.startswith("scaleproof verify table examples/audit/"):
+        return  # features/foresight/test_claims.py runs the audits
     words = shlex.split(command)
     if words[0] == "scaleproof" and " ".join(words[1:]) in commands():  # its name alone
         return

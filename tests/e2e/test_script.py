@@ -33,6 +33,7 @@ from harness.record.store import load_samples
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SITE = Site(device=Device.CPU, backend="gloo", nodes=(2,))
+TORCHRUN = ("torchrun", "--nproc-per-node", "{ranks}")
 FAST = Protocol(steps=8, cut=2, min_blocks=1, max_blocks=1)
 
 
@@ -522,7 +523,9 @@ def test_scripts_that_cannot_be_measured_are_errors_with_a_reason(
     assert verdict.status is Status.ERROR and message in verdict.detail, verdict.detail
 
 
-@pytest.mark.parametrize("launcher", [(), ("torchrun", "--nproc-per-node", "{ranks}")])
+@pytest.mark.parametrize(
+    "launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.full)], ids=["forked", "torchrun"]
+)
 def test_no_file_of_a_launch_contains_what_a_script_should_not_have_told(
     measured: Measured, launcher: tuple[str, ...]
 ) -> None:
@@ -538,7 +541,7 @@ def test_no_file_of_a_launch_contains_what_a_script_should_not_have_told(
     assert launcher or not any(b"horse horse" in content for content in written)
 
 
-@pytest.mark.parametrize("launcher", [(), ("torchrun", "--nproc-per-node", "{ranks}")])
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["forked", "torchrun"])
 def test_the_value_of_a_variable_reaches_the_script_and_not_the_process_table(
     measured: Measured, launcher: tuple[str, ...]
 ) -> None:

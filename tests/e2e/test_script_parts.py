@@ -27,6 +27,7 @@ def test_a_share_of_the_work_is_correct_if_ranks_share_a_batch(
     assert "gradient of 2cpu equal to one rank's" in measured.table()
 
 
+@pytest.mark.full
 def test_flat_shards_are_no_replicas(measured: Measured) -> None:
     """The parameters of FSDP1 do not state that they are shards."""
     verdict = measured("parts.py", "flat shards")

@@ -44,7 +44,7 @@ SILENT = ("lost", "barrier", "in turn", "multiplied", "divided by", "buffers of"
 
 
 #: Cases whose launches take a minute.
-LENGTHY = {"objects", "garbage", "collecting", "saves"}
+LENGTHY = {"objects", "statistics", "garbage", "collecting", "saves"}
 
 
 @pytest.mark.few(2)

@@ -26,7 +26,7 @@ __all__ = ["measured", "session"]  # fixtures
         pytest.param("time first", marks=pytest.mark.full),
         pytest.param("recurrent", marks=pytest.mark.full),
         pytest.param("two inputs", marks=pytest.mark.full),
-        "padded",
+        pytest.param("padded", marks=pytest.mark.full),
         "nodes",
         pytest.param("graphs", marks=pytest.mark.full),
     ],

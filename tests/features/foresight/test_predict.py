@@ -61,6 +61,7 @@ def test_refused_predictions_would_have_been_wrong(found: Evaluation) -> None:
     assert len(off) >= 10 and np.mean(off) > 0.05
 
 
+@pytest.mark.full
 def test_other_schedules_are_predicted_from_one_run_of_1f1b(found: Evaluation) -> None:
     (of,) = (p for p in found.predictions if p.table.id == "zero_bubble_tab4_5")
     off = [abs(o.step_s / o.measured_s - 1) for o in of.predicted if o.measured_s]

@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -335,11 +335,23 @@ def _launch(
                 f"{launch.launch}: the slowdown by the profiler differs from the record"
             )
     for rank, rank_samples in zip(launch.ranks, samples, strict=True):
-        if not same(figures.window_s(rank_samples, cut), rank.window_s):
-            differences.append(
-                f"{launch.launch}: window of rank {rank.rank} differs from the record"
-            )
+        for name, value in _of_rank(rank_samples, cut).items():
+            if not same(value, getattr(rank, name)):
+                differences.append(
+                    f"{launch.launch}: {name} of rank {rank.rank} differs from its samples"
+                )
     return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
+
+
+def _of_rank(samples: Samples, cut: int) -> Mapping[str, float | None]:
+    """Return the fields of a rank's record that follow from its samples."""
+    losses = [loss for loss in samples.loss.tolist() if not math.isnan(loss)]
+    return {
+        "window_s": figures.window_s(samples, cut),
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "stepping_s": float(samples.marks_s[-1]),
+    }
 
 
 def _differing(

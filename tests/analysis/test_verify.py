@@ -27,7 +27,17 @@ def test_a_forged_value_is_found(copy: Path) -> None:
         launch["ranks"][0]["window_s"] *= 0.9
 
     change(copy, faster)
-    assert any("window of rank 0" in d for d in verify(load(copy), copy).differences)
+    assert any("window_s of rank 0" in d for d in verify(load(copy), copy).differences)
+
+
+@pytest.mark.parametrize("name", ["first_loss", "last_loss", "stepping_s"])
+def test_a_forged_value_of_a_rank_is_found(name: str, copy: Path) -> None:
+    def other(doc: Any) -> None:
+        launch = next(x for x in doc["launches"] if x["purpose"] == "timed")
+        launch["ranks"][0][name] = 0.001
+
+    change(copy, other)
+    assert any(f"{name} of rank 0" in d for d in verify(load(copy), copy).differences)
 
 
 def test_a_forged_verdict_is_found(copy: Path) -> None:

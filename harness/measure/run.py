@@ -286,13 +286,19 @@ class Run:
         if self._chain is not None:
             self._chain.release()
 
+    @uninterrupted
     def save(self, *, complete: bool) -> RunRecord:
-        """Write the record atomically and return it."""
+        """Write the record atomically and return it.
+
+        The verdicts are computed before the end is entered into the chain, so that a process that
+        is killed meanwhile leaves a run that can be resumed.
+        """
         ended = _state(self.bare())
-        if complete and self._chain is not None:
-            self._link(Kind.ENDED, ended)
         seconds = {name: ended[name] for name in ("elapsed_s", "device_s")}
         record = replace(self.record(complete=complete), **seconds)
+        if complete and self._chain is not None:
+            self._link(Kind.ENDED, ended)
+            record = replace(record, head=self._chain.head)
         save(record, self.folder)
         return record
 

@@ -122,6 +122,7 @@ class Run:
         """Continue an interrupted run with all of its measurements."""
         self._chain = Chain(folder)
         old = unfinished(folder, self.machine)
+        self._chain.reopen()
         self._opened = folder
         self.name = old.run
         self.started_at = old.started_at

@@ -101,6 +101,15 @@ class Chain:
         """The hash of the last link; empty if there is none."""
         return self.links[-1].hash if self.links else ""
 
+    def reopen(self) -> None:
+        """Remove the end of a chain whose record could not be written, so that the run can go on.
+
+        The process was killed, or the disk was full, after the end had been entered.
+        """
+        if self.links and self.links[-1].kind is Kind.ENDED:
+            self.links.pop()
+            self._cut_torn_line()
+
     def add(self, kind: Kind, *bodies: object) -> None:
         """Append one link for each body. All links are on disk when this returns.
 

@@ -79,3 +79,15 @@ def test_the_chain_is_readable_if_a_rollback_fails(
         with pytest.raises(UnwrittenError):
             made.add(Kind.LAUNCH, BODY)
     assert [link.number for link in chain.read(tmp_path)] == [0, 1]
+
+
+def test_a_chain_that_ended_without_its_record_can_be_continued(copy: Path) -> None:
+    """The process was killed, or the disk was full, between the end and the record."""
+    before = chain.read(copy)
+    writer = chain.Chain(copy)
+    writer.reopen()
+    assert chain.read(copy) == before[:-1]
+    writer.reopen()
+    assert chain.read(copy) == before[:-1], "only an end is removed"
+    writer.add(chain.Kind.SITTING, {"machine": {}, "cut": []})
+    assert [link.kind for link in chain.read(copy)][-1] == "sitting"

@@ -369,7 +369,8 @@ def _differing(
             if len(recorded) == len(value):
                 continue  # The wording may change between versions.
         if name == "accepted":  # The names and figures are compared, for the same reason.
-            recorded, value = stated(recorded), stated(value)
+            recorded = stated(recorded)
+            value = stated(value)
         if recorded is None and run.schema < JUDGED_SINCE:
             continue  # The version that wrote the record did not measure this figure.
         watched = any(rank.watched is not None for rank in launch.ranks)

@@ -42,6 +42,8 @@ _PURPOSES = frozenset({
 })  # fmt: skip
 #: A word in which the last part is not set apart: ``PGPASSWORD``, ``identitytoken``.
 _JOINED = re.compile(r"([a-z]+)(password|passwd|passphrase|secret|apikey|token)")
+#: Control sequences of terminals, such as colours.
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Values that are never secrets, whatever their name.
 _PLAIN = re.compile(r"(true|false|yes|no|none|null|on|off|auto|[\d.]{0,3})", re.I)
 #: Pattern of a placeholder for a variable, whose value each rank inserts.
@@ -57,6 +59,9 @@ _LOOKS = (
     re.compile(r"\bclient-key-data:\s*(\S+)"),  # kubeconfig
     re.compile(r"\bcurl\b[^\n|;]*?\s(?:-u|--user)[ =]?([^\s:-]\S*:\S+)"),
     re.compile(r"\bsshpass\s+-p\s*(\S+)"),
+    re.compile(r"\b(\d{8,10}:AA[\w-]{33})"),  # Telegram
+    re.compile(r"\b([MNO][\w-]{23,}\.[\w-]{6}\.[\w-]{27,})"),  # Discord
+    re.compile(r"\b(\w{14}\.atlasv1\.[\w-]{60,})"),  # Terraform Cloud
 )
 #: Options of programs that take a secret and whose names do not say so.
 _OPTIONS = {("curl", "-u"), ("curl", "-U"), ("sshpass", "-p")}
@@ -108,11 +113,15 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
 def masked(text: str) -> str:
     """Return a text in which everything that looks like a secret is replaced.
 
-    The values of this process's secret variables are replaced whatever they look like.
+    The values of this process's secret variables are replaced whatever they look like. A text with
+    secrets loses its terminal colours, which could stand between a name and its secret.
     """
+    uncoloured = _COLOURS.sub("", text)
+    hidden = uncoloured
     for value in _values(tuple(os.environ.items())):
-        text = text.replace(value, HIDDEN)
-    return masked_words([text])[0]
+        hidden = hidden.replace(value, HIDDEN)
+    (hidden,) = masked_words([hidden])
+    return text if hidden == uncoloured else hidden
 
 
 @functools.lru_cache(1)

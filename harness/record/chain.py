@@ -293,7 +293,8 @@ def folded(record: RunRecord, links: Sequence[Link]) -> RunRecord:
     """
     if record.complete or not links or record.head == links[-1].hash:
         return record
-    windows, described = dict(record.windows), dict(record.described)
+    windows = dict(record.windows)
+    described = dict(record.described)
     for body in bodies(links, Kind.WINDOWS):
         windows |= from_doc(dict[str, dict[str, Window]], body)
     for body in bodies(links, Kind.DESCRIBED):

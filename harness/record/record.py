@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import itertools
 import random
+import shlex
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.base.errors import Exit
 from harness.cases import CaseSpec, Device, Plan, Settings, StandIn, Threshold, Window
 from harness.host.admission import Finding
 from harness.host.machine import Machine
 from harness.record.described import Described
 from harness.record.fabric import Row, Suspects
 from harness.record.launch import LaunchRecord, Purpose
-from harness.record.outcome import Verdict
+from harness.record.outcome import Status, Verdict, exit_status
 from harness.record.recovery import FaultedTraining, Trial
 
 Entry = TypeVar("Entry")
@@ -154,6 +157,32 @@ class RunRecord:
     suspects: Suspects | None = None
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     played: tuple[FaultedTraining, ...] = ()
+
+    @property
+    def network_alone(self) -> bool:
+        """Whether the run timed the exchange of data between ranks, and was to measure no case."""
+        return not self.plans and any(row.time_s for row in self.fabric)
+
+    @property
+    def exit_status(self) -> Exit:
+        """The exit status of the run's verdicts, by the settings with which it was measured."""
+        counted = [verdict.counts for verdict in self.verdicts]
+        if self.network_alone:
+            counted.append(Status.RECORDED)
+        return exit_status(
+            counted,
+            inconclusive_fails=not self.settings.lenient,
+            require_verdict=self.settings.require_verdict,
+        )
+
+    def continuation(self, folder: Path) -> str:
+        """Return the command that continues the interrupted run in ``folder``.
+
+        Only plans can be continued. Other measurements are made again by the command that the user
+        had typed.
+        """
+        again = shlex.join(self.settings.argv)
+        return f"scaleproof run --resume {folder}" if self.plans else again
 
     @cached_property
     def by_plan(self) -> Mapping[str, tuple[LaunchRecord, ...]]:

@@ -106,14 +106,27 @@ def test_secrets_in_what_a_rank_prints_are_masked(text: str) -> None:
     assert secrets.masked(f"{text}\nnext line").endswith("\nnext line")
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        "ghp_" + 12 * "aB3", "AKIA" + 4 * "Q3EG", "123456789:AA" + 11 * "aB3",
+        "M" + 8 * "aB3" + ".abC1_3." + 9 * "xY7", 7 * "aB" + ".atlasv1." + 20 * "aB3",
+    ],
+)  # fmt: skip
+def test_a_coloured_token_is_masked(token: str) -> None:
+    assert secrets.masked(f"\x1b[31m{token}\x1b[0m") == "***"
+    assert secrets.masked(f"token: \x1b[1;32m{token}\x1b[0m!").startswith("token: ***")
+    assert secrets.masked("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
+
+
 def test_the_value_of_a_secret_variable_is_masked_in_any_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "correct horse")
-    monkeypatch.setenv("PWD", "/work/folder")
+    monkeypatch.setenv("PWD", "/home/folder")
     monkeypatch.setenv("USER", "somebody")
-    text = "cannot log in with <correct horse> at /work/folder as somebody"
-    assert secrets.masked(text) == "cannot log in with <***> at /work/folder as somebody"
+    text = "cannot log in with <correct horse> at /home/folder as somebody"
+    assert secrets.masked(text) == "cannot log in with <***> at /home/folder as somebody"
 
 
 @pytest.mark.parametrize(

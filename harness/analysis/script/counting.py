@@ -16,8 +16,8 @@ from harness.record.store import Samples
 SHARED = 0.9
 #: Ranks can have this share of their rows in common by chance.
 CHANCE = 0.05
-#: Rows do not identify samples if fewer than this share of them is distinct, unless every row
-#: occurs equally often.
+#: If fewer than this share of the rows is distinct, rows cannot tell samples apart. They still can
+#: if every row occurs equally often.
 UNLIKE = 0.5
 #: Relative tolerance when the number of rows of a sample is compared with the number of times that
 #: each row occurs.

@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable, Sequence
 
-#: A period (a repeating pattern of updates) is accepted only if it occurs ``REPEATS`` times or
-#: more. Its repetitions must cover at least the share ``SHARE`` of the observed updates. The first
-#: updates may differ.
+#: A pattern of updates is a period if it occurs at least ``REPEATS`` times in a row, and if these
+#: repetitions are at least the share ``SHARE`` of all observed updates. The first updates may
+#: differ.
 REPEATS = 3
 SHARE = 0.75
 

@@ -174,7 +174,7 @@ def _refuse(run: RunRecord, folder: Path) -> None:
     reason = ""
     if not run.complete:
         reason = "the run was interrupted"
-        fix = f"scaleproof run --resume {folder}"
+        fix = run.continuation(folder)
     elif run.software.get("suite", "").endswith("-dirty"):
         reason, fix = "the suites had uncommitted changes", "git commit, then measure again"
     elif not any(timed(run, plan) and any(map(_own, plan.arms)) for plan in run.plans):

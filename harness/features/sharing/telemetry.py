@@ -23,7 +23,6 @@ from harness.base.errors import Exit, ScaleproofError, SpecError
 from harness.cases import CaseSpec
 from harness.measure.progress import Beside, Looking, Moment, Progress, Waiting
 from harness.record import LaunchRecord, RunRecord
-from harness.record.outcome import exit_status
 from harness.record.record import stand_ins
 
 if TYPE_CHECKING:
@@ -220,12 +219,7 @@ class Telemetry(Beside):
         for status, count in counts.items():
             self._set("scaleproof.verdicts", count, ("status", str(status)))
         self._set("scaleproof.run.elapsed", record.elapsed_s)
-        exit_ = exit_status(
-            [result.counts for result in every],
-            inconclusive_fails=not record.settings.lenient,
-            require_verdict=record.settings.require_verdict,
-        )
-        self._end(exit_ if record.complete else Exit.INTERRUPTED, "")
+        self._end(record.exit_status if record.complete else Exit.INTERRUPTED, "")
 
     def _result(self, result: Result) -> None:
         labels = (

@@ -24,7 +24,6 @@ from harness.interface.report.live import Live
 from harness.measure.measurer import Measurer
 from harness.measure.session import Session
 from harness.record import RunRecord
-from harness.record.outcome import exit_status
 
 
 def become(arguments: Sequence[str], results: Path) -> NoReturn:
@@ -243,9 +242,5 @@ def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
         lines=screen.lines(
             record, text.shown(session.run.folder), rerun, text.columns(), page=shown
         ),
-        exit=exit_status(
-            [verdict.counts for verdict in record.verdicts],
-            inconclusive_fails=not record.settings.lenient,
-            require_verdict=record.settings.require_verdict,
-        ),
+        exit=record.exit_status,
     )

@@ -11,7 +11,6 @@ from harness.interface.report import figures, sections
 from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.tabled import harmless, written
 from harness.record import Purpose, RunRecord, Status
-from harness.record.outcome import exit_status
 
 
 def rows(run: RunRecord) -> list[dict[str, Json]]:
@@ -29,11 +28,6 @@ def rows(run: RunRecord) -> list[dict[str, Json]]:
 
 
 def document(run: RunRecord) -> dict[str, Json]:
-    status = exit_status(
-        [result.counts for result in results(run)],
-        inconclusive_fails=not run.settings.lenient,
-        require_verdict=run.settings.require_verdict,
-    )
     return {
         "run": run.run,
         "started_at": run.started_at,
@@ -42,7 +36,7 @@ def document(run: RunRecord) -> dict[str, Json]:
         "headline": headline(run),
         "requirements": fields_of(tally(run)),
         "why": why_open(run),
-        "exit": int(status),
+        "exit": int(run.exit_status),
         "decide": decide(run),
         "verdicts": rows(run),
         "remarks": sections.remarks(run),

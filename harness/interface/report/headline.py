@@ -156,10 +156,12 @@ def _unruled(run: RunRecord) -> str:
     if every and all(result.reason is Reason.CHECKED for result in every):
         worlds = dict.fromkeys(arm.case.world for plan in run.plans for arm in plan.arms)
         return f"{Status.RECORDED}: the checks hold on {', '.join(worlds)}; nothing was timed"
+    unjudged = "applies" if run.thresholds else "is configured"
+    if run.network_alone and not every:
+        return f"{Status.RECORDED}: the network was measured, no threshold {unjudged}"
     if all(result.value is None for result in every):
         reason = f": {every[0].detail}" if every else ""
         return f"{Status.SKIP}: nothing was measured{reason}"
-    unjudged = "applies" if run.thresholds else "is configured"
     return f"{Status.RECORDED}: results only, no threshold {unjudged}"
 
 

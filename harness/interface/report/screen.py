@@ -352,7 +352,7 @@ def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | Non
         yield f" page    {page}"
     yield f" all     scaleproof report {folder} --every"
     if not run.complete:
-        yield f" next    scaleproof run --resume {folder}"
+        yield from wrap(f" next    {run.continuation(folder)}", width, 9)
         return
     remedies = decide(run)
     for line in remedies[:FEW]:

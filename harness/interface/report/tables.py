@@ -291,7 +291,7 @@ def summary(
         [f" report     scaleproof report {folder}"] if page is None else [f" page       {page}"]
     )
     if not run.complete:
-        lines += [f" resume     this run is incomplete: scaleproof run --resume {folder}"]
+        lines += [f" resume     this run is incomplete: {run.continuation(folder)}"]
     for line in decide(run):
         lines += wrap(f" decide     {line}", width, 12)
     return [*lines, "", *wrap(f" {headline(run)}", width, 1)]

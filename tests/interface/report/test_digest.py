@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.base.errors import Exit
 from harness.cases.typed import ONE_PROCESS
 from harness.interface.cli.main import main
 from harness.interface.report import tables
@@ -21,6 +22,7 @@ from harness.interface.report.headline import decide, headline, why_open
 from harness.interface.report.page.page import render
 from harness.interface.report.text import paint
 from harness.record import Cause, Reason, RunRecord, Status
+from harness.record.fabric import Row
 
 
 def changed(run: RunRecord, **fields: Any) -> RunRecord:
@@ -274,3 +276,31 @@ def test_an_error_shared_by_several_verdicts_is_printed_once(sample_run: RunReco
     assert text.count("AttributeError") == 1 and "(and 2 more)" in text
     every = " ".join(" ".join(tables.verdict_lines(run, 100)).split())
     assert every.count("AttributeError") == 3
+
+
+def test_a_measured_network_is_a_result(sample_run: RunRecord) -> None:
+    """Without a threshold it is RECORDED. A network that exchanged nothing is not."""
+    row = Row(
+        nodes=(2,), operation="all_reduce", payload_bytes=8, transport="tcp", time_s=1e-4, right=True
+    )  # fmt: skip
+    lenient = replace(sample_run.settings, require_verdict=False)
+    asked = dict(plans=(), verdicts=(), launches=(), settings=lenient)
+    measured = replace(sample_run, **asked, fabric=(row,))  # type: ignore[arg-type]
+    assert headline(measured) == "RECORDED: the network was measured, no threshold applies"
+    assert document(measured)["exit"] == measured.exit_status == Exit.PASSED
+    required = replace(lenient, require_verdict=True)
+    assert replace(measured, settings=required).exit_status == Exit.NOTHING_JUDGED
+    silent = replace(measured, fabric=(replace(row, time_s=None, refused="no links"),))
+    assert headline(silent) == "SKIP: nothing was measured"
+    assert silent.exit_status == Exit.NOTHING_JUDGED
+
+
+def test_only_plans_are_continued(sample_run: RunRecord) -> None:
+    """The interrupted measurement of a network is made again by the command that was typed."""
+    folder = Path("results/runs/c607/a")
+    run = replace(sample_run, complete=False)
+    assert run.continuation(folder) == f"scaleproof run --resume {folder}"
+    typed = replace(run.settings, argv=("scaleproof", "network", "--cpus", "2"))
+    assert (
+        replace(run, plans=(), settings=typed).continuation(folder) == "scaleproof network --cpus 2"
+    )

@@ -28,7 +28,6 @@ from harness.interface.cli.commands import report
 from harness.launch.deploy import python_of
 from harness.launch.engine import Deployment, Queue, queue_of
 from harness.record import RunRecord
-from harness.record.outcome import exit_status
 from harness.record.store import write_text
 
 HELP = {
@@ -115,14 +114,7 @@ def act(asked: Asked) -> Answer:
     shown = report.of_run(folder)
     if shown.exit is not Exit.PASSED:
         return shown  # the run is not verified, so its verdicts decide nothing
-    record = load(folder)
-    return replace(
-        shown,
-        exit=exit_status(
-            [verdict.counts for verdict in record.verdicts],
-            require_verdict=record.settings.require_verdict,
-        ),
-    )
+    return replace(shown, exit=load(folder).exit_status)
 
 
 def submit(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:

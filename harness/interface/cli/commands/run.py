@@ -278,6 +278,13 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     """Return the session and plans of an interrupted run, on its original site."""
     folder = Path(asked.options.resume)
     old = load(folder)
+    if not old.plans and not old.complete:
+        raise SpecError(
+            "this run cannot be continued, because it measures no plans",
+            where=str(folder),
+            expected="an interrupted run of cases, a recipe or a script",
+            fix=old.continuation(folder),
+        )
     above = folder.resolve().parents  # a copied run need not lie in RESULTS/runs/MACHINE
     usual = len(above) > 2 and above[1].name == "runs"
     asked.options.results = str(above[2] if usual else above[0])

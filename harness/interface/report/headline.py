@@ -22,6 +22,7 @@ from harness.record.outcome import SEVERITY
 
 #: If more verdicts than this need the same remedy, only the command of the whole run is printed.
 FEW = 2
+INTERRUPTED = "the run was interrupted"
 #: Background load in cores below which it is not reported as a cause.
 LEAST_CORES = 0.1
 #: The smallest number of ranks for a scaling sweep that starts at two ranks.
@@ -89,6 +90,8 @@ def _headline(run: RunRecord) -> str:
     if result is None:
         return ". ".join(filter(None, [_unruled(run), largest]))
     parts = [f"{result.counts}: {tally(run)}"]
+    if not run.complete:
+        parts[0] += f"; {INTERRUPTED}"
     if result.counts is not Status.PASS:
         parts[0] += f"; {_why(result)}"
     return ". ".join(filter(None, [*parts, largest]))
@@ -151,7 +154,7 @@ def _unruled(run: RunRecord) -> str:
     if result is not None and result.counts in (Status.ERROR, Status.FAIL, Status.NOT_COMPARABLE):
         return f"{result.counts}: {_of_case(result)}"
     if result is not None and all(r.status is Status.INCONCLUSIVE for r in every):
-        when = "" if run.complete else "the run was interrupted; "
+        when = "" if run.complete else f"{INTERRUPTED}; "
         return f"{result.status}: {result.case}: {when}{result.detail}"
     if every and all(result.reason is Reason.CHECKED for result in every):
         worlds = dict.fromkeys(arm.case.world for plan in run.plans for arm in plan.arms)
@@ -160,7 +163,7 @@ def _unruled(run: RunRecord) -> str:
     if run.network_alone and not every:
         return f"{Status.RECORDED}: the network was measured, no threshold {unjudged}"
     if all(result.value is None for result in every):
-        reason = f": {every[0].detail}" if every else ""
+        reason = f": {every[0].detail}" if every else "" if run.complete else f": {INTERRUPTED}"
         return f"{Status.SKIP}: nothing was measured{reason}"
     return f"{Status.RECORDED}: results only, no threshold {unjudged}"
 

@@ -40,7 +40,13 @@ def test_the_headline_of_a_passing_run_states_its_result(sample_run: RunRecord) 
 
 
 def test_a_run_that_measured_nothing_says_so(sample_run: RunRecord) -> None:
-    assert headline(replace(sample_run, verdicts=())) == "SKIP: nothing was measured"
+    nothing = replace(sample_run, verdicts=())
+    assert headline(nothing) == "SKIP: nothing was measured"
+    cut = replace(nothing, complete=False)
+    assert headline(cut) == "SKIP: nothing was measured: the run was interrupted"
+    assert headline(replace(sample_run, complete=False)).startswith(
+        "PASS: 1 of 1 threshold passes; the run was interrupted"
+    )
     missing = dict(value=None, rule=None, status=Status.SKIP, detail="2 GPUs are needed")
     skipped = tuple(replace(verdict, **missing) for verdict in sample_run.verdicts)
     run = replace(sample_run, verdicts=skipped)

@@ -280,7 +280,7 @@ def _resumed(asked: Asked) -> tuple[Session, list[Plan]]:
     old = load(folder)
     if not old.plans and not old.complete:
         raise SpecError(
-            "this run cannot be continued, because it measures no plans",
+            "only runs of cases can be continued, and this one measures a network or faults",
             where=str(folder),
             expected="an interrupted run of cases, a recipe or a script",
             fix=old.continuation(folder),

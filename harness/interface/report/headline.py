@@ -118,7 +118,8 @@ def why_open(run: RunRecord) -> list[str]:
         more = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
         causes.append(f"{cases[0]}{more}: {detail}")
     if len(by_detail) > FEW:
-        causes.append(f"and {len(by_detail) - FEW} other causes (--every)")
+        unnamed = len(by_detail) - FEW
+        causes.append(f"and {unnamed} other cause{'s' * (unnamed > 1)} (--every)")
     return [brief(run, cause) for cause in causes]
 
 

@@ -232,9 +232,11 @@ def lanes(
             f' fill="{colors[n]}"><title>{escape(n)} {b - a:.2f} {escape(unit)}</title></rect>'
             for n, a, b in rank.parts
         ]
-    for tick in ticks(0.0, longest):
+    *others, last = ticks(0.0, longest)
+    for tick, words in [*((tick, f"{tick:g}") for tick in others), (last, f"{last:g} {unit}")]:
         elements.append(
-            f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 12}" text-anchor="middle">{tick:g}</text>'
+            f'<text class="tick" x="{px(tick):.1f}" y="{bottom + 12}" text-anchor="middle">'
+            f"{escape(words)}</text>"
         )
     elements.append(legend(used, colors, left_edge, bottom + 34))
     return "\n".join([*elements, "</svg>"])

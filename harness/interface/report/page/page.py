@@ -78,14 +78,16 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
 
 
 def _front(of_cases: Sequence[Case], lost: Sequence[Spent]) -> tuple[Case, Drawing] | None:
-    """Return the case that loses the largest share of its time, and the drawing of one step."""
+    """Return the case that loses the largest share of its time, and the drawing of one step.
+
+    Simulated devices are drawn only if there are no others.
+    """
     by_anchor = {case.anchor: case for case in of_cases}
-    for spent_time in lost:
-        case = by_anchor.get(spent_time.anchor)
-        drawn = case.drawn if case is not None else ()
-        step = next((figure for figure in drawn if figure.title == ONE_STEP and figure.svg), None)
-        if case is not None and step is not None:
-            return case, step
+    worst_first = [by_anchor[part.anchor] for part in lost if part.anchor in by_anchor]
+    for case in sorted(worst_first, key=lambda case: bool(case.row.case.stand_in)):
+        for figure in case.drawn:
+            if figure.title == ONE_STEP and figure.svg:
+                return case, figure
     return None
 
 

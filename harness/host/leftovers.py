@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import platform
 import re
 import shutil
 import stat
@@ -10,9 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+#: Six hex digits of this host, part of the names of its folders. Hosts may share a file system
+#: whose locks only hold on one host.
+HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 #: Temporary folders of agents, and of the ranks of a launch. Their processes hold a lock on them.
-AGENT = "scaleproof-agent-"
-_FOLDERS = re.compile(rf"{AGENT}\w+|scaleproof-[0-9a-f]{{12}}-\d+")
+AGENT = f"scaleproof-agent-{HOST}-"
+_FOLDERS = re.compile(rf"{AGENT}\w+|scaleproof-{HOST}[0-9a-f]{{8}}-\d+")
 SHM = Path("/dev/shm")
 #: Minimum age, in seconds, of what is removed. A process may be about to map a younger file, or to
 #: lock a younger folder.

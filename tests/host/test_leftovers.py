@@ -34,21 +34,26 @@ def test_only_old_folders_that_no_process_holds_are_removed(
 ) -> None:
     monkeypatch.setattr(leftovers, "SHM", tmp_path / "none")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    names = ("agent-left", "agent-held", "agent-young", "0123456789ab-0", "of-a-user")
+    here = leftovers.HOST
+    names = (
+        f"agent-{here}-left", f"agent-{here}-held", f"agent-{here}-young", f"{here}01234567-0",
+        "agent-other0-left", "of-a-user",
+    )  # fmt: skip
     for name in names:
         folder = tmp_path / f"scaleproof-{name}"
         (folder / "part").mkdir(parents=True)
-        if name != "agent-young":
+        if not name.endswith("young"):
             os.utime(folder, (0, 0))
-    (tmp_path / "scaleproof-agent-link").symlink_to(tmp_path / "scaleproof-of-a-user")
+    (tmp_path / f"scaleproof-agent-{here}-link").symlink_to(tmp_path / "scaleproof-of-a-user")
     program = "import sys; from pathlib import Path; from harness.host import leftovers\n"
     program += "leftovers.hold(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
-    words = [sys.executable, "-c", program, str(tmp_path / "scaleproof-agent-held")]
+    words = [sys.executable, "-c", program, str(tmp_path / f"scaleproof-agent-{here}-held")]
     holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline()
     assert leftovers.remove() == 2
     left = {path.name.removeprefix("scaleproof-") for path in tmp_path.iterdir()}
-    assert left == {"agent-held", "agent-young", "agent-link", "of-a-user"}
+    kept = {f"agent-{here}-{name}" for name in ("held", "young", "link")}
+    assert left == kept | {"agent-other0-left", "of-a-user"}
     holder.kill()
     holder.communicate()
-    assert leftovers.remove() == 1 and not (tmp_path / "scaleproof-agent-held").exists()
+    assert leftovers.remove() == 1 and not (tmp_path / f"scaleproof-agent-{here}-held").exists()

@@ -53,8 +53,8 @@ def temporary(out: Path, node: int) -> Path:
 
     Its path is short, because the path of a socket in it may have at most 107 characters.
     """
-    digest = hashlib.sha256(str(out).encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"scaleproof-{digest}-{node}"
+    digest = hashlib.sha256(str(out).encode()).hexdigest()[:8]
+    return Path(tempfile.gettempdir()) / f"scaleproof-{leftovers.HOST}{digest}-{node}"
 
 
 def temporaries(out: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.features.history.ingest import ingest
+from harness.interface.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -138,3 +139,15 @@ def test_files_named_on_a_page_exist(page: Path) -> None:
         r"`((?:harness|tests|suites|benchmarks|docs|scripts)/[\w/.-]+)`", page.read_text()
     ):
         assert (ROOT / file).exists(), f"{page.name} names {file}"
+
+
+def test_the_example_of_a_report_is_what_its_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = (ROOT / "docs/reports.md").read_text()
+    command, shown = re.findall(r"```sh\n(.*?)\n```\s+```text\n(.*?)```", page, re.S)[0]
+    assert main(shlex.split(command)[1:]) == 0
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for line in filter(None, map(str.strip, shown.splitlines())):
+        assert line in printed, line

@@ -44,7 +44,7 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
     low_s, high_s = step_between(outlook)
     span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
     rows = [
-        ("efficiency", f"{seen.efficiency:.2f} {span}"),
+        ("efficiency", f"{seen.efficiency:.2f} {span}{relative(outlook)}"),
         ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
         ("limited by", limits(seen)),
         *([(f"to hold {outlook.hold:.2f}", holds(outlook))] if outlook.held else []),
@@ -63,6 +63,14 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
             rows.append(("to see a knee", knee_size(outlook.advice)))
         rows.append(("measure next", next_size(outlook.advice, seen.efficiency)))
     return [*rows, ("laws in N", laws)]
+
+
+def relative(outlook: Outlook) -> str:
+    """Return the size to which the efficiency is relative, which is the smallest measured one."""
+    if not outlook.measured:
+        return ""
+    ranks = min(outlook.measured)
+    return f", relative to the smallest measured size, {ranks:,} rank{'s' * (ranks > 1)}"
 
 
 def doubt(seen: Predicted) -> str:
@@ -165,7 +173,9 @@ def holds(outlook: Outlook) -> str:
         elif held.knob is Knob.SHARDS:
             ways.append(f"{held.knob} ({held.best:.2f})")
         elif held.times == 1.0:
-            return "as it is"
+            if outlook.predicted.efficiency >= outlook.hold:
+                return "as it is"
+            return "no setting is known: what is lost has no explanation that a setting changes"
         else:
             ways.append(f"{held.knob} x{held.times:.2g}")
     return "; or ".join(ways)

@@ -41,14 +41,20 @@ CONF: Mapping[str, Json] = {
 }
 
 
+def configure(results: Path) -> Path:
+    """Write the configuration with which asv reads these results; return its file."""
+    configuration = results / "asv.conf.json"
+    files.write({configuration: json.dumps(CONF, indent=1) + "\n"})
+    return configuration
+
+
 def publish(results: Path, trends: Sequence[Trend], commits: Mapping[str, str]) -> Path:
     """Let asv write its page to ``results/html`` and replace its regressions; return the folder.
 
     Raise RecordError with asv's last line of output if it fails.
     """
-    configuration = results / "asv.conf.json"
+    configuration = configure(results)
     html = results / HTML
-    files.write({configuration: json.dumps(CONF, indent=1) + "\n"})
     done = subprocess.run(
         [sys.executable, *programs.MODULE, "asv", "publish", "--config", configuration.name],
         cwd=results,

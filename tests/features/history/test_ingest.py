@@ -8,6 +8,9 @@ import dataclasses
 import itertools
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -313,3 +316,23 @@ def test_a_ledger_that_is_a_link_is_rebuilt_and_its_target_kept(tmp_path: Path) 
     ingest(SAMPLES[:1], results)
     assert commits(results) and not (results / asv_results.LEDGER).is_symlink()
     assert (own / ".git/config").read_bytes() == config
+
+
+def test_the_suggested_commands_work_outside_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["history"]) == 4
+    assert "try       scaleproof run suites --cpus 2" in capsys.readouterr().err
+    run = tmp_path / "results/runs/c607/a"
+    shutil.copytree(SAMPLES[0], run)
+    assert main(["history"]) == 4
+    assert (
+        f"try       scaleproof history add {run.relative_to(tmp_path)}" in capsys.readouterr().err
+    )
+    assert main(["history", "add", *map(str, SAMPLES)]) == 0
+    (compare,) = re.findall(r"^ compare  asv (.*)$", capsys.readouterr().out, re.M)
+    words = [sys.executable, "-m", "asv", *shlex.split(compare)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "records.track_step_time" in done.stdout, done.stderr

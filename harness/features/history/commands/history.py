@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -97,6 +98,7 @@ def act(asked: Asked) -> Answer:
 
 def _ingested(asked: Asked) -> Answer:
     """Add runs to the history, and return a line for each machine that received values."""
+    from harness.features.history import asv_page
     from harness.features.history.ingest import ingest, summary
 
     refused: list[RecordError] = []
@@ -105,16 +107,30 @@ def _ingested(asked: Asked) -> Answer:
     added = ingest(asked.options.runs, asked.options.results, note)
     lines = [f" {summary(ingested)}" for ingested in added]
     lines += [f" not added: {error.where}: {error.what}" for error in refused]
-    lines += ["", " next     scaleproof history; asv publish && asv preview"]
     _introduce_to_asv()
+    # A clone has a configuration of asv in its folder.
+    config = ""
+    if not Path("asv.conf.json").exists():
+        config = f" --config {shlex.quote(str(asv_page.configure(asked.options.results)))}"
+    lines += ["", f" next     scaleproof history; asv publish{config} && asv preview{config}"]
     for machine in sorted({ingested.machine for ingested in added}):
         if len(commits := _commits(asked.options.results, machine)) > 1:
             before, after = commits[-2:]
-            lines.append(f" compare  asv compare {before[:10]} {after[:10]} --machine {machine}")
+            pair = f"{before[:10]} {after[:10]}"
+            lines.append(f" compare  asv compare{config} {pair} --machine {machine}")
     changed = any(error.what.startswith("NOT VERIFIED") for error in refused)
     exit_ = Exit.FAILED if changed else Exit.PASSED if added else Exit.NOTHING_JUDGED
     document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}
     return Answer(document=document, lines=lines, exit=exit_)
+
+
+def _first(results: Path) -> str:
+    """Return the command that begins a history: add the newest run, or make one."""
+    runs = [path.parent for path in results.glob("runs/*/*/record.json")]
+    if not runs:
+        return "scaleproof run suites --cpus 2"
+    newest = max(runs, key=lambda run: run.name)
+    return shlex.join(["scaleproof", "history", "add", str(newest), "--results", str(results)])
 
 
 def _introduce_to_asv() -> None:
@@ -148,7 +164,7 @@ def _history(asked: Asked) -> Answer:
             "the history is empty",
             where=str(args.results),
             expected="at least one run was added",
-            fix="scaleproof history add results/runs/*/*",
+            fix=_first(args.results),
         )
     _check_figure(args.figure, list(night.QUANTITIES))
     judged = trends.trends(nights, args.case, args.figure)

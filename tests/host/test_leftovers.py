@@ -18,6 +18,7 @@ def test_only_old_unmapped_files_of_nccl_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "SHM", tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     names = ("nccl-left", "nccl-used", "nccl-young", "other-left")
     for name in names:
         (tmp_path / name).write_bytes(b"x" * 4096)

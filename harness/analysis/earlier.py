@@ -30,6 +30,7 @@ class _Record(msgspec.Struct):
     """The part of a record that is read; the decoder skips everything else."""
 
     started_at: str
+    complete: bool = True
     verdicts: list[_Verdict] = msgspec.field(default_factory=list)
 
 
@@ -41,17 +42,19 @@ def sentences(run: RunRecord, folder: Path) -> Iterator[str]:
     earlier = list(_earlier(run, folder))
     for result in required(run):
         before = [
-            verdict.status
+            (verdict.status, record.complete)
             for record in earlier
             for verdict in record.verdicts
             if (verdict.case_hash, verdict.metric, verdict.against, verdict.bound)
             == (result.case_hash, result.metric, result.against, result.bound)
         ]
-        passed = before.count(Status.PASS)
+        passed = sum(status == Status.PASS for status, _ in before)
+        stopped = sum(status != Status.PASS and not complete for status, complete in before)
         if result.status is Status.PASS and passed < len(before):
+            interrupted = f", {stopped} of the others interrupted" if stopped else ""
             yield (
                 f"run {len(before) + 1} of {result.case} in this folder: {passed} of the"
-                f" {len(before)} earlier ones PASS"
+                f" {len(before)} before PASS{interrupted}"
             )
 
 

@@ -219,7 +219,7 @@ def _remedy(verdict: Verdict) -> str:
     if verdict.counts is not Status.INCONCLUSIVE:
         return ""
     if verdict.more is not None:
-        return f"about {verdict.more} more pairs"
+        return f"about {verdict.more} more {metrics.metric(verdict.metric).sampled_by}"
     usual = f"over {MOST_PAIRS} more pairs, or a quieter host"
     return REMEDIES.get(verdict.reason, usual)
 

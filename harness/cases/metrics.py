@@ -51,7 +51,8 @@ class Metric:
     ``between_ranks`` states that a single rank has no value. ``signed`` states that the value may
     be negative, so ratios are not defined. ``of_device`` states that only accelerators report the
     value. ``share`` states that the value is a fraction of a whole. ``measured_by`` is the command
-    that measures the metric if plans do not measure it.
+    that measures the metric if plans do not measure it. ``sampled_by`` are the things of which each
+    gives one value to a verdict.
     """
 
     form: Form
@@ -70,6 +71,7 @@ class Metric:
     of_device: bool = False
     share: bool = False
     measured_by: str = ""
+    sampled_by: str = "pairs"
     times: tuple[Factor, ...] = ()
     over: tuple[Factor, ...] = ()
 
@@ -121,9 +123,19 @@ _TO_LOSS = Metric(form=Form.ABSOLUTE, unit="s", read="reached.seconds", more_is_
 _SAMPLES_TO_LOSS = replace(_TO_LOSS, unit="samples", read="reached.samples", of_time=False)
 _FABRIC = Metric(form=Form.ABSOLUTE, unit="B/s", measured_by="scaleproof network")
 _RECOVERY = Metric(
-    form=Form.ABSOLUTE, unit="s", more_is_better=False, measured_by="scaleproof faults recover"
+    form=Form.ABSOLUTE,
+    unit="s",
+    more_is_better=False,
+    measured_by="scaleproof faults recover",
+    sampled_by="trials",
 )
-_GOODPUT = Metric(form=Form.ABSOLUTE, unit="1", share=True, measured_by="scaleproof faults goodput")
+_GOODPUT = Metric(
+    form=Form.ABSOLUTE,
+    unit="1",
+    share=True,
+    measured_by="scaleproof faults goodput",
+    sampled_by="trainings",
+)
 
 
 def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:

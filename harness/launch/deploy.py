@@ -97,18 +97,24 @@ class Fleets:
         return sentences
 
 
-def open_worlds(entry: Entry, where: Where) -> Fleet:
-    """Return the fleet of an engine, not yet started.
-
-    Raise LaunchError with the engine's reason if the engine cannot be used on this machine.
-    """
+def usable(entry: Entry) -> Engine:
+    """Return an engine. Raise SpecError with its reason if it cannot be used on this machine."""
     engine = make(entry)
     if not (here := engine.probe()).available:
-        raise LaunchError(
+        raise SpecError(
             f"engine {entry.name}: {here.reason}",
             expected="an engine that can be used on this machine",
             fix="scaleproof check",
         )
+    return engine
+
+
+def open_worlds(entry: Entry, where: Where) -> Fleet:
+    """Return the fleet of an engine, not yet started.
+
+    Raise SpecError if the engine cannot be used on this machine.
+    """
+    engine = usable(entry)
     if isinstance(engine, Fleet):  # this engine starts whole worlds itself
         engine.configure(where.settings)
         return engine

@@ -159,15 +159,21 @@ class RunRecord:
     played: tuple[FaultedTraining, ...] = ()
 
     @property
-    def network_alone(self) -> bool:
-        """Whether the run timed the exchange of data between ranks, and was to measure no case."""
-        return not self.plans and any(row.time_s for row in self.fabric)
+    def measured_alone(self) -> str:
+        """What was measured in a run that was to time no case, or an empty string."""
+        if self.plans:
+            return ""
+        if self.recoveries:
+            return "recovery from faults"
+        if self.played:
+            return "training under faults"
+        return "the network" if any(row.time_s for row in self.fabric) else ""
 
     @property
     def exit_status(self) -> Exit:
         """The exit status of the run's verdicts, by the settings with which it was measured."""
         counted = [verdict.counts for verdict in self.verdicts]
-        if self.network_alone:
+        if self.measured_alone:
             counted.append(Status.RECORDED)
         return exit_status(
             counted,

@@ -327,7 +327,7 @@ def judge_values(
     if rule is None:
         return judged(Status.RECORDED, Reason.NO_RULE, "no threshold applies")
     if e.n < FIRST_LOOK:
-        few = f"n = {e.n}: a verdict needs at least {FIRST_LOOK} pairs of launches"
+        few = f"n = {e.n}, and a verdict needs at least {FIRST_LOOK}"
         return judged(Status.INCONCLUSIVE, Reason.TOO_FEW_PAIRS, few)
     ends = sides(values, rule, form, allowance, spread)
     if (missed := _missed(ends, rule)) is not None:

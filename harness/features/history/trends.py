@@ -201,7 +201,7 @@ def _judged(series: NightSeries) -> Trend:
     x = series.scaled
     if n < scan.ENOUGH:
         status = TrendStatus.INSUFFICIENT
-        why = f"{n} of {scan.ENOUGH} nights"
+        why = f"{n} of {scan.ENOUGH} runs"
         if series.num_unlike:
             status = TrendStatus.NOT_COMPARABLE
             why += f" since {'; '.join(series.unlike)} ({series.num_unlike} earlier nights differ)"

@@ -34,7 +34,7 @@ def render(comparison: HardwareComparison) -> str:
             totals=hardware.totals(comparison).html("all devices of each machine"),
             spent=_spent(comparison),
             lost=hardware.lost(comparison).html("parts of the steps"),
-            notes=hardware.notes(comparison)[1:],
+            notes=[*hardware.notes(comparison)[1:], *hardware.meanings(comparison)],
             data=Markup(data),
         )
     )

@@ -10,7 +10,7 @@ from harness.cases.metrics import METRICS
 from harness.features.machines.machines import HardwareComparison, MachineEntry, Mean, Side, Total
 from harness.interface.report import timeline
 from harness.interface.report.tabled import Table, written
-from harness.interface.report.text import Column, number, rule, wrap
+from harness.interface.report.text import Column, legend, number, rule, wrap
 from harness.record import Term
 
 #: Interpretation of an interval as it is displayed. Every side is compared with the first one, A.
@@ -18,6 +18,11 @@ _READS = {
     Reading.FASTER: "better",
     Reading.SLOWER: "worse",
     Reading.SAME: "no difference",
+}
+#: Meanings of the columns whose heads do not explain them.
+MEANINGS = {
+    "of ceiling": "FLOP/s relative to a matrix product on the same device in the same run",
+    "headroom": "share of the device memory that the peak leaves free",
 }
 
 
@@ -34,11 +39,15 @@ def lines(comparison: HardwareComparison, width: int) -> list[str]:
     ceilings = sides(comparison)
     if len(ceilings.shown_columns) > 2:
         shown += ["", *ceilings.lines(width)]
-    shown += ["", rule("cases", width), *entries(comparison, named=False).lines(width)]
+    of_cases = entries(comparison, named=False).lines(width)
+    shown += ["", rule("cases", width), *of_cases]
+    if of_cases and (told := legend(MEANINGS, of_cases[0])):
+        shown += wrap(f" {told}", width, 1)
     if comparison.totals:
         shown += ["", rule("all devices of each machine", width), *totals(comparison).lines(width)]
     if (spent := lost(comparison)).rows:
         shown += ["", rule("where the time went: ms lost per step", width), *spent.lines(width)]
+        shown.append(f" {timeline.STARRED}")
     shown.append("")
     for text in notes(comparison):
         shown += wrap(f" {text}", width, 1)
@@ -56,7 +65,8 @@ def markdown(comparison: HardwareComparison) -> list[str]:
     ]
     for table in (totals(comparison), lost(comparison)):
         shown += ["", *table.markdown()] if table.rows else []
-    return [*shown, "", *(f"- {text}" for text in [*comparison.differs, *notes(comparison)])]
+    notes_of = [*comparison.differs, *notes(comparison), *meanings(comparison)]
+    return [*shown, "", *(f"- {text}" for text in notes_of)]
 
 
 def headline(comparison: HardwareComparison) -> str:
@@ -92,7 +102,7 @@ def purchase(comparison: HardwareComparison) -> list[str]:
         joules = "n/a: the devices do not report energy"
         if mean.joule is not None:
             joules = f"{_times(mean.joule)}: {_word(mean.joule)}"
-        money = "n/a: --price A=98 --price B=41"
+        money = "n/a: no prices an hour are stated (--price A=PRICE --price B=PRICE)"
         if mean.price_factor is not None:
             paid = _scaled(mean, mean.price_factor)
             money = f"{_times(paid)}: {_word(paid)}"
@@ -128,17 +138,18 @@ def notes(comparison: HardwareComparison) -> list[str]:
         f"better or worse: the whole interval lies more than {DRIFT:.0%} from 1, because runs"
         f" drift; no difference: the whole interval lies within {DRIFT:.0%} of 1; else undecided"
     )
-    attained = [entry for entry in comparison.entries if entry.attained is not None]
-    if attained:
-        sentences.append(
-            "of ceiling = FLOP/s relative to a matrix product on the same device in the same run"
-        )
     if any(side.price is not None for side in comparison.sides):
         sentences.append(
             "prices are for a million samples or tokens, and count only the devices in use"
         )
     sentences += [f"not in the mean: {text}" for text in comparison.missing]
     return sentences + [f"not compared: {text}" for text in comparison.not_compared]
+
+
+def meanings(comparison: HardwareComparison) -> list[str]:
+    """Return the meanings of all columns of cases that have values."""
+    heads = "  ".join(column.header for column in entries(comparison).shown_columns)
+    return [told] if (told := legend(MEANINGS, heads)) else []
 
 
 def _times(mean: Mean) -> str:

@@ -143,8 +143,19 @@ def _told(error: ScaleproofError, words: Sequence[str]) -> int:
     if "--json" in _split(words)[0]:
         document = {"error": error.what, "where": error.where, "expected": error.expected}
         sys.stdout.write(json.dumps({**document, "try": error.fix}, indent=1) + "\n")
-    text.write(f"ERROR: {error}".splitlines(), sys.stderr)
+    lines = f"ERROR: {error}".splitlines()
+    if sys.stderr.isatty():  # in a log, a sentence stays one line
+        lines = [part for line in lines for part in _fitted(line)]
+    text.write(lines, sys.stderr)
     return int(error.exit)
+
+
+def _fitted(line: str) -> list[str]:
+    """Return a line of an error as lines that fit the terminal. A command can still be copied."""
+    labels = {"  expected  ": text.wrap, "  try       ": text.wrap_command}
+    wrap = next((wrap for label, wrap in labels.items() if line.startswith(label)), text.wrap)
+    indent = 2 if wrap is text.wrap and not line.startswith("  expected") else 12
+    return wrap(line, text.columns(), indent)
 
 
 def _damaged(words: Sequence[str], bug: Exception) -> RecordError | None:

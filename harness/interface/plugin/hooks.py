@@ -121,9 +121,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if any(given):
         from harness.interface.plugin.items import site_of
+        from harness.launch import deploy
 
         try:
-            site_of(config)
+            catalogue, site = site_of(config)
+            deploy.usable(catalogue.get("engines", site.engine))
         except ScaleproofError as error:
             raise pytest.UsageError(str(error)) from None
 

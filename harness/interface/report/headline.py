@@ -161,8 +161,8 @@ def _unruled(run: RunRecord) -> str:
         worlds = dict.fromkeys(arm.case.world for plan in run.plans for arm in plan.arms)
         return f"{Status.RECORDED}: the checks hold on {', '.join(worlds)}; nothing was timed"
     unjudged = "applies" if run.thresholds else "is configured"
-    if run.network_alone and not every:
-        return f"{Status.RECORDED}: the network was measured, no threshold {unjudged}"
+    if run.measured_alone and not every:
+        return f"{Status.RECORDED}: {run.measured_alone} was measured, no threshold {unjudged}"
     if all(result.value is None for result in every):
         reason = f": {every[0].detail}" if every else "" if run.complete else f": {INTERRUPTED}"
         return f"{Status.SKIP}: nothing was measured{reason}"
@@ -200,11 +200,23 @@ def decide(run: RunRecord) -> list[str]:
                 again = shlex.join(run.settings.argv) or again
             lines.append(f"{case} by {remedy}: {again}")
     changes = (
-        _longer, _later_rung, launching.otherwise, _other_mode, _stated_samples, _fewer_steps,
-        _longer_warm_up,
+        _more_trials, _longer, _later_rung, launching.otherwise, _other_mode, _stated_samples,
+        _fewer_steps, _longer_warm_up,
     )  # fmt: skip
     changed_words = [line for change in changes for line in change(run)]
     return [*lines, *(changed_words or _accepting(run))]
+
+
+def _more_trials(run: RunRecord) -> Iterator[str]:
+    """Yield the command with enough trials for a verdict on every kind of fault."""
+    missing = [
+        result.n + result.more
+        for result in results(run)
+        if result.metric == "recovery_s" and result.more is not None
+    ]
+    if missing:
+        again = changed(run.settings.argv, trials=str(max(missing)))
+        yield f"{len(missing)} results by more trials: {again}"
 
 
 def _cut(run: RunRecord) -> list[Plan]:

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import TextIO
 
 from harness.base.formatting import duration, plain
-from harness.interface.report.text import put, wrap
+from harness.interface.report.text import put, shortened, wrap
 from harness.measure.progress import Looking, Moment, Progress, Waiting
 from harness.record import Purpose
+
+#: The shortest length, in characters, to which a case's name is shortened.
+LEAST_NAME = 16
 
 
 class Live(Progress):
@@ -34,11 +37,11 @@ class Live(Progress):
         if self.stream.isatty():
             width = self._width()
             start = "\n" if self.column and not self._drawn else "\r"
-            put(self.stream, f"{start}{plain(line(moment))[:width]}\033[K")
+            put(self.stream, f"{start}{plain(line(moment, width))[:width]}\033[K")
             self._drawn = True
         elif (key := _key(moment)) != self._last:
             self._last = key
-            self._print(plain(line(moment)))
+            self._print(plain(line(moment, self._width())))
         self.stream.flush()
 
     def note(self, text: str) -> None:
@@ -88,33 +91,35 @@ _DOES = {
 }
 
 
-def line(m: Moment | Waiting | Looking) -> str:
-    """Return the live line of a moment.
+def line(m: Moment | Waiting | Looking, width: int) -> str:
+    """Return the live line of a moment. Long names of cases lose their middle to fit ``width``.
 
     ``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``
     shows plan 3 of 11 and launch 9 of 32 of that plan.
     """
+    begin, name, end = _parts(m)
+    return begin + shortened(name, max(LEAST_NAME, width - len(begin) - len(end))) + end
+
+
+def _parts(m: Moment | Waiting | Looking) -> tuple[str, str, str]:
+    """Return what stands before the name of the case, the name, and what stands after it."""
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""
-        return f"  [start] agents ready: {m.here} of {m.wanted}{says}  {duration(m.waited_s)}"
+        waited = duration(m.waited_s)
+        return f"  [start] agents ready: {m.here} of {m.wanted}{says}  {waited}", "", ""
     if isinstance(m, Looking):
         left = "?" if m.left_s is None else duration(m.left_s)
         place = f"{m.done + 1}/{m.num_cases}"
-        return (
-            f"  [look {place}] {m.case}  what it computes, sends and holds  {duration(m.elapsed_s)}"
-            f"  ETA {left}"
-        )
+        clock = f"{duration(m.elapsed_s)}  ETA {left}"
+        return f"  [look {place}] ", m.case, f"  what it computes, sends and holds  {clock}"
     if m.purpose is Purpose.FABRIC:
-        return (
-            f"  [fabric {m.launch}/{m.num_launches}] {m.plan}  every collective, checked and timed"
-        )
+        place = f"{m.launch}/{m.num_launches}"
+        return f"  [fabric {place}] ", m.plan, "  every collective, checked and timed"
     left = f"  ETA {'?' if m.left_s is None else duration(m.left_s)}"
     clock = f"{duration(m.elapsed_s)}{left}"
     place = f"{m.number}/{m.num_plans}"
     if m.purpose in _DOES:
-        return f"  [{m.purpose} {place}] {m.arm}  {_DOES[m.purpose]}  {clock}"
-    width = len(str(m.num_launches))
-    return (
-        f"  [{place}  {m.launch:>{width}}/{m.num_launches}] {m.arm}  step {m.step}/{m.num_steps}"
-        f"  {m.last}  {clock}"
-    )
+        return f"  [{m.purpose} {place}] ", m.arm, f"  {_DOES[m.purpose]}  {clock}"
+    launch = f"{m.launch:>{len(str(m.num_launches))}}/{m.num_launches}"
+    step = f"  step {m.step}/{m.num_steps}  {m.last}  {clock}"
+    return f"  [{place}  {launch}] ", m.arm, step

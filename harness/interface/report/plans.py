@@ -144,8 +144,30 @@ def lines(
         for arm in outlook.plan.arms
     ]
     table = text.table(columns, rows, width) if rows else [" nothing can be launched here"]
-    totals = text.wrap(_totals(outlooks, place), width, 1)
-    return [*table, "", *_judging(outlooks, thresholds, swept, width), *totals]
+    meanings = text.legend(_meanings(place), table[0])
+    totals = text.wrap(f" {_totals(outlooks, place)}", width, 1)
+    explained = text.wrap(f" {meanings}", width, 1) if meanings else []
+    return [*table, "", *_judging(outlooks, thresholds, swept, width), *totals, *explained]
+
+
+def _meanings(place: PlanPlace) -> dict[str, str]:
+    """Return the meaning of each column whose head does not explain it."""
+    if place.on is None:
+        rank = "of a rank, from closed forms"
+        return {"memory": rank, "sends/step": rank}
+    fast, slow = place.on.link_bytes / 1e9, place.on.network_bytes / 1e9
+    return {
+        "step": f"estimated from {forecast.ROOFLINE_SHARE:.0%} of the roofline, or from the link",
+        "MFU<": (
+            "upper bound by the roofline of the device's data sheet; cases below"
+            f" {roofline.MECHANICS:.2f} test mechanics, not speed"
+        ),
+        "memory": "of a rank, with its share of the GPU memory",
+        "sends/step": (
+            f"bytes of the busiest rank and the time that its link needs: {fast:.0f} GB/s within"
+            f" a node, {slow:.0f} GB/s between nodes"
+        ),
+    }
 
 
 def _judging(
@@ -170,24 +192,18 @@ def _judging(
 
 
 def _totals(outlooks: Sequence[PlanOutlook], place: PlanPlace) -> str:
-    """Return duration, cost and memory of all plans, and how these figures were estimated."""
+    """Return the duration of all plans, and their cost on other hardware."""
     on = place.on
     launches = sum(outlook.num_launches for outlook in outlooks)
     took = sum(outlook.seconds for outlook in outlooks)
     plans = f"{len(outlooks)} plan{'s' * (len(outlooks) != 1)}"
-    sentence = f" {plans}, at least {launches} timed launches, about {duration(took)}"
+    sentence = f"{plans}, at least {launches} timed launches, about {duration(took)}"
     if on is None:
-        return f"{sentence}; memory and bytes are per rank, computed from closed forms"
+        return sentence
     hours = took / 3600 * sum(on.nodes)
     used = sum(outlook.device_s for outlook in outlooks) / 3600
     idle = max(0.0, 1 - used / hours) if hours else 0.0
     return (
         f"{sentence}: {hours:.1f} GPU-hours on {on.name} ({place.machine.gpu}),"
-        f" {idle:.0%} of them idle"
-        f" while small world sizes run. Memory is per rank, with its share of the GPU memory."
-        f" Bytes are those of the busiest rank, with the time that its link needs:"
-        f" {on.link_bytes / 1e9:.0f} GB/s within a node, {on.network_bytes / 1e9:.0f} GB/s between"
-        f" nodes. MFU< is the upper bound by the roofline of the device's data sheet; cases below"
-        f" {roofline.MECHANICS:.2f} test mechanics, not speed. Steps are estimates from"
-        f" {forecast.ROOFLINE_SHARE:.0%} of the roofline, or from the link"
+        f" {idle:.0%} of them idle while small world sizes run"
     )

@@ -10,7 +10,7 @@ Everything else is on the page and in ``report --every`` (``tables``).
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import earlier
@@ -33,7 +33,7 @@ from harness.interface.report import (
     topology,
 )
 from harness.interface.report.headline import brief, decide, headline, why_open
-from harness.interface.report.text import Column, rule, shortened, table, wrap
+from harness.interface.report.text import Column, rule, shortened, table, wrap, wrap_command
 from harness.record import Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
@@ -60,6 +60,7 @@ class ScreenRow:
     result: Result
     name: str
     value: str
+    bound: str = ""
     speedup: str = ""
     mfu: str = ""
     attains: str = ""
@@ -104,11 +105,14 @@ def lines(
 def measured_on(run: RunRecord) -> str:
     """Return ``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``."""
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
-    many = len(run.launches)
+    many, what = len(run.launches), "launch"
+    if run.recoveries and not many:
+        many, what = len(run.recoveries), "fault"
+    plural = "" if many == 1 else "es" if what == "launch" else "s"
     parts = [
         run.machine.title,
         f"torch {run.software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
-        f"{many} launch{'es' if many != 1 else ''} in {duration(run.elapsed_s)}",
+        f"{many} {what}{plural} in {duration(run.elapsed_s)}",
     ]
     return " · ".join(parts)
 
@@ -202,12 +206,24 @@ def _screen_rows(run: RunRecord) -> list[ScreenRow]:
                 result=result,
                 name=names.get(result.case_hash, result.case),
                 value=_value(run, result),
+                bound="" if result.reason is Reason.CAUGHT else result.bound,
                 speedup=f"{rung.point.speedup:.2f}x" if rung is not None and of_point else "",
                 mfu=_mfu(rung),
                 attains=attained.get(place, ""),
             )
         )
-    return rows
+    return _merged(rows)
+
+
+def _merged(rows: Sequence[ScreenRow]) -> list[ScreenRow]:
+    """Return the rows, one for all thresholds that judge the same figure in the same way."""
+    alike: dict[tuple[str, str, str, str], ScreenRow] = {}
+    for row in rows:
+        key = (row.name, row.value, row.status, _heading(row.result))
+        first = alike.setdefault(key, row)
+        if row.bound and row.bound not in first.bound.split(", "):
+            alike[key] = replace(first, bound=", ".join(filter(None, [first.bound, row.bound])))
+    return list(alike.values())
 
 
 def _value(run: RunRecord, result: Result) -> str:
@@ -265,7 +281,7 @@ def _laid_out(rows: Sequence[ScreenRow], width: int) -> list[str]:
     """Return the header and a line for each row. Long names are shortened, figures never."""
     columns: list[Column[ScreenRow]] = [
         Column("value [95% limits]", 99, lambda row: row.value, left=True),
-        Column("threshold", 97, lambda row: "" if row.caught else row.result.bound),
+        Column("threshold", 97, lambda row: row.bound),
         Column("MFU", 94, lambda row: row.mfu),
         Column("verdict", 98, lambda row: row.status, left=True),
     ]
@@ -350,14 +366,14 @@ def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | Non
     """Yield the location of the results, and the next command to type."""
     if page is not None:
         yield f" page    {page}"
-    yield f" all     scaleproof report {folder} --every"
+    yield from wrap_command(f" all     scaleproof report {folder} --every", width, 9)
     if not run.complete:
-        yield from wrap(f" next    {run.continuation(folder)}", width, 9)
+        yield from wrap_command(f" next    {run.continuation(folder)}", width, 9)
         return
     remedies = decide(run)
     for line in remedies[:FEW]:
-        yield from wrap(f" next    {line}", width, 9)
+        yield from wrap_command(f" next    {line}", width, 9)
     same = any(result.status is Status.NOT_COMPARABLE for result in results(run))
     if not remedies and rerun and not same:  # the model has to be changed first
         broken = any(result.counts is Status.ERROR for result in results(run))
-        yield from wrap(f" {'fixed? ' if broken else 'again  '} {rerun}", width, 9)
+        yield from wrap_command(f" {'fixed? ' if broken else 'again  '} {rerun}", width, 9)

@@ -20,7 +20,7 @@ from harness.interface.report import (
 )
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import scaling_table
-from harness.interface.report.text import rule, wrap
+from harness.interface.report.text import legend, rule, wrap, wrap_command
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
@@ -132,9 +132,10 @@ _EFFICIENCY = (
 )
 #: Explanations of columns of the scaling table. They are printed for shown columns only.
 _EXPLAINED = {
-    "worst": "worst = worst pair of launches",
-    "p95": "p95 = efficiency by 95th percentiles of steps",
-    "MFU": "MFU = the model's FLOP/s over the device's peak, MFU< = its upper bound by roofline",
+    "worst": "worst pair of launches",
+    "p95": "efficiency by 95th percentiles of steps",
+    "MFU": "the model's FLOP/s over the device's peak",
+    "MFU<": "upper bound of MFU by roofline",
 }
 #: Phases of a rank that every training has, so they are not overhead.
 _TRAINING = ("model", "data")
@@ -265,8 +266,7 @@ def summary(
     """Return every table of a run, and a line for every verdict."""
     lines = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]
     if table_ := scaling_table(run, width):
-        columns = [words for column, words in _EXPLAINED.items() if f"  {column}" in table_[0]]
-        note = "; ".join([_EFFICIENCY, *columns])
+        note = "; ".join(filter(None, [_EFFICIENCY, legend(_EXPLAINED, table_[0])]))
         lines += ["", *table_, *wrap(note, width, 14)]
         if any(line.endswith(" ~") for line in table_):
             doubts = dict.fromkeys(result.doubt for result in results(run) if result.doubt)
@@ -286,12 +286,13 @@ def summary(
     for finding in [*notices.sentences(run), *run.notes]:
         lines += wrap(f" noticed    {finding}", width, 12)
     lines += [*coverage(run, width), *cost(run, width)]
-    lines += [f" rerun      {rerun}"]
+    lines += wrap_command(f" rerun      {rerun}", width, 12)
     lines += (
         [f" report     scaleproof report {folder}"] if page is None else [f" page       {page}"]
     )
     if not run.complete:
-        lines += [f" resume     this run is incomplete: {run.continuation(folder)}"]
+        incomplete = f" resume     this run is incomplete: {run.continuation(folder)}"
+        lines += wrap_command(incomplete, width, 12)
     for line in decide(run):
-        lines += wrap(f" decide     {line}", width, 12)
+        lines += wrap_command(f" decide     {line}", width, 12)
     return [*lines, "", *wrap(f" {headline(run)}", width, 1)]

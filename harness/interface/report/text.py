@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -120,6 +120,37 @@ def wrap(text: str, width: int, indent: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+#: The beginning of a command in a sentence: after a colon, or at the start of the text.
+_COMMAND = re.compile(r"(?:(?<=: )|\A)(?=(?:scaleproof|pytest|python|bash|asv|git|kubectl) )")
+
+
+def wrap_command(text: str, width: int, indent: int) -> list[str]:
+    """Return lines of a sentence that may end with a command, ``case by more ranks: pytest ...``.
+
+    The command begins on a line of its own unless everything fits one line. Its lines end with a
+    backslash where the shell has to continue, so that it can be copied. ``text`` begins with a
+    label of ``indent`` characters.
+    """
+    label, words = text[:indent], text[indent:]
+    if len(text) <= width or (found := _COMMAND.search(words)) is None:
+        return wrap(text, width, indent)
+    sentence, command = words[: found.start()].rstrip(), words[found.start() :]
+    lines = wrap(label + sentence, width, indent) if sentence else []
+    first = " " * indent if sentence else label
+    typed = wrap(first + command, width - 2, indent + 2)
+    return [*lines, *(f"{line} \\" for line in typed[:-1]), typed[-1]]
+
+
+def legend(meanings: Mapping[str, str], header: str) -> str:
+    """Return the explanations of the columns that a table shows, ``head = meaning; ...``.
+
+    ``header`` is the first line of the table. Marks of a head (``*``) do not count.
+    """
+    heads = {head.rstrip("*") for head in re.split(r"\s{2,}", header.strip())}
+    shown = [f"{head} = {meaning}" for head, meaning in meanings.items() if head in heads]
+    return "; ".join(shown)
 
 
 def columns() -> int:

@@ -28,6 +28,8 @@ TERMS = {
 }
 #: Terms of communication and copies that compute does not hide; their columns have a star.
 _EXPOSED = (*EXPOSED, Term.MOVE)
+#: Meaning of the star at such a column.
+STARRED = "* not hidden behind compute"
 
 
 def lines(run: RunRecord, width: int = 100) -> list[str]:
@@ -41,7 +43,7 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
         shown += _table(trusted, width)
         note = (
             " lost = step - ideal = the sum of the columns to its right; each of these columns is"
-            " the growth of a term relative to the baseline (* not hidden behind compute)"
+            f" the growth of a term relative to the baseline ({STARRED})"
         )
         if "ranks lost" in shown[1]:
             note += "; ranks lost = ranks minus the speedup of these profiled steps"

@@ -78,7 +78,7 @@ def test_one_outlier_is_only_suspicious() -> None:
 
 def test_too_few_nightly_runs_are_reported() -> None:
     trend = step(trends(noisy([0.1] * 11)))
-    assert (trend.status, trend.why) == (TrendStatus.INSUFFICIENT, "11 of 12 nights")
+    assert (trend.status, trend.why) == (TrendStatus.INSUFFICIENT, "11 of 12 runs")
 
 
 def test_nightly_runs_with_other_settings_are_not_compared() -> None:

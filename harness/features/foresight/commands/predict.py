@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
+from harness.analysis.results import results
 from harness.base import files
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, LaunchError, SpecError, nearest
@@ -34,7 +35,7 @@ from harness.interface.cli import measuring
 from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import text
 from harness.measure.describing import described
-from harness.record import Described
+from harness.record import Described, Reason, RunRecord
 from harness.record.store import load
 
 HELP = {
@@ -46,6 +47,9 @@ EXAMPLES = {
         "predict --table ladder.json --to 1024 --hold 0.9",
     ),
 }
+
+#: Predictions of worlds that exceed the largest measured one by this factor say so.
+FAR = 8
 
 
 class ForetoldTable(TypedDict):
@@ -188,6 +192,7 @@ def _of_runs(asked: Asked) -> Answer:
     if args.to:
         targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), catalogue)
         lines += text.wrap(f" {note}", width, 1) if note else []
+        lines += [part for note in _doubts(loaded) for part in text.wrap(f" {note}", width, 1)]
         for name, of in ladders.items():
             answers = foresee(name, of, targets[name], catalogue, on=sizes, hold=args.hold)
             if isinstance(answers, Refused):
@@ -195,11 +200,32 @@ def _of_runs(asked: Asked) -> Answer:
                 continue
             further += answers
             lines += _foreseen(answers, runs.table(name, of, catalogue, on=sizes), width)
+            lines += text.wrap(f" {note}", width, 1) if (note := _far(args.to, of)) else []
     refused = list({refusal.id: refusal for refusal in refused}.values())
     for refusal in refused:
         lines += text.wrap(f" REFUSED  {refusal.id}: {refusal.why}", width, 10)
     answer = _answer(args, compared, refused, further, lines)
     return vouched(answer, zip(loaded, args.runs, strict=True))
+
+
+def _doubts(loaded: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield a sentence for each run that was measured beside other work."""
+    for run in loaded:
+        busy = (r for r in results(run) if r.doubt or r.reason is Reason.NOISY_HOST)
+        if (result := next(busy, None)) is not None:
+            why = result.doubt or result.detail
+            yield f"{run.run}: its steps may be too long, and so the predictions: {why}"
+
+
+def _far(to: str, measured: Sequence[MeasuredRung]) -> str:
+    """Return a sentence if the predicted world is far larger than the largest measured one."""
+    ranks, largest = _world(to)[0], max(rung.case.world_size for rung in measured)
+    if ranks < FAR * largest:
+        return ""
+    return (
+        f"{ranks} ranks are {ranks // largest} times the largest measured size ({largest}): costs"
+        " that begin in between are not seen, and an error of a measured term grows with the ranks"
+    )
 
 
 def _foreseen(

@@ -32,7 +32,7 @@ def headline(trends: Sequence[Trend]) -> str:
         for trend in trends
     )
     if not judged:
-        return f"too few nightly runs to judge any of {len(trends)} figures"
+        return f"too few runs to judge any of {len(trends)} figures"
     return f"no figure has become worse ({judged} of {len(trends)} judged)"
 
 
@@ -123,12 +123,13 @@ def lines(
     shown = [
         t for t in trends if every or t.status not in (TrendStatus.STABLE, TrendStatus.INSUFFICIENT)
     ]
-    noun = "night" if len(nights) == 1 else "nights"
-    days = f"{nights[0].started_at[:10]} to {nights[-1].started_at[:10]}"
+    noun = "run" if len(nights) == 1 else "runs"
+    days = " to ".join(dict.fromkeys(nights[i].started_at[:10] for i in (0, -1)))
+    cases = len({t.series.case for t in trends})
     machines = sorted({t.series.machine for t in trends})
     page_lines = [f" {headline(trends)}"]
     page_lines += wrap(
-        f" {len(trends)} figures of {len({t.series.case for t in trends})} cases on"
+        f" {len(trends)} figures of {cases} case{'s' * (cases > 1)} on"
         f" {', '.join(machines)}; {len(nights)} {noun}, {days}",
         width,
         1,

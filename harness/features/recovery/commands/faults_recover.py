@@ -23,7 +23,7 @@ HELP = {
 }
 EXAMPLES = {
     "faults recover": (
-        "faults recover ddp/decoder-nano --cpus 2 --trials 1",
+        "faults recover ddp/decoder-nano --cpus 2 --trials 4",
         "faults recover --script --gpus 8 -- train.py",
     ),
 }
@@ -133,6 +133,6 @@ def _courses(case: CaseSpec, site: Site, asked: Asked) -> Iterator[tuple[FaultSc
     yield FaultScenario(case=case, fault=Fault.KILL), trials
     yield FaultScenario(case=case, fault=Fault.KILL, asynchronous=True), trials
     if len(site.nodes) == 1:
-        yield from ((course, 1) for course in resharded(case))
+        yield from ((course, trials) for course in resharded(case))
     for fault in (Fault.HANG, *map(Fault, site.faults)):
         yield FaultScenario(case=case, fault=fault), trials

@@ -11,7 +11,7 @@ from harness.base.documents import Json, to_doc
 from harness.base.formatting import si
 from harness.interface.report.tabled import Table
 from harness.interface.report.templates import templates
-from harness.interface.report.text import Column, rule, wrap
+from harness.interface.report.text import Column, legend, rule, wrap
 from harness.record import RunRecord, Trial
 from harness.record.recovery import PARTS
 
@@ -30,20 +30,24 @@ def lines(run: RunRecord, width: int = 100) -> list[str]:
     if not run.recoveries:
         return []
     shown = [rule("recovery", width)]
-    for case, table in tabled(run).items():
+    tables = tabled(run)
+    for case, table in tables.items():
         shown += [*wrap(f" {case}", width, 3), *table.lines(width)]
         shown += [x for kind in table.rows for x in wrap(f" {continued(kind)}", width, 3) if x]
-    return [*shown, *wrap(f" {NOTE}", width, 1), ""]
+    heads = "  ".join(line for table in tables.values() for line in table.lines(width)[:1])
+    return [*shown, *wrap(f" {note(heads)}", width, 1), ""]
 
 
 def html(run: RunRecord) -> Markup:
     """Return the tables for a page."""
+    tables = tabled(run)
     cases = [
         (case, table.html(f"recovery of {case}"), list(map(continued, table.rows)))
-        for case, table in tabled(run).items()
+        for case, table in tables.items()
     ]
+    heads = "  ".join(c.header for table in tables.values() for c in table.shown_columns)
     template = templates(Path(__file__).parent).get_template("trials.jinja")
-    return Markup(template.render(cases=cases, note=NOTE)) if cases else Markup("")
+    return Markup(template.render(cases=cases, note=note(heads))) if cases else Markup("")
 
 
 def data(run: RunRecord) -> Mapping[str, Json]:
@@ -70,7 +74,7 @@ def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
             lambda k: f"{max(t.recovery_s for t in k[1]):.2f}",
             raw=lambda k: max(t.recovery_s for t in k[1]),
         ),
-        Column("wait", 5, lambda k: f"{k[1][0].timeout_s:g}" if k[1][0].timeout_s else ""),
+        Column("wait", 5, lambda k: f"{k[1][0].timeout_s:.3g}" if k[1][0].timeout_s else ""),
         Column("stall", 4, lambda k: si(median(t.stall_s for t in k[1]), "s")),
         Column("", 9, _wrong, left=True),
     ]
@@ -80,14 +84,22 @@ def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
     }
 
 
-#: Explanation of the columns of the table.
-NOTE = (
+#: Meanings of the columns of the table. Phases are told together.
+_MEANINGS = {
+    "wait": "silence after which a rank counts as hung",
+    "stall": "time for which training pauses to save",
+}
+_PHASES = (
     "medians in s of the phases after the fault, each until: seen = fault noticed, gone = ranks"
     " ended, import = lost agents replaced, start = new ranks started, met = process group ready,"
-    " load = checkpoint loaded, step = first step; wait = silence after which a rank counts as"
-    " hung; stall = time for which training pauses to save; in rows without a mark the resumed"
-    " training matches an uninterrupted one bit for bit"
+    " load = checkpoint loaded, step = first step"
 )
+_EXACT = "in rows without a mark the resumed training matches an uninterrupted one bit for bit"
+
+
+def note(header: str) -> str:
+    """Return the meanings of the columns that ``header`` shows."""
+    return "; ".join(filter(None, [_PHASES, legend(_MEANINGS, header), _EXACT]))
 
 
 def continued(kind: Kind) -> str:

@@ -146,13 +146,14 @@ def _doctor() -> Answer:
     wide = max(len(check.check) for check in checks)
     lines = []
     for check in checks:
-        lines.append(f" {check.level:<4}  {check.check:<{wide}}  {check.text}")
-        if check.advice:
-            lines.append(f"       {'':<{wide}}  try: {check.advice}")
+        told = [f" {check.level:<4}  {check.check:<{wide}}  {check.text}"]
+        told += [f"       {'':<{wide}}  try: {check.advice}"] if check.advice else []
+        lines += [part for line in told for part in text.wrap(line, text.columns(), wide + 9)]
     broken = sum(check.level is Level.BAD for check in installed)
     unfit = sum(check.level is Level.BAD for check in host)
     warned = sum(check.level is Level.WARN for check in checks)
-    lines.append(f" {len(checks)} checks, {warned} warnings, {broken + unfit} problems")
+    problems = f"{broken + unfit} problem{'s' * (broken + unfit != 1)}"
+    lines.append(f" {len(checks)} checks, {warned} warnings, {problems}")
     if unfit:
         lines.append(" a run at this time would be INCONCLUSIVE: noisy host")
     exit_ = Exit.FAILED if broken else Exit.INCONCLUSIVE if unfit else Exit.PASSED

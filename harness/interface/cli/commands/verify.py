@@ -204,7 +204,7 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
     ]
     lines.append(" not recomputed: values of gates (checked by their limits), facts of the host")
     if not verified.worded:
-        lines.append(" not compared: the texts of verdicts, which another version wrote")
+        lines.append(" not compared: the texts of verdicts, which another build wrote")
     if verified.num_traceless:
         lines.append(
             f" {verified.num_traceless} budgets were not recomputed, because traces are missing"

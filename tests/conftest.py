@@ -46,6 +46,8 @@ LONG = {
     "acceptance",
     "strict",
 }
+#: This variable names the test whose processes see it.
+WITHIN = "TEST_THAT_RUNS"
 pytest_plugins = ["pytester"]
 
 
@@ -78,7 +80,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
     The turnstile keeps the order of arrival: without it, tests with the shared lock would pass it
     on among themselves, and a test that needs it exclusively would wait until all others have run.
+    A run of pytest within a test needs no lock: its test has one.
     """
+    if os.environ.get(WITHIN):
+        return (yield)
     if (loaded := sys.modules.get("torch")) is not None:
         loaded.set_num_threads(1)  # as in ranks: several workers would compete for cores
     alone = item.get_closest_marker("alone") is not None
@@ -87,7 +92,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with Path(f"{locks}.turnstile").open("w") as turnstile:
             fcntl.flock(turnstile, fcntl.LOCK_EX)
             fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        return (yield)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(WITHIN, item.name)
+            return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,11 @@
 """Messages for errors of the operating system, each with the file or limit and a fix."""
 
 import errno
+import os
+import resource
 import shlex
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.base import files
@@ -19,10 +23,44 @@ _KNOWN = {
     errno.EFBIG: ("a higher limit of file sizes", "ulimit -f unlimited"),
     errno.ENAMETOOLONG: ("a shorter name", "--results a/shorter/one"),
 }
+#: The least address space in bytes and the fewest open files with which commands can work.
+LEAST_SPACE = 256 << 20
+LEAST_FILES = 32
 
 
-def in_words(error: OSError) -> ScaleproofError:
-    """Return an error for users that describes an error of the operating system."""
+def refuse_narrow_limits() -> None:
+    """Raise HostError if a limit of this process is so low that libraries would abort or crash."""
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= space < LEAST_SPACE:
+        raise HostError(
+            f"the address space of this process is limited to {space >> 20} MiB",
+            expected=f"at least {LEAST_SPACE >> 20} MiB (ulimit -v)",
+            fix="ulimit -v unlimited",
+        )
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_files < LEAST_FILES:
+        raise HostError(
+            f"this process may open {num_files} files at once",
+            expected=f"at least {LEAST_FILES} (ulimit -n)",
+            fix="ulimit -n 4096",
+        )
+
+
+def full(words: Iterable[str]) -> files.FullDiskError | None:
+    """Return an error if one of the paths among ``words``, or where programs write, has no room."""
+    places = [*map(Path, words), Path.cwd(), Path(tempfile.gettempdir())]
+    for place in places:
+        folder = next((p for p in (place, *place.parents) if p.is_dir()), None)
+        if folder is not None and not os.statvfs(folder).f_bavail:
+            return files.FullDiskError(place if place.is_dir() else folder)
+    return None
+
+
+def in_words(error: OSError, words: Iterable[str] = ()) -> ScaleproofError:
+    """Return an error for users that describes an error of the operating system.
+
+    ``words`` are those of the command, whose paths are tried if the error names no file.
+    """
     if error.errno == errno.ENOENT and not _standing():
         return ScaleproofError(
             "the working folder no longer exists",
@@ -37,8 +75,9 @@ def in_words(error: OSError) -> ScaleproofError:
         )
     if error.errno in files.NO_ROOM:
         # If the error names two files, the second one is the file that was written.
-        place = error.filename2 or error.filename
-        return files.FullDiskError(Path(str(place)).parent if place else Path.cwd())
+        if place := error.filename2 or error.filename:
+            return files.FullDiskError(Path(str(place)).parent)
+        return full(words) or files.FullDiskError(Path.cwd())
     what = (error.strerror or str(error) or type(error).__name__).lower()
     where = str(error.filename or "")
     expected, fix = _KNOWN.get(error.errno or 0, ("", "scaleproof check"))

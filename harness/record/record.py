@@ -160,7 +160,7 @@ class RunRecord:
 
     @property
     def measured_alone(self) -> str:
-        """What was measured in a run that was to time no case, or an empty string."""
+        """The thing measured by a run that was to time no case, or an empty string."""
         if self.plans:
             return ""
         if self.recoveries:

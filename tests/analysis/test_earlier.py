@@ -28,10 +28,10 @@ def write(run: RunRecord, folder: Path, at: str, status: Status, bound: str = ">
     [
         ([], ""),
         ([Status.PASS, Status.PASS], ""),
-        ([Status.FAIL], f"run 2 of {CASE} in this folder: 0 of the 1 earlier ones PASS"),
+        ([Status.FAIL], f"run 2 of {CASE} in this folder: 0 of the 1 before PASS"),
         (
             [Status.PASS, Status.INCONCLUSIVE, Status.ERROR],
-            f"run 4 of {CASE} in this folder: 1 of the 3 earlier ones PASS",
+            f"run 4 of {CASE} in this folder: 1 of the 3 before PASS",
         ),
     ],
 )

@@ -41,8 +41,8 @@ def lines(comparison: HardwareComparison, width: int) -> list[str]:
         shown += ["", *ceilings.lines(width)]
     of_cases = entries(comparison, named=False).lines(width)
     shown += ["", rule("cases", width), *of_cases]
-    if of_cases and (told := legend(MEANINGS, of_cases[0])):
-        shown += wrap(f" {told}", width, 1)
+    if of_cases and (explained := legend(MEANINGS, of_cases[0])):
+        shown += wrap(f" {explained}", width, 1)
     if comparison.totals:
         shown += ["", rule("all devices of each machine", width), *totals(comparison).lines(width)]
     if (spent := lost(comparison)).rows:
@@ -102,7 +102,7 @@ def purchase(comparison: HardwareComparison) -> list[str]:
         joules = "n/a: the devices do not report energy"
         if mean.joule is not None:
             joules = f"{_times(mean.joule)}: {_word(mean.joule)}"
-        money = "n/a: no prices an hour are stated (--price A=PRICE --price B=PRICE)"
+        money = "n/a: --price A=PER_HOUR --price B=PER_HOUR"
         if mean.price_factor is not None:
             paid = _scaled(mean, mean.price_factor)
             money = f"{_times(paid)}: {_word(paid)}"
@@ -149,7 +149,7 @@ def notes(comparison: HardwareComparison) -> list[str]:
 def meanings(comparison: HardwareComparison) -> list[str]:
     """Return the meanings of all columns of cases that have values."""
     heads = "  ".join(column.header for column in entries(comparison).shown_columns)
-    return [told] if (told := legend(MEANINGS, heads)) else []
+    return [explained] if (explained := legend(MEANINGS, heads)) else []
 
 
 def _times(mean: Mean) -> str:

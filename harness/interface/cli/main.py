@@ -34,7 +34,7 @@ from harness.base.errors import (
 )
 from harness.cases import heads
 from harness.cases.heads import read_head
-from harness.interface import offered
+from harness.interface import offered, options
 from harness.interface.cli import index
 from harness.interface.cli.answer import Answer, Asked
 from harness.interface.report import text
@@ -42,6 +42,8 @@ from harness.record import chain
 from harness.record.store import load
 
 COMMANDS = Path(__file__).parent / "commands"
+#: The identifier of a run, which is the name of its folder.
+_RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(words: Sequence[str]) -> int:
     try:
+        host_errors.refuse_narrow_limits()
         offered.refuse_unknown_variables()
         answer = run(words)
     except ScaleproofError as error:
@@ -99,9 +102,10 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
     except OSError as error:
-        return _told(host_errors.by_host(error) or host_errors.in_words(error), words)
+        return _told(host_errors.by_host(error) or host_errors.in_words(error, words), words)
     except subprocess.CalledProcessError as error:
-        return _told(_failed(error), words)
+        command = error.cmd.split() if isinstance(error.cmd, str) else map(str, error.cmd)
+        return _told(host_errors.full([*command, *words]) or _failed(error), words)
     except RecursionError:
         return _told(_too_deep(words), words)
     except Exception as bug:
@@ -273,13 +277,21 @@ def parsed(words: Sequence[str]) -> Asked:
     mine, script_words = _split(words)
     name, rest = resolve(mine, known)
     shows_all = "--help-all" in rest
-    rest = ["--help" if word == "--help-all" else word for word in rest]
+    rest = ["--help" if word == "--help-all" else _run_folder(word) for word in rest]
     parsing = parser(name, known[name], shows_all=shows_all)
-    options = parsing.parse_args(rest)
-    if script_words and not getattr(options, "script", False):
+    given = parsing.parse_args(rest)
+    if script_words and not getattr(given, "script", False):
         parsing.error(f"unrecognized arguments: {' '.join(script_words)}")
     typed = [*name.split(), *rest, *words[len(mine) :]]
-    return Asked(command=name, options=options, words=typed, script=script_words)
+    return Asked(command=name, options=given, words=typed, script=script_words)
+
+
+def _run_folder(word: str) -> str:
+    """Return the folder of a run that is named by its identifier alone, otherwise the word."""
+    if not _RUN.fullmatch(word) or Path(word).exists():
+        return word
+    folders = list(options.usual_results().glob(f"runs/*/{word}"))
+    return str(folders[0]) if len(folders) == 1 else word
 
 
 def _screen(words: Sequence[str], known: Mapping[str, Path]) -> list[str] | None:

@@ -92,34 +92,40 @@ _DOES = {
 
 
 def line(m: Moment | Waiting | Looking, width: int) -> str:
-    """Return the live line of a moment. Long names of cases lose their middle to fit ``width``.
+    """Return the live line of a moment.
+
+    If it would be wider than ``width``, what is done is left out, and then the name of the case is
+    shortened: the time left always fits.
 
     ``[3/11   9/32] ddp/decoder-tiny/weak@2cpu  step 12/28  262 samples/s  0:42  ETA 1:10``
     shows plan 3 of 11 and launch 9 of 32 of that plan.
     """
-    begin, name, end = _parts(m)
-    return begin + shortened(name, max(LEAST_NAME, width - len(begin) - len(end))) + end
+    place, name, action, clock = _parts(m)
+    room = width - len(place) - len(clock)
+    if len(name) + len(action) > room:
+        action = ""
+    return place + shortened(name, max(LEAST_NAME, room - len(action))) + action + clock
 
 
-def _parts(m: Moment | Waiting | Looking) -> tuple[str, str, str]:
-    """Return what stands before the name of the case, the name, and what stands after it."""
+def _parts(m: Moment | Waiting | Looking) -> tuple[str, str, str, str]:
+    """Return the place in the run, the name of a case, what is done, and the times."""
     if isinstance(m, Waiting):
         says = f"  {m.says}" if m.says else ""
         waited = duration(m.waited_s)
-        return f"  [start] agents ready: {m.here} of {m.wanted}{says}  {waited}", "", ""
+        return f"  [start] agents ready: {m.here} of {m.wanted}{says}  {waited}", "", "", ""
     if isinstance(m, Looking):
         left = "?" if m.left_s is None else duration(m.left_s)
         place = f"{m.done + 1}/{m.num_cases}"
-        clock = f"{duration(m.elapsed_s)}  ETA {left}"
-        return f"  [look {place}] ", m.case, f"  what it computes, sends and holds  {clock}"
+        clock = f"  {duration(m.elapsed_s)}  ETA {left}"
+        return f"  [look {place}] ", m.case, "  what it computes, sends and holds", clock
     if m.purpose is Purpose.FABRIC:
         place = f"{m.launch}/{m.num_launches}"
-        return f"  [fabric {place}] ", m.plan, "  every collective, checked and timed"
+        return f"  [fabric {place}] ", m.plan, "  every collective, checked and timed", ""
     left = f"  ETA {'?' if m.left_s is None else duration(m.left_s)}"
-    clock = f"{duration(m.elapsed_s)}{left}"
+    clock = f"  {duration(m.elapsed_s)}{left}"
     place = f"{m.number}/{m.num_plans}"
     if m.purpose in _DOES:
-        return f"  [{m.purpose} {place}] ", m.arm, f"  {_DOES[m.purpose]}  {clock}"
+        return f"  [{m.purpose} {place}] ", m.arm, f"  {_DOES[m.purpose]}", clock
     launch = f"{m.launch:>{len(str(m.num_launches))}}/{m.num_launches}"
-    step = f"  step {m.step}/{m.num_steps}  {m.last}  {clock}"
-    return f"  [{place}  {launch}] ", m.arm, step
+    rate = f"  {m.last}" if m.last else ""
+    return f"  [{place}  {launch}] ", m.arm, f"  step {m.step}/{m.num_steps}{rate}", clock

@@ -33,7 +33,15 @@ from harness.interface.report import (
     topology,
 )
 from harness.interface.report.headline import brief, decide, headline, why_open
-from harness.interface.report.text import Column, rule, shortened, table, wrap, wrap_command
+from harness.interface.report.text import (
+    Column,
+    rule,
+    short_name,
+    shortened,
+    table,
+    wrap,
+    wrap_command,
+)
 from harness.record import Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
@@ -105,14 +113,15 @@ def lines(
 def measured_on(run: RunRecord) -> str:
     """Return ``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``."""
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
-    many, what = len(run.launches), "launch"
+    many = len(run.launches)
+    events = f"{many} launch{'es' if many != 1 else ''}"
     if run.recoveries and not many:
-        many, what = len(run.recoveries), "fault"
-    plural = "" if many == 1 else "es" if what == "launch" else "s"
+        many = len(run.recoveries)
+        events = f"{many} fault{'s' * (many != 1)}"
     parts = [
         run.machine.title,
         f"torch {run.software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
-        f"{many} {what}{plural} in {duration(run.elapsed_s)}",
+        f"{events} in {duration(run.elapsed_s)}",
     ]
     return " · ".join(parts)
 
@@ -217,9 +226,10 @@ def _screen_rows(run: RunRecord) -> list[ScreenRow]:
 
 def _merged(rows: Sequence[ScreenRow]) -> list[ScreenRow]:
     """Return the rows, one for all thresholds that judge the same figure in the same way."""
-    alike: dict[tuple[str, str, str, str], ScreenRow] = {}
+    alike: dict[tuple[str, ...], ScreenRow] = {}
     for row in rows:
-        key = (row.name, row.value, row.status, _heading(row.result))
+        result = row.result
+        key = (result.plan, result.contrast, result.metric, row.name, row.value, row.status)
         first = alike.setdefault(key, row)
         if row.bound and row.bound not in first.bound.split(", "):
             alike[key] = replace(first, bound=", ".join(filter(None, [first.bound, row.bound])))
@@ -366,9 +376,10 @@ def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | Non
     """Yield the location of the results, and the next command to type."""
     if page is not None:
         yield f" page    {page}"
-    yield from wrap_command(f" all     scaleproof report {folder} --every", width, 9)
+    name = short_name(folder)
+    yield from wrap_command(f" all     scaleproof report {name} --every", width, 9)
     if not run.complete:
-        yield from wrap_command(f" next    {run.continuation(folder)}", width, 9)
+        yield from wrap_command(f" next    {run.continuation(name)}", width, 9)
         return
     remedies = decide(run)
     for line in remedies[:FEW]:

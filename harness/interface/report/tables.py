@@ -20,7 +20,7 @@ from harness.interface.report import (
 )
 from harness.interface.report.headline import decide, headline
 from harness.interface.report.scaling import scaling_table
-from harness.interface.report.text import legend, rule, wrap, wrap_command
+from harness.interface.report.text import legend, rule, short_name, wrap, wrap_command
 from harness.record import LaunchRecord, Purpose, Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY
 
@@ -291,7 +291,7 @@ def summary(
         [f" report     scaleproof report {folder}"] if page is None else [f" page       {page}"]
     )
     if not run.complete:
-        incomplete = f" resume     this run is incomplete: {run.continuation(folder)}"
+        incomplete = f" resume     this run is incomplete: {run.continuation(short_name(folder))}"
         lines += wrap_command(incomplete, width, 12)
     for line in decide(run):
         lines += wrap_command(f" decide     {line}", width, 12)

@@ -16,6 +16,7 @@ from typing import Generic, TextIO, TypeVar
 from harness.base.documents import Json
 from harness.base.formatting import plain
 from harness.cases import CaseSpec
+from harness.interface import options
 
 Row = TypeVar("Row")
 
@@ -133,10 +134,12 @@ def wrap_command(text: str, width: int, indent: int) -> list[str]:
     backslash where the shell has to continue, so that it can be copied. ``text`` begins with a
     label of ``indent`` characters.
     """
-    label, words = text[:indent], text[indent:]
-    if len(text) <= width or (found := _COMMAND.search(words)) is None:
+    label = text[:indent]
+    words = text[indent:]
+    if len(text) <= width or (start := _COMMAND.search(words)) is None:
         return wrap(text, width, indent)
-    sentence, command = words[: found.start()].rstrip(), words[found.start() :]
+    sentence = words[: start.start()].rstrip()
+    command = words[start.start() :]
     lines = wrap(label + sentence, width, indent) if sentence else []
     first = " " * indent if sentence else label
     typed = wrap(first + command, width - 2, indent + 2)
@@ -162,6 +165,12 @@ def shown(path: Path) -> Path:
     """Return a path relative to the working directory if it is inside of it."""
     here = Path.cwd()
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
+
+
+def short_name(folder: Path) -> Path:
+    """Return the identifier of a run that lies where commands look for it, otherwise its folder."""
+    place = options.usual_results() / "runs"
+    return Path(folder.name) if folder.parent.parent == place else folder
 
 
 def wants_color(stream: TextIO) -> bool:

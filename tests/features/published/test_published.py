@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.cases import metrics
+from harness.cases import Catalogue, metrics
 from harness.cases.case import Device, Passes, Precision
+from harness.cases.rules import load_thresholds
 from harness.features.published import published_section
 from harness.features.published.published import PublishedFigure, figures, standings
 from harness.host.fabric import NAMES, LinkClass, MachineFabric
 from harness.record import RunRecord
+
+SUITES = Path(__file__).parents[3] / "suites/thresholds.toml"
 
 
 @pytest.mark.parametrize("figure", figures(), ids=lambda figure: figure.name)
@@ -105,3 +110,14 @@ def test_only_cases_of_the_same_kind_are_compared(
     assert figure.of(case, verdict.against)
     assert not figure.of(replace(case, **change), verdict.against), why
     assert not figure.of(case, "wrapped"), "a figure must not apply to another baseline"
+
+
+def test_notes_of_requirements_name_published_figures() -> None:
+    known = {figure.name for figure in figures()}
+    named = {
+        name
+        for rule in load_thresholds(SUITES, Catalogue())
+        if rule.note.startswith("published: ")
+        for name in re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)+-?(?:\d+|busbw|bf16|nodes)", rule.note)
+    }
+    assert len(named) > 8 and named <= known, named - known

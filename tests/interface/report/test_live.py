@@ -30,7 +30,7 @@ def moment(
 
 
 def test_the_line_contains_case_launch_step_throughput_and_eta() -> None:
-    text = line(moment())
+    text = line(moment(), 100)
     assert (
         text == "  [3/11   9/32] ddp/mlp-nano/weak@2cpu  step 3/28  262 samples/s  0:42  ETA 1:10"
     )

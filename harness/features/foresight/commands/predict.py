@@ -219,7 +219,8 @@ def _doubts(loaded: Sequence[RunRecord]) -> Iterator[str]:
 
 def _far(to: str, measured: Sequence[MeasuredRung]) -> str:
     """Return a sentence if the predicted world is far larger than the largest measured one."""
-    ranks, largest = _world(to)[0], max(rung.case.world_size for rung in measured)
+    ranks, _ = _world(to)
+    largest = max(rung.case.world_size for rung in measured)
     if ranks < FAR * largest:
         return ""
     return (

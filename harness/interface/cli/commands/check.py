@@ -146,9 +146,9 @@ def _doctor() -> Answer:
     wide = max(len(check.check) for check in checks)
     lines = []
     for check in checks:
-        told = [f" {check.level:<4}  {check.check:<{wide}}  {check.text}"]
-        told += [f"       {'':<{wide}}  try: {check.advice}"] if check.advice else []
-        lines += [part for line in told for part in text.wrap(line, text.columns(), wide + 9)]
+        finding = [f" {check.level:<4}  {check.check:<{wide}}  {check.text}"]
+        finding += [f"       {'':<{wide}}  try: {check.advice}"] if check.advice else []
+        lines += [part for line in finding for part in text.wrap(line, text.columns(), wide + 9)]
     broken = sum(check.level is Level.BAD for check in installed)
     unfit = sum(check.level is Level.BAD for check in host)
     warned = sum(check.level is Level.WARN for check in checks)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # type checkers need static imports of the names below
     from harness.training.context import Knobs, RankContext, Trainer
     from harness.training.data import Batch, images, labels, uniform
     from harness.training.feeds import Feed, Source
+    from harness.training.observe.logged import log_metric
     from harness.training.observe.spans import span
     from harness.training.script.measured import measured
     from harness.training.script.recording import measure_steps
@@ -90,6 +91,7 @@ _NAMES = {
     "training.context": "Knobs RankContext Trainer",
     "training.data": "Batch images labels uniform",
     "training.feeds": "Feed Source",
+    "training.observe.logged": "log_metric",
     "training.observe.spans": "span",
     "training.script.measured": "measured",
     "training.script.recording": "measure_steps",

@@ -56,7 +56,8 @@ def metrics() -> str:
         "The metrics that a threshold in `thresholds.toml` can name. A threshold on a ratio names"
         " its baseline and needs no unit. Every other threshold uses the unit of this table. `a/b`"
         " is the quotient of two metrics that are no ratios, for example `sent_bytes/step_s` in"
-        " B/s. If a machine does not report a metric, a threshold on it is INCONCLUSIVE, with the"
+        " B/s. `logged.NAME` is a metric that a training logs (`docs/extending.md`). If a machine"
+        " does not report a metric, a threshold on it is INCONCLUSIVE, with the"
         " reason. Written by `python scripts/pages.py`.", "",
         "| metric | unit | is | better | measured by |", "|---|---|---|---|---|",
     ]  # fmt: skip

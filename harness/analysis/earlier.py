@@ -3,7 +3,7 @@
 A single run passes wrongly at most once in twenty. The best of several runs does more often.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ class _Verdict(msgspec.Struct):
     metric: str
     against: str
     status: str
+    value: float | None = None
     bound: str = ""
     rule: str | None = None
 
@@ -56,6 +57,24 @@ def sentences(run: RunRecord, folder: Path) -> Iterator[str]:
                 f"run {len(before) + 1} of {result.case} in this folder: {passed} of the"
                 f" {len(before)} before PASS{interrupted}"
             )
+
+
+def values(run: RunRecord, folder: Path) -> Mapping[tuple[str, str, str], list[float]]:
+    """Return the values of earlier runs in the folder, oldest first.
+
+    The keys are the hash of a case, a metric and its baseline.
+    """
+    by_figure: dict[tuple[str, str, str], list[float]] = {}
+    for record in sorted(_earlier(run, folder), key=lambda record: record.started_at):
+        # Several thresholds may judge the same value.
+        of_run = {
+            (verdict.case_hash, verdict.metric, verdict.against): verdict.value
+            for verdict in record.verdicts
+            if verdict.value is not None
+        }
+        for key, value in of_run.items():
+            by_figure.setdefault(key, []).append(value)
+    return by_figure
 
 
 def _earlier(run: RunRecord, folder: Path) -> Iterator[_Record]:

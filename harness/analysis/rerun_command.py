@@ -2,7 +2,7 @@
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from harness.cases import CaseSpec, Device, Mode, Settings
 
@@ -15,6 +15,9 @@ _STATED = {
 
 #: Options of a script's scaling sweep: its first world size, and the numbers of steps.
 _LADDER = frozenset({"--first-rung", "--steps", "--warm-up"})
+#: Options that say what judges the results, and where they are stored. The last ones have no value.
+_JUDGING = frozenset({"--thresholds", "--results", "--no-fabric", "--no-timeline"})
+_ALONE = frozenset({"--no-fabric", "--no-timeline"})
 
 
 def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None = None) -> str:
@@ -36,6 +39,7 @@ def command(case: CaseSpec, settings: Settings, change: Mapping[str, str] | None
         words += ["--shared-gpu"]
     for folder in settings.paths:
         words += ["--path", folder]
+    words += _typed(settings.argv, _JUDGING)
     if case.script:
         return shlex.join([*words, *_of_script(case, settings)])
     differing = {key: series for key, series in case.series.items() if key not in _STATED}
@@ -74,18 +78,15 @@ def _of_script(case: CaseSpec, settings: Settings) -> list[str]:
     words += ["--clean", *settings.clean] if settings.clean else []
     for option, paths in (("--data", settings.data), ("--writes", settings.writes)):
         words += [word for path in paths for word in (option, path)]
-    return [*words, *_typed(settings.argv), "--", *shlex.split(case.script)]
+    return [*words, *_typed(settings.argv, _LADDER), "--", *shlex.split(case.script)]
 
 
-def _typed(argv: Sequence[str]) -> list[str]:
-    """Return options of a script's sweep as the user typed them.
-
-    The cases of the sweep do not contain these options.
-    """
+def _typed(argv: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return these options as the user typed them, because cases do not contain them."""
     options = list(itertools.takewhile(lambda word: word != "--", argv))
     kept: list[str] = []
     for place, word in enumerate(options):
         name, equals, _ = word.partition("=")
-        if name in _LADDER:
-            kept += [word] if equals else options[place : place + 2]
+        if name in names:
+            kept += [word] if equals or name in _ALONE else options[place : place + 2]
     return kept

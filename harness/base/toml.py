@@ -66,10 +66,14 @@ class Problem:
     hint: str = ""
 
 
+#: What to do after the mistakes of a file are corrected, unless a command checks such files.
+SAME = "the same command again"
+
+
 class Problems:
     """A collection of the mistakes in one file, which are raised together."""
 
-    def __init__(self, path: Path, lines: Sequence[str], then: str = "scaleproof run plan") -> None:
+    def __init__(self, path: Path, lines: Sequence[str], then: str = SAME) -> None:
         self.path = path
         self.lines = lines
         self.then = then
@@ -99,7 +103,7 @@ class Problems:
             lines.append(f"    {problem.text}")
             if problem.hint:
                 lines.append(f"    hint: {problem.hint}")
-        raise ConfigError("\n".join(lines), fix=f"edit {self.path}, then: {self.then}")
+        raise ConfigError("\n".join(lines), fix=f"edit {self.path}, then {self.then}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +115,7 @@ class TomlTable:
     lines: Mapping[str, int]
 
 
-def read(
-    path: Path, option: str, then: str = "scaleproof run plan"
-) -> tuple[dict[str, Any], Problems]:
+def read(path: Path, option: str, then: str = SAME) -> tuple[dict[str, Any], Problems]:
     """Read a TOML file. Return its content and an empty collection for its mistakes.
 
     ``option`` is the command-line option with which the file was given. ``then`` is the command to
@@ -142,9 +144,11 @@ def read(
         raise
 
 
-def read_tables(path: Path, name: str, option: str) -> tuple[list[TomlTable], Problems]:
+def read_tables(
+    path: Path, name: str, option: str, then: str = SAME
+) -> tuple[list[TomlTable], Problems]:
     """Read all ``[[name]]`` tables of a TOML file. Every other top-level key is a mistake."""
-    doc, problems = read(path, option)
+    doc, problems = read(path, option, then)
     refuse_others(doc, [name], problems)
     return tables_of(doc, name, problems), problems
 

@@ -6,6 +6,7 @@ a newly measured value also needs a field of ``record.RankRecord``, and a proper
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -143,6 +144,12 @@ def _share(name: str, *, means: str, between_ranks: bool = False) -> Metric:
     read = f"budget.{name}"
     share = Metric(form=Form.ABSOLUTE, unit="1", read=read, more_is_better=False, share=True)
     return replace(share, means=means, between_ranks=between_ranks)
+
+
+#: The name of a metric that the training logs (``log_metric``), and its definition. Its unit is the
+#: one that the threshold states.
+_LOGGED = re.compile(r"logged\.[A-Za-z_]\w*", re.ASCII)
+_OWN = Metric(form=Form.ABSOLUTE, unit="", signed=True, means="logged by the training")
 
 
 #: All metrics by name.
@@ -438,9 +445,11 @@ COMPARABLE = tuple(
 def metric(name: str) -> Metric:
     """Return the metric of this name.
 
-    A name such as ``sent_bytes/step_s`` is the ratio of two absolute metrics, here in B/s. Raises
-    KeyError if the name is neither a metric nor such a ratio.
+    A name such as ``sent_bytes/step_s`` is the ratio of two absolute metrics, here in B/s, and
+    ``logged.NAME`` is a metric that the training logs. Raises KeyError for other names.
     """
+    if _LOGGED.fullmatch(name):
+        return replace(_OWN, read=name)
     above, slash, below = name.partition("/")
     if not slash:
         return METRICS[name]

@@ -6,6 +6,7 @@ import datetime
 import functools
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -195,7 +196,9 @@ def load_thresholds(path: Path, catalogue: Catalogue | None = None) -> tuple[Thr
     Raise ConfigError with the line of each mistake and a suggestion. If a catalogue is given, a
     pattern that matches nothing in it is also a mistake.
     """
-    tables, problems = read_tables(path, "rule", "--thresholds")
+    tables, problems = read_tables(
+        path, "rule", "--thresholds", f"scaleproof check thresholds {shlex.quote(str(path))}"
+    )
     rules = [
         rule_of(table, problems) if check_table(table, KEYS, problems, "rule") else None
         for table in tables
@@ -279,7 +282,7 @@ def _check_metric(table: TomlTable, problems: Problems) -> bool:
         return False
     if "unit" not in table.values and metric.form is Form.ABSOLUTE:
         problems.add(table.line, f"a bound on {name} needs its unit", f'unit = "{metric.unit}"')
-    elif (unit := table.values.get("unit", metric.unit)) != metric.unit:
+    elif metric.unit and (unit := table.values.get("unit", metric.unit)) != metric.unit:
         message = f"{name} is in {metric.unit!r}, not {unit!r}"
         hint = ", ".join([*_in_unit(table.values, unit, metric.unit), f'unit = "{metric.unit}"'])
         problems.add(table.lines.get("unit", table.line), message, hint)

@@ -438,11 +438,23 @@ class LaunchRecord:
             return top
         return top / below[0] if below[0] else None
 
+    @property
+    def logged(self) -> Mapping[str, float]:
+        """The metrics that the training logged: for each, the mean over the ranks that have it."""
+        values: dict[str, list[float]] = {}
+        for rank in self.ranks:
+            for name, value in rank.logged.items():
+                values.setdefault(name, []).append(value)
+        return {name: fmean(of_ranks) for name, of_ranks in values.items()}
+
     def _at(self, path: str) -> float | None:
         """Return the value at the end of a path of attributes; None if one of them is None."""
         value: Any = self
         for name in path.split("."):
-            value = None if value is None else getattr(value, name)
+            if isinstance(value, Mapping):
+                value = value.get(name)
+            else:
+                value = None if value is None else getattr(value, name)
         return value  # type: ignore[no-any-return]
 
 

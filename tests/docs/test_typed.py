@@ -102,7 +102,7 @@ def printed(output: str) -> Mapping[str, str]:
     joined = re.sub(r" \\\n +", " ", output)
     joined = re.sub(r":\n +(?=scaleproof |pytest |asv )", ": ", joined)
     found = re.findall(rf"^ +({_LABELS}) +(.*?: )?((?:scaleproof|pytest|asv) .*)$", joined, re.M)
-    return {label: command for label, _, command in found}
+    return {label: re.split(r"; | && ", command)[0] for label, _, command in found}
 
 
 @pytest.mark.full

@@ -14,7 +14,6 @@ from functools import cached_property
 from harness.analysis.judging.attained import allowed
 from harness.analysis.judging.factors import figure
 from harness.cases import Arm, CaseSpec, Contrast, Form, Plan, Role, Statistic, Threshold, metrics
-from harness.cases.metrics import METRICS
 from harness.host.machine import Machine
 from harness.record import LaunchRecord, Purpose, RunRecord
 
@@ -171,7 +170,7 @@ def judged_of(
 
 def values_of(launches: Sequence[LaunchRecord], metric: str) -> list[float]:
     """Return the values of a metric in the launches that measured it."""
-    values = (launch.value(METRICS[metric]) for launch in launches)
+    values = (launch.value(metrics.metric(metric)) for launch in launches)
     return [value for value in values if value is not None]
 
 

@@ -110,7 +110,7 @@ def why_open(run: RunRecord) -> list[str]:
     for result in broken + others:
         detail = result.detail
         if detail.startswith(result.case):
-            detail = detail.partition(": ")[2]
+            detail = detail.removeprefix(result.case).lstrip(": ")
         if result.more is not None:
             detail += f"; {result.remedy} decide it"
         by_detail.setdefault(detail, []).append(result.case)

@@ -133,9 +133,11 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     under a separate heading.
     """
     every = _screen_rows(run)
-    shown, hidden = _fitting(every)
+    missing = [] if run.complete else [row for row in every if row.value == "n/a"]
+    shown, hidden = _fitting([row for row in every if row not in missing])
+    unmeasured = [f" {len(missing)} thresholds were not measured"] if missing else []
     if not shown:
-        return []
+        return [*unmeasured, ""] if missing else []
     header, *laid_out = _laid_out(shown, width)
     line_of = dict(zip(map(id, shown), laid_out, strict=True))
     out = [header]
@@ -148,6 +150,7 @@ def _rows(run: RunRecord, width: int) -> list[str]:
     if hidden:
         words = ", ".join(f"{count} {status}" for status, count in hidden.items())
         out.append(f" and {words} (--every)")
+    out += unmeasured
     if doubts := [row.result.doubt for row in shown if row.status.endswith(" ~")]:
         out += wrap(f" ~ treat as unreliable: {doubts[0]}", width, 3)
     return [*out, ""]

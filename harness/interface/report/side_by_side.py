@@ -51,7 +51,8 @@ def plans(run: RunRecord) -> list[Plan]:
     return [
         plan
         for plan in run.plans
-        if (len(plan.arms) >= FEWEST_ARMS or (len(plan.arms) > 1 and _unjudged(run, plan)))
+        if (run.complete or any(r.value is not None for r in results_of(run, plan.hash)))
+        and (len(plan.arms) >= FEWEST_ARMS or (len(plan.arms) > 1 and _unjudged(run, plan)))
         and plan.contrasts
         and {contrast.against for contrast in plan.contrasts} <= {"nothing", "other"}
     ]

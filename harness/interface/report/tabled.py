@@ -21,6 +21,8 @@ _STATUS = frozenset(Status)
 #: A spreadsheet would evaluate a cell as a formula if it starts with one of these characters.
 _FORMULA = re.compile(r"\s*[=+\-@|%]")
 _SPECIAL = re.compile("[&<>'\"]")
+#: A character after which a browser may break a name.
+_NAME_PART = re.compile(r"(?<=\w)([_/+@])(?=\w)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,7 @@ def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
         if first in _STATUS:
             kinds = f"{aligned} {first}" if aligned else first
         number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""
-        lines = _escaped(words).replace("\n", "<br>")
+        lines = _NAME_PART.sub(r"\1<wbr>", _escaped(words)).replace("\n", "<br>")
         cells.append(f'<td class="{kinds}"{number}>{lines}</td>')
     return cells
 

@@ -29,7 +29,7 @@ from harness.training.context import Loaded, RankContext, make_batch, within
 from harness.training.data import Sampler
 from harness.training.describe import case_batching
 from harness.training.feeds import Source, whole_epochs
-from harness.training.observe import kernel_counters, threads
+from harness.training.observe import kernel_counters, logged, threads
 from harness.training.observe.memory import Memory
 from harness.training.rank import joining, sources
 from harness.training.rank.joining import Barrier
@@ -235,6 +235,7 @@ class Rank:
             phases_s=self.lap.seconds,
             window_ns=None if measured is None else measured.window_ns,
             sources=None if self.place.local_rank else self._sources(),
+            logged={} if measured is None else logged.means(measured.window_ns),
             **{"planted_s": None, **more},
         )
 

@@ -76,7 +76,9 @@ def test_an_undecided_verdict_states_what_would_decide_it(
 ) -> None:
     run = changed(sample_run, status=Status.INCONCLUSIVE, n=4, **fields)
     (line,) = decide(run)
-    assert says in line and line.endswith(": scaleproof run ddp/decoder-nano/weak --cpus 2")
+    assert says in line and line.endswith(
+        ": scaleproof run ddp/decoder-nano/weak --cpus 2 --no-fabric"
+    )
     assert headline(run).startswith("INCONCLUSIVE: 0 of 1 threshold passes, 1 inconclusive")
 
 
@@ -95,7 +97,9 @@ def test_a_run_that_ran_out_of_time_states_the_time_it_needs(sample_run: RunReco
     }
     total_s = 61.0 + 1.2 * (1 + 2 * plan.protocol.min_blocks) * sum(mean_s.values())
     (line,) = decide(cut)
-    assert line.startswith("with time for all of it: scaleproof run ddp/decoder-nano/weak --cpus 2")
+    assert line.startswith(
+        "with time for all of it: scaleproof run ddp/decoder-nano/weak --cpus 2 --no-fabric"
+    )
     minutes = int(line.rpartition(" ")[2].removesuffix("m"))
     assert 60 * (minutes - 1) < total_s <= 60 * minutes
     (never,) = decide(replace(cut, launches=()))

@@ -1,6 +1,6 @@
 """Prepare the verdicts of a page, worst first, each with its pairs as dots."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -12,15 +12,47 @@ from harness.interface.report.page import svg
 from harness.record import Reason, RunRecord
 
 
-def judged(run: RunRecord, anchors: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a row for each verdict. ``anchors`` maps a case's hash to its anchor in the page."""
+def judged(
+    run: RunRecord,
+    anchors: Mapping[str, str],
+    past: Mapping[tuple[str, str, str], Sequence[float]],
+) -> list[dict[str, Any]]:
+    """Return a row for each verdict.
+
+    ``anchors`` maps a case's hash to its anchor in the page. ``past`` holds the values of earlier
+    runs (``earlier.values``).
+    """
     scales = _scales(run)
     rules = {threshold.name: threshold for threshold in run.thresholds}
     return [
         _row(result, rules.get(result.rule or ""), scales.get(result.metric, (0.0, 1.0)))
-        | {"anchor": anchors.get(result.case_hash, ""), "number": i}
+        | {
+            "anchor": anchors.get(result.case_hash, ""),
+            "number": i,
+            "past": _past(result, rules.get(result.rule or ""), past),
+        }
         for i, result in enumerate(ranked(run))
     ]
+
+
+def _past(
+    result: Result,
+    rule: Threshold | None,
+    past: Mapping[tuple[str, str, str], Sequence[float]],
+) -> Markup:
+    """Return a drawing of the values of earlier runs and of this one, or nothing without them."""
+    earlier = past.get((result.case_hash, result.metric, result.against), ())
+    if result.value is None or not earlier:
+        return Markup("")
+    values = [*earlier, result.value]
+    write = figures.show(result)
+    label = f"{len(values)} runs, oldest first: {', '.join(map(write, values))}"
+    return Markup(svg.history(values, _bounds(rule), label))
+
+
+def _bounds(rule: Threshold | None) -> list[float]:
+    ends = (rule.at_least, rule.at_most) if rule else ()
+    return [end for end in ends if end is not None]
 
 
 def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
@@ -37,7 +69,7 @@ def _scales(run: RunRecord) -> dict[str, tuple[float, float]]:
 
 
 def _row(result: Result, rule: Threshold | None, scale: tuple[float, float]) -> dict[str, Any]:
-    bounds = [b for b in (rule.at_least, rule.at_most) if b is not None] if rule else []
+    bounds = _bounds(rule)
     write = figures.show(result)
 
     def shown(value: float | None) -> str:

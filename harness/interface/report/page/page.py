@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.analysis import earlier
 from harness.analysis.judging import notices
 from harness.analysis.judging.judge import FIRST_LOOK
 from harness.analysis.results import discoveries, tally
@@ -51,7 +52,7 @@ def render(run: RunRecord, folder: Path | None = None) -> str:
                 brief(run, note)
                 for note in (*notices.sentences(run, load=not why_open(run)), *run.notes)
             ],
-            verdicts=judged(run, linked),
+            verdicts=judged(run, linked, {} if folder is None else earlier.values(run, folder)),
             together=discoveries(run),
             pairs=FIRST_LOOK,
             groups=groups,

@@ -239,6 +239,32 @@ def strip(
     return "".join([*elements, "</svg>"])
 
 
+def history(values: Sequence[float], bounds: Sequence[float], label: str) -> str:
+    """Return a small line of a value over runs, oldest first, with lines for bounds.
+
+    The newest value has a dot. ``label`` is the text for readers that cannot see it.
+    """
+    lowest = min([*values, *bounds])
+    span = max([*values, *bounds]) - lowest or abs(lowest) or 1.0
+
+    def y(value: float) -> float:
+        return 18 - (value - lowest) / span * 14
+
+    step = 82 / max(1, len(values) - 1)
+    places = [(4 + i * step, y(value)) for i, value in enumerate(values)]
+    path = " ".join(f"{x_:.1f},{y_:.1f}" for x_, y_ in places)
+    lines = "".join(
+        f'<line class="bound" x1="0" x2="90" y1="{y(bound):.1f}" y2="{y(bound):.1f}"/>'
+        for bound in bounds
+    )
+    newest_x, newest_y = places[-1]
+    return (
+        f'<svg class="past" viewBox="0 0 90 22" role="img" aria-label="{escape(label)}">'
+        f'<title>{escape(label)}</title>{lines}<polyline points="{path}"/>'
+        f'<circle class="dot" cx="{newest_x:.1f}" cy="{newest_y:.1f}" r="2.5"/></svg>'
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bar:
     """A stacked bar with its (name, value) parts from left to right."""

@@ -250,7 +250,7 @@ def test_a_change_that_trains_something_else_is_an_error(
     )
     document = json.loads(capsys.readouterr().out)
     (change,) = document["changes"]
-    assert "samples: a step has 128, 256 on 2 ranks" in change["why"]
+    assert "count: a step has 128 samples, 256 on 2 ranks" in change["why"]
     assert change["ratio"] is None and change["file"] == "train.py"
     blocks = {plan.name for plan in load(Path(document["run"])).plans}
     assert len(blocks) == 1, "no further block may be measured"

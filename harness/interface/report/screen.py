@@ -2,7 +2,7 @@
 
     the headline, and the causes of inconclusive results
     a line for each threshold (without thresholds: for each world size), simulated ones apart
-    where the time went at the world sizes with the largest losses
+    the largest loss of time, and a remedy
     the page, and the next command
 
 Everything else is on the page and in ``report --every`` (``tables``).
@@ -55,6 +55,8 @@ KEEPS = 0.97
 WIDE = 100
 #: The shortest length, in characters, to which a case's name is shortened.
 LEAST_NAME = 24
+#: The beginning of the second line of a long name.
+CONTINUED = " " * 4
 
 
 #: The explanation after the most common heading.
@@ -146,7 +148,8 @@ def _rows(run: RunRecord, width: int) -> list[str]:
         if apart and stand_in:
             out.append(f" simulated ({', '.join(_kinds(run))}): not representative of hardware")
         for heading, rows in _grouped(apart).items():
-            out += [heading, *(line_of[id(row)] for row in rows)]
+            out.append(heading)
+            out += [line for row in rows for line in line_of[id(row)].split("\n")]
     if hidden:
         words = ", ".join(f"{count} {status}" for status, count in hidden.items())
         out.append(f" and {words} (--every)")
@@ -291,7 +294,7 @@ def _fitting(rows: Sequence[ScreenRow]) -> tuple[list[ScreenRow], Counter[str]]:
 
 
 def _laid_out(rows: Sequence[ScreenRow], width: int) -> list[str]:
-    """Return the header and a line for each row. Long names are shortened, figures never."""
+    """Return the header and the lines of each row, in one text. Figures are never shortened."""
     columns: list[Column[ScreenRow]] = [
         Column("value [95% limits]", 99, lambda row: row.value, left=True),
         Column("threshold", 97, lambda row: row.bound),
@@ -307,35 +310,67 @@ def _laid_out(rows: Sequence[ScreenRow], width: int) -> list[str]:
     )
     room = max(LEAST_NAME, width - taken - 3)
     name = Column[ScreenRow](
-        " case @ ranks", 100, lambda row: f" {shortened(row.name, room)}", left=True
+        " case @ ranks", 100, lambda row: f" {_fitted(row.name, room)}", left=True
     )
-    return table([name, *columns], rows, width)
+    header, *lines = table([name, *columns], rows, width)
+    laid_out: list[str] = []
+    for line in lines:
+        if line.startswith(CONTINUED):
+            laid_out[-1] += f"\n{line}"
+        else:
+            laid_out.append(line)
+    return [header, *laid_out]
+
+
+def _fitted(name: str, room: int) -> str:
+    """Return a name that fits ``room``, on two lines if necessary.
+
+    A name that is longer still loses its middle.
+    """
+    if len(name) <= room:
+        return name
+    breaks = [i + (name[i] == "/") for i, letter in enumerate(name) if letter in "/+"]
+    fitting = [i for i in breaks if i <= room and len(name) - i <= room - 2]
+    if not fitting:
+        return shortened(name, room)
+    return f"{name[: fitting[-1]]}\n{CONTINUED[1:]}{name[fitting[-1] :]}"
 
 
 def _spent(run: RunRecord, width: int) -> list[str]:
-    """Return where the time went at the worst world sizes, and one remedy to try."""
+    """Return the largest loss of time, and a remedy to try.
+
+    If its profile does not explain it, the largest loss that a profile explains follows. Simulated
+    hardware comes last.
+    """
     known = [rung for rung in rungs(run) if not rung.refused and rung.efficiency < KEEPS]
-    if not known:
-        return []
     known.sort(key=lambda r: (bool(run.stand_ins(r.arm.case)), r.efficiency))
-    worst = known[:FEW]
-    names = [f"{r.arm.case.family}@{r.arm.case.world.removesuffix('cpu')}" for r in worst]
-    room = min(max(map(len, names)), max(LEAST_NAME, width // 2 - 9))
-    shown = [" where the time went (ms a step) at the world sizes that lost most"]
-    for name, r in zip(names, worst, strict=True):
-        words = _lost(r) if _shown_by_profile(r) else timeline.unexplained(r)
-        shown += wrap(f"  {shortened(name, room):<{room}}  {words}", width, room + 4)
-    doubtful = {result.case for result in results(run) if result.doubt}
-    remedies = (
-        remedy
-        for r in worst
-        if _shown_by_profile(r) and r.arm.case.id not in doubtful  # the load may be the cause
-        for remedy in advice(r.arm.case, r.expected, r.losses, r.budget, run.settings, r.launch)
-    )
-    if (first := next(remedies, None)) is not None:
-        gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"
-        shown += wrap(f"  try against {first.term}{gain}: {first.remedy}", width, 4)
-    return [*shown, ""]
+    explained = [rung for rung in known if _shown_by_profile(rung)]
+    shown = []
+    if known and known[0] not in explained[:1]:
+        shown += wrap(
+            f" lost    {_name(known[0], width)}: {timeline.unexplained(known[0])}", width, 9
+        )
+    for worst in explained[:1]:
+        shown += wrap(f" lost    {_lost(worst, _name(worst, width))}", width, 9)
+        shown += _remedy(run, worst, width)
+    return [*shown, ""] if shown else []
+
+
+def _name(r: Rung, width: int) -> str:
+    case = r.arm.case
+    return shortened(f"{case.family}@{case.world.removesuffix('cpu')}", width - LEAST_NAME)
+
+
+def _remedy(run: RunRecord, r: Rung, width: int) -> list[str]:
+    """Return the first remedy against a loss, unless background load may be its cause."""
+    case = r.arm.case
+    if any(result.doubt for result in results(run) if result.case == case.id):
+        return []
+    remedies = advice(case, r.expected, r.losses, r.budget, run.settings, r.launch)
+    if (first := next(iter(remedies), None)) is None:
+        return []
+    gain = "" if first.gain is None else f" (at most +{first.gain:.2f} of efficiency)"
+    return wrap_command(f" try     against {first.term}{gain}: {first.remedy}", width, 9)
 
 
 def _shown_by_profile(r: Rung) -> bool:
@@ -343,13 +378,15 @@ def _shown_by_profile(r: Rung) -> bool:
     return not r.apart and r.losses.step_ns > r.losses.ideal_ns
 
 
-def _lost(r: Rung) -> str:
-    """Return ``26.0 of 56.1 lost: compute 20.7, transfer 3.3``: the terms with most of the loss."""
+def _lost(r: Rung, name: str) -> str:
+    """Return ``26.0 of 56.1 ms a step of CASE: compute 20.7, transfer 3.3``, the largest terms."""
     lost_ns = r.losses.step_ns - r.losses.ideal_ns
     terms = sorted(r.losses.excess_ns.items(), key=lambda item: -item[1])
     large = [(timeline.TERMS[term], ns) for term, ns in terms if ns > lost_ns / 10][:FEW]
     parts = ", ".join(f"{name} {float(ns) / 1e6:.1f}" for name, ns in large)
-    return f"{float(lost_ns) / 1e6:.1f} of {float(r.losses.step_ns) / 1e6:.1f} lost: {parts}"
+    lost_ms = float(lost_ns) / 1e6
+    step_ms = float(r.losses.step_ns) / 1e6
+    return f"{lost_ms:.1f} of {step_ms:.1f} ms a step of {name}: {parts}"
 
 
 def _noticed(run: RunRecord, folder: Path, width: int) -> list[str]:

@@ -139,7 +139,7 @@ def unexplained(r: Rung) -> str:
     """Return by how much the profiled step differs from the timed step."""
     step_ms = float(r.losses.step_ns) / 1e6
     timed_ms = (r.timed_ns or 0.0) / 1e6
-    return f"not explained: profiled steps took {step_ms:.1f}, timed ones {timed_ms:.1f}"
+    return f"not explained: profiled steps took {step_ms:.1f} ms, timed ones {timed_ms:.1f} ms"
 
 
 #: The widest interval of an ablation that is compared, as a share of the step. A wider interval

@@ -19,6 +19,8 @@ from harness.record.launch import BEHIND, FLAKES, STALLS, num_again
 
 #: Seconds by which the clock of a machine may be corrected between two readings.
 CLOCK_S = 0.05
+#: Seconds by which the clocks of two hosts may differ.
+DAY_S = 86400.0
 #: If at least this many launches of a case have the mean steps of another run, they are a copy.
 FEWEST_ALIKE = 4
 #: Largest difference of the logarithms of two mean steps that count as equal.
@@ -31,6 +33,7 @@ def audit(run: RunRecord, folder: Path, links: Sequence[Link]) -> list[str]:
         *_launches(run, folder, cut_off(links)),
         *_copies(run.launches),
         *_times(run),
+        *(_lasted(run, links) if run.complete else ()),
         *_turns(run),
         *_stalled(run),
         *_flaked(run),
@@ -180,9 +183,30 @@ def _times(run: RunRecord) -> Iterator[str]:
                 f" {launch.wall_s:.3f} s"
             )
             return
+        begin_s = at.timestamp()
+        for window_ns in (rank.window_ns for rank in launch.ranks if rank.window_ns):
+            if not begin_s - DAY_S < window_ns[0] / 1e9 <= window_ns[1] / 1e9 < begin_s + DAY_S:
+                yield f"{launch.launch} began on another day than its steps"
+                return
     hosts = {machine.host for machine in (run.machine, *run.nodes)}
     if strange := {rank.host for launch in run.launches for rank in launch.ranks} - hosts:
         yield f"ranks ran on {', '.join(sorted(strange))}, which is not a machine of this run"
+
+
+def _lasted(run: RunRecord, links: Sequence[Link]) -> Iterator[str]:
+    """Yield a sentence if a run that was not interrupted is shorter than its launches together.
+
+    Of launches that ran at the same time, the longest counts.
+    """
+    if any(link.kind is Kind.SITTING for link in links):
+        return
+    by_slot: dict[str, float] = {}
+    for launch in run.launches:
+        slot = launch.slot.removesuffix(BEHIND) or launch.launch
+        by_slot[slot] = max(by_slot.get(slot, 0.0), launch.wall_s)
+    total_s = sum(by_slot.values())
+    if total_s > 1.05 * run.elapsed_s + CLOCK_S:
+        yield f"the launches take {total_s:.0f} s, but the run took {run.elapsed_s:.0f} s"
 
 
 def _turns(run: RunRecord) -> Iterator[str]:

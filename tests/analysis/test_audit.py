@@ -59,6 +59,25 @@ def postponed(run: RunRecord) -> RunRecord:
     return replace(run, launches=tuple(later))
 
 
+def redated(run: RunRecord) -> RunRecord:
+    """The run and its launches a month earlier, as if the chain had been rebuilt as well."""
+    month = datetime.timedelta(days=30)
+
+    def back(text: str) -> str:
+        return (datetime.datetime.fromisoformat(text) - month).isoformat()
+
+    launches = []
+    for launch in run.launches:
+        at_ns = round(1e9 * datetime.datetime.fromisoformat(launch.started_at).timestamp())
+        ranks = tuple(replace(rank, window_ns=(at_ns, at_ns + 10**8)) for rank in launch.ranks)
+        launches.append(replace(launch, started_at=back(launch.started_at), ranks=ranks))
+    return replace(run, started_at=back(run.started_at), launches=tuple(launches))
+
+
+def shortened(run: RunRecord) -> RunRecord:
+    return replace(run, elapsed_s=run.elapsed_s / 2)
+
+
 def dropped(run: RunRecord) -> RunRecord:
     place = timed(run)[0]
     return replace(run, launches=(*run.launches[:place], *run.launches[place + 1 :]))
@@ -76,6 +95,8 @@ def test_an_unchanged_run_has_no_findings(sample: Path, sample_run: RunRecord) -
         (copied, "has the samples of another rank"),
         (hurried, "its steps take"),
         (dropped, "is not in the record"),
+        (redated, "began on another day than its steps"),
+        (shortened, "but the run took"),
         (postponed, "was entered into the chain at"),
     ],
 )

@@ -97,9 +97,7 @@ def test_a_run_that_ran_out_of_time_states_the_time_it_needs(sample_run: RunReco
     }
     total_s = 61.0 + 1.2 * (1 + 2 * plan.protocol.min_blocks) * sum(mean_s.values())
     (line,) = decide(cut)
-    assert line.startswith(
-        "with time for all of it: scaleproof run ddp/decoder-nano/weak --cpus 2"
-    )
+    assert line.startswith("with time for all of it: scaleproof run ddp/decoder-nano/weak --cpus 2")
     minutes = int(line.rpartition(" ")[2].removesuffix("m"))
     assert 60 * (minutes - 1) < total_s <= 60 * minutes
     (never,) = decide(replace(cut, launches=()))

@@ -21,7 +21,7 @@ from harness.record.store import load  # noqa: E402
 GOLDEN = ROOT / "tests" / "golden"
 #: Width and height of each picture in pixels.
 PAGE = (960, 1180)
-SCREEN = (760, 640)
+SCREEN = (760, 770)
 TERMINAL = """<body style="margin:16px;background:#0d1117;color:#e6edf3">
 <pre style="font:13px/1.35 'DejaVu Sans Mono',monospace">{}</pre>"""
 

@@ -8,6 +8,7 @@
 Everything else is on the page and in ``report --every`` (``tables``).
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,8 +56,9 @@ KEEPS = 0.97
 WIDE = 100
 #: The shortest length, in characters, to which a case's name is shortened.
 LEAST_NAME = 24
-#: The beginning of the second line of a long name.
+#: The beginning of the further lines of a long name, and the largest number of its lines.
 CONTINUED = " " * 4
+MOST_LINES = 3
 
 
 #: The explanation after the most common heading.
@@ -323,17 +325,18 @@ def _laid_out(rows: Sequence[ScreenRow], width: int) -> list[str]:
 
 
 def _fitted(name: str, room: int) -> str:
-    """Return a name that fits ``room``, on two lines if necessary.
+    """Return a name on as many lines of ``room`` characters as it needs, at most ``MOST_LINES``.
 
     A name that is longer still loses its middle.
     """
-    if len(name) <= room:
-        return name
-    breaks = [i + (name[i] == "/") for i, letter in enumerate(name) if letter in "/+"]
-    fitting = [i for i in breaks if i <= room and len(name) - i <= room - 2]
-    if not fitting:
+    lines = [""]
+    for part in re.split(r"(?<=/)|(?=\+)", name):
+        if len(lines[-1] + part) > room:
+            lines.append(CONTINUED[1:])
+        lines[-1] += part
+    if len(lines) > MOST_LINES or any(len(line) > room for line in lines):
         return shortened(name, room)
-    return f"{name[: fitting[-1]]}\n{CONTINUED[1:]}{name[fitting[-1] :]}"
+    return "\n".join(line for line in lines if line)
 
 
 def _spent(run: RunRecord, width: int) -> list[str]:

@@ -25,6 +25,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar, Self
+from unittest import mock
 
 import numpy as np
 from scipy.stats import linregress, t as t_distribution
@@ -58,6 +60,15 @@ sys.exit(os.waitstatus_to_exitcode(status))
 TIMES = 3
 
 
+def _later(rank: RankRecord, by: datetime.timedelta) -> RankRecord:
+    """Return a rank whose timed window began later."""
+    if rank.window_ns is None:
+        return rank
+    by_ns = round(1e9 * by.total_seconds())
+    begin_ns, end_ns = rank.window_ns
+    return dataclasses.replace(rank, window_ns=(begin_ns + by_ns, end_ns + by_ns))
+
+
 def grown(launches: int, folder: Path) -> RunRecord:
     """Return a record with this number of launches, which repeats the sample's plan and verifies.
 
@@ -87,7 +98,9 @@ def grown(launches: int, folder: Path) -> RunRecord:
             made = dataclasses.replace(
                 launch, launch=name, plan=other.hash, case=cases[launch.case].hash,
                 started_at=(at + later).isoformat(timespec="milliseconds"),
-                ranks=tuple(_left(launch, r, folder, name, seed) for r in launch.ranks),
+                ranks=tuple(
+                    _later(_left(launch, r, folder, name, seed), later) for r in launch.ranks
+                ),
             )  # fmt: skip
             entered.append(made)
     elapsed_s = len(plans) * (run.elapsed_s + 1)
@@ -124,19 +137,34 @@ def _copied(source: Path, folder: Path) -> Path:
     return copy
 
 
+class _Clock(datetime.datetime):
+    """The clock of a run that is written down later."""
+
+    time: ClassVar[datetime.datetime]
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Self:
+        return cls.fromtimestamp(cls.time.timestamp(), tz)
+
+
 def chained(run: RunRecord, folder: Path) -> RunRecord:
     """Write the chain of the run as a run does, and return the run with the head of the chain."""
     chain = Chain(folder)
     first = load(SAMPLE)
     sealed = read(SAMPLE)[0].body
-    chain.add(Kind.SEALED, {**sealed, "run": first.run})
-    for plan in run.plans:
-        chain.add(Kind.PLAN, {"hash": plan.hash, "plan": plan})
-    chain.add(Kind.DESCRIBED, run.described)
-    chain.add(Kind.WINDOWS, run.windows)
-    chain.add(Kind.BLOCK, *run.blocks)
-    chain.add(Kind.LAUNCH, *run.launches)
-    chain.add(Kind.ENDED, {name: getattr(run, name) for name in STATED})
+    with mock.patch("harness.record.chain.datetime.datetime", _Clock):
+        _Clock.time = datetime.datetime.fromisoformat(run.started_at)
+        chain.add(Kind.SEALED, {**sealed, "run": first.run})
+        for plan in run.plans:
+            chain.add(Kind.PLAN, {"hash": plan.hash, "plan": plan})
+        chain.add(Kind.DESCRIBED, run.described)
+        chain.add(Kind.WINDOWS, run.windows)
+        chain.add(Kind.BLOCK, *run.blocks)
+        for launch in run.launches:
+            began = datetime.datetime.fromisoformat(launch.started_at)
+            _Clock.time = began + datetime.timedelta(seconds=launch.wall_s)
+            chain.add(Kind.LAUNCH, launch)
+        chain.add(Kind.ENDED, {name: getattr(run, name) for name in STATED})
     chain.release()
     return dataclasses.replace(run, head=chain.head)
 

@@ -60,6 +60,8 @@ class Nodes(TypedDict):
     drift: Sequence[Drift]
 
 
+#: The beginning of the finding for an engine that can be used.
+HERE = "here"
 #: The documents that each command prints with ``--json``.
 ANSWERS: Mapping[str, tuple[Any, ...]] = {
     "jobs attach": (Attached,),
@@ -142,10 +144,17 @@ def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
 def _doctor() -> Answer:
     installed = doctor.examine()
     host = admission.examine()
-    checks = [*installed, *host, *engines(Catalogue().entries["engines"])]
-    wide = max(len(check.check) for check in checks)
+    of_engines = engines(Catalogue().entries["engines"])
+    checks = [*installed, *host, *of_engines]
+    here = [found for found in of_engines if found.text.startswith(HERE)]
+    names = ", ".join(
+        found.text.replace(HERE, found.check.removeprefix("engine "), 1) for found in here
+    )
+    shown = [check for check in checks if check not in here]
+    shown.append(Finding(check="engines", level=Level.OK, text=names))
+    wide = max(len(check.check) for check in shown)
     lines = []
-    for check in checks:
+    for check in shown:
         finding = [f" {check.level:<4}  {check.check:<{wide}}  {check.text}"]
         finding += [f"       {'':<{wide}}  try: {check.advice}"] if check.advice else []
         lines += [part for line in finding for part in text.wrap(line, text.columns(), wide + 9)]
@@ -167,7 +176,7 @@ def engines(known: Mapping[str, Entry]) -> list[Finding]:
     for name, entry in known.items():
         capabilities = make(entry).probe()
         state = (
-            f"here {capabilities.version}".strip()
+            f"{HERE} {capabilities.version}".strip()
             if capabilities.available
             else f"not here: {capabilities.reason}"
         )

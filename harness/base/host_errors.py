@@ -51,9 +51,15 @@ def full(words: Iterable[str]) -> files.FullDiskError | None:
     places = [*map(Path, words), Path.cwd(), Path(tempfile.gettempdir())]
     for place in places:
         folder = next((p for p in (place, *place.parents) if p.is_dir()), None)
-        if folder is not None and not os.statvfs(folder).f_bavail:
+        if folder is not None and _is_full(folder):
             return files.FullDiskError(place if place.is_dir() else folder)
     return None
+
+
+def _is_full(folder: Path) -> bool:
+    """Return whether a file system for data has no room. Read-only ones are always full."""
+    state = os.statvfs(folder)
+    return state.f_blocks > 0 and not state.f_bavail and not state.f_flag & os.ST_RDONLY
 
 
 def in_words(error: OSError, words: Iterable[str] = ()) -> ScaleproofError:

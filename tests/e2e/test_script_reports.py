@@ -73,7 +73,7 @@ def test_a_loader_that_ends_early_is_named(measured: Measured) -> None:
     assert "its loader ended after 10 batches, and rank 0 goes on with batch 11" in verdict.detail
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("defect", ["stale", "nan", "right"])
 @pytest.mark.parametrize("scheme", ["plain", "fused", "zero", "fsdp1", "fsdp2", "master"])
 def test_absolute_facts_hold_for_every_optimizer_scheme(

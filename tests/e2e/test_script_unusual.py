@@ -36,7 +36,7 @@ def test_correct_training_of_an_unusual_form_is_measured(measured: Measured, for
     assert "zero_grad()" not in measured.table() and "single values in" not in measured.table()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_mistake_in_an_unusual_form_is_named(measured: Measured, form: str) -> None:
     verdict = measured("unusual.py", form, "--mistake", samples=STATED.get(form, 0))

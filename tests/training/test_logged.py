@@ -97,6 +97,7 @@ def test_only_complete_names_are_metrics(tmp_path: Path) -> None:
         load_thresholds(tmp_path / "t.toml", Catalogue())
 
 
+@pytest.mark.full
 def test_a_script_logs_what_a_threshold_judges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,11 @@ def check(verb: str, document: Any) -> None:
         ["compare", "machines", ONE, OTHER, "--price", "A=3.5"],
         ["check", "thresholds", "suites/thresholds.toml"],
         ["verify", "table", "examples/audit/claims.md"],
-        ["predict", "--table", "results/published/scaling.json", "--to", "1024"],
+        pytest.param(
+            ["predict", "--table", "results/published/scaling.json", "--to", "1024"],
+            marks=pytest.mark.full,
+            id="predict-table",
+        ),
         ["new", "completion", "bash"],
         ["accept", "pack", ONE, "--to", "{}/a.tar.gz"],
         ["accept", "unpack", "{}/a.tar.gz", "--to", "{}/results"],

@@ -146,9 +146,9 @@ def _doctor() -> Answer:
     host = admission.examine()
     of_engines = engines(Catalogue().entries["engines"])
     checks = [*installed, *host, *of_engines]
-    here = [found for found in of_engines if found.text.startswith(HERE)]
+    here = [finding for finding in of_engines if finding.text.startswith(HERE)]
     names = ", ".join(
-        found.text.replace(HERE, found.check.removeprefix("engine "), 1) for found in here
+        finding.text.replace(HERE, finding.check.removeprefix("engine "), 1) for finding in here
     )
     shown = [check for check in checks if check not in here]
     shown.append(Finding(check="engines", level=Level.OK, text=names))

@@ -65,6 +65,15 @@ class RecordError(ScaleproofError):
         super().__init__(plain(what), where=plain(where), expected=plain(expected), fix=plain(fix))
 
 
+class ChangedError(RecordError):
+    """A record was changed after it was written. Every command then says NOT VERIFIED."""
+
+    exit = Exit.FAILED
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", fix: str = "") -> None:
+        super().__init__(f"NOT VERIFIED: {what}", where=where, expected=expected, fix=fix)
+
+
 class NotComparableError(ScaleproofError):
     """The training cannot be compared with a reference, although it may be correct.
 

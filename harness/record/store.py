@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from harness.base import documents as collected, files, packs
 from harness.base.documents import Json, elements, fields, from_doc, to_doc
-from harness.base.errors import RecordError
+from harness.base.errors import ChangedError, RecordError
 from harness.base.packs import opened, size
 from harness.record import chain
 from harness.record.launch import LaunchRecord
@@ -48,7 +49,7 @@ MOST_SAMPLES = 1 << 30
 #: Names that are safe as parts of a path.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 #: The fix for a file of a record that is missing or was edited.
-TAKE = "git checkout -- FOLDER, or copy the run's folder from its source again"
+TAKE = "git checkout -- {}, or copy the run's folder from its source again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,9 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
         return _named(chain.folded(begun, links))
     except RecursionError:
         raise RecordError(
-            "the file is nested too deeply to be a record", where=str(path), fix=TAKE
+            "the file is nested too deeply to be a record",
+            where=str(path),
+            fix=TAKE.format(shlex.quote(str(path))),
         ) from None
     except ValueError as error:
         raise RecordError(
@@ -176,7 +179,9 @@ def _record(path: Path) -> RunRecord:
         text = path.read_bytes()
         text.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"cannot be read: {error}", where=str(path), fix=TAKE) from None
+        raise RecordError(
+            f"cannot be read: {error}", where=str(path), fix=TAKE.format(shlex.quote(str(path)))
+        ) from None
     beside = path.with_name("record.sha256")
     wanted = beside.read_bytes().strip().decode(errors="replace") if beside.is_file() else ""
     digest = hashlib.sha256()
@@ -185,11 +190,11 @@ def _record(path: Path) -> RunRecord:
         digest.update(b"{\n")
     digest.update(memoryview(text)[stamp.end() if stamp else 0 :])
     if wanted and wanted != digest.hexdigest():
-        raise RecordError(
+        raise ChangedError(
             "record.json was changed after it was written",
             where=str(path),
             expected=f"sha256 {wanted[:12]}...",
-            fix=TAKE,
+            fix=TAKE.format(shlex.quote(str(path))),
         )
     doc, launches = _apart(text)
     if stamp is not None:
@@ -261,15 +266,21 @@ def load_samples(folder: Path, launch: str, rank: RankRecord) -> Samples:
         with opened(path) as handle:
             raw = handle.read(num_bytes + 1)
     except (OSError, zipfile.BadZipFile):
-        raise RecordError("samples are missing", where=str(path), fix=TAKE) from None
+        raise RecordError(
+            "samples are missing", where=str(path), fix=TAKE.format(shlex.quote(str(path)))
+        ) from None
     if hashlib.sha256(raw).hexdigest() != rank.samples_sha256:
         raise RecordError(
             "samples were changed after they were written",
             where=str(path),
             expected=f"sha256 {rank.samples_sha256[:12]}...",
-            fix=TAKE,
+            fix=TAKE.format(shlex.quote(str(path))),
         )
     try:
         return Samples(**packs.arrays(raw, MOST_SAMPLES))
     except ValueError as error:
-        raise RecordError(f"samples cannot be read: {error}", where=str(path), fix=TAKE) from None
+        raise RecordError(
+            f"samples cannot be read: {error}",
+            where=str(path),
+            fix=TAKE.format(shlex.quote(str(path))),
+        ) from None

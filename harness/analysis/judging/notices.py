@@ -7,7 +7,7 @@ from statistics import fmean, median
 from harness.analysis.judging import biases
 from harness.analysis.judging.contrast_data import timed
 from harness.analysis.judging.question import Caveat, Severity
-from harness.cases import CaseSpec, Device, Plan
+from harness.cases import CaseSpec, Device, Plan, StandIn
 from harness.host import environment
 from harness.host.admission import Level
 from harness.record import UNCHECKED, LaunchRecord, Purpose, RunRecord
@@ -26,6 +26,8 @@ OVERLOADED = 2.0
 #: If the whole interval of an efficiency lies above this value, the result is reported as more than
 #: linear.
 SUPERLINEAR = 1.05
+#: What stands in for hardware if ranks only share cores.
+CROWDED = {StandIn.OVERSUBSCRIBED}
 #: Ratio of a full frame's payload to its bytes on the wire (MTU 1500, TCP with time stamps).
 PAYLOAD_SHARE = 0.956
 #: Largest accepted relative deviation of an emulated link's rate from its stated rate.
@@ -56,6 +58,7 @@ def findings(run: RunRecord, *, load: bool = True) -> list[Caveat]:
     """
     by_code = {
         "unfit_host": _unfit(run, load=load),
+        "oversubscribed": _oversubscribed(run),
         "superlinear": _superlinear(run),
         "memory_grows": _memory(run),
         "not_checked": _unchecked(run),
@@ -80,6 +83,18 @@ def findings(run: RunRecord, *, load: bool = True) -> list[Caveat]:
 def sentences(run: RunRecord, *, load: bool = True) -> list[str]:
     """Return the sentences of ``findings``."""
     return [caveat.sentence for caveat in findings(run, load=load)]
+
+
+def _oversubscribed(run: RunRecord) -> Iterator[str]:
+    """Yield a sentence on world sizes of real models with more ranks than cores."""
+    cases = [arm.case for plan in run.plans for arm in plan.arms]
+    worlds = {case.world_size: case.world for case in cases if run.stand_ins(case) == CROWDED}
+    if worlds:
+        sizes = ", ".join(worlds[size] for size in sorted(worlds))
+        yield (
+            f"{sizes}: there are more ranks than cores, so these sizes count as simulated and no"
+            " threshold for hardware judges them"
+        )
 
 
 def _unchecked(run: RunRecord) -> Iterator[str]:

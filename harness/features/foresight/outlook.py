@@ -30,7 +30,8 @@ class Outlook:
     rank needs and ``room_bytes`` the memory that it has; each is None if unknown. ``padding`` is
     the ratio of the bytes of all shards at this size and at the largest calibrated size.
     ``measured`` maps calibrated sizes of this model to efficiencies. ``path`` holds predictions for
-    sizes between the largest calibrated one and the target.
+    sizes between the largest calibrated one and the target. ``bounded`` says whether the measured
+    sizes suffice for an interval.
     """
 
     table: str
@@ -45,6 +46,7 @@ class Outlook:
     memory_bytes: int | None = None
     room_bytes: float | None = None
     padding: float = 1.0
+    bounded: bool = True
 
     @property
     def fits(self) -> bool:

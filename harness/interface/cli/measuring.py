@@ -174,7 +174,8 @@ def session(
     if asked.script and not settings.clean:
         copies.refuse_large(Path(settings.folder), results(asked), settings.data)
     target = Path((getattr(asked.options, "target", None) or "suites").partition("::")[0])
-    beside = [target if target.is_dir() else target.parent, Path("suites")]
+    folder_of_suites = target if target.is_dir() else target.parent
+    beside = [folder_of_suites if target.exists() else Path("suites")]
     rules = options.thresholds(given["thresholds"], beside, catalogue, given["references"])
     made = Session(
         catalogue,

@@ -282,7 +282,7 @@ def summary(
     lines += timeline.lines(run, width)
     lines += [rule("verdicts", width), *verdict_lines(run, width)]
     lines += [line for remark in sections.remarks(run) for line in wrap(f" {remark}", width, 12)]
-    lines += [*counts(run), ""]
+    lines += [*(part for line in counts(run) for part in wrap(line, width, 3)), ""]
     for finding in [*notices.sentences(run), *run.notes]:
         lines += wrap(f" noticed    {finding}", width, 12)
     lines += [*coverage(run, width), *cost(run, width)]

@@ -98,7 +98,7 @@ def _mean_ns(r: RankBudget, term: Term) -> float:
 def kernel_lines(kernels: Sequence[Kernel], width: int) -> list[str]:
     """Return the kernels in each term of a device's time."""
     if not kernels:
-        return [" these traces contain no device, so there are no kernels and no idle times"]
+        return [" these traces contain no GPU, so there are no kernels"]
     columns = [
         Column[Kernel]("term", 100, lambda k: TERMS[k.term], left=True),
         Column("ms/step", 99, lambda k: f"{k.ns / 1e6:.3f}"),

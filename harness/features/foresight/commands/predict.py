@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
@@ -50,6 +51,8 @@ EXAMPLES = {
 
 #: Predictions of worlds that exceed the largest measured one by this factor say so.
 FAR = 8
+#: With this many measured sizes, predictions of far larger worlds have an interval.
+ENOUGH = 3
 
 
 class ForetoldTable(TypedDict):
@@ -167,7 +170,10 @@ def _of_runs(asked: Asked) -> Answer:
     width = text.columns()
     catalogue = options.catalogue(args.path)
     loaded = [load(path) for path in args.runs]
-    ladders = runs.ladders(loaded, catalogue)
+    foreign = list(_foreign(loaded, catalogue))
+    ladders = runs.ladders([run for run in loaded if run not in [x for x, _ in foreign]], catalogue)
+    if not ladders and foreign:
+        raise foreign[0][1]
     if not ladders:
         raise SpecError(
             "the runs contain no timed training",
@@ -182,7 +188,7 @@ def _of_runs(asked: Asked) -> Answer:
     sizes = _sizes(args.calibrate_on)
     lines = list[str]()
     further = list[Outlook]()
-    refused = []
+    refused = [Refused(id=run.run, why=error.what) for run, error in foreign]
     compared = evaluate([])
     if sizes:
         tables = [runs.table(name, of, catalogue, on=sizes) for name, of in ladders.items()]
@@ -198,6 +204,7 @@ def _of_runs(asked: Asked) -> Answer:
             if isinstance(answers, Refused):
                 refused.append(answers)
                 continue
+            answers = [replace(x, bounded=_spans(args.to, of)) for x in answers]
             further += answers
             lines += _foreseen(answers, runs.table(name, of, catalogue, on=sizes), width)
             lines += text.wrap(f" {note}", width, 1) if (note := _far(args.to, of)) else []
@@ -208,6 +215,23 @@ def _of_runs(asked: Asked) -> Answer:
     return vouched(answer, zip(loaded, args.runs, strict=True))
 
 
+def _foreign(
+    loaded: Sequence[RunRecord], catalogue: Catalogue
+) -> Iterator[tuple[RunRecord, SpecError]]:
+    """Yield the runs of strategies or models that are not in the catalogue, with the reason."""
+    for run in loaded:
+        try:
+            for case in (arm.case for plan in run.plans for arm in plan.arms):
+                catalogue.files(case)
+        except SpecError as error:
+            yield (
+                run,
+                SpecError(
+                    f"{error.what}: it is a file of the user (--path)", where=run.run, fix=error.fix
+                ),
+            )
+
+
 def _doubts(loaded: Sequence[RunRecord]) -> Iterator[str]:
     """Yield a sentence for each run that was measured beside other work."""
     for run in loaded:
@@ -215,6 +239,12 @@ def _doubts(loaded: Sequence[RunRecord]) -> Iterator[str]:
         if (result := next(busy, None)) is not None:
             why = result.doubt or result.detail
             yield f"{run.run}: its steps may be too long, and so the predictions: {why}"
+
+
+def _spans(to: str, measured: Sequence[MeasuredRung]) -> bool:
+    """Return whether the measured sizes are enough, or large enough, to bound a prediction."""
+    sizes = {rung.case.world_size for rung in measured}
+    return len(sizes) >= ENOUGH or _world(to)[0] < FAR * max(sizes)
 
 
 def _far(to: str, measured: Sequence[MeasuredRung]) -> str:

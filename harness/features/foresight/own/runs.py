@@ -78,7 +78,9 @@ def ladders(records: Sequence[RunRecord], catalogue: Catalogue) -> dict[str, lis
     named: dict[str, list[MeasuredRung]] = {}
     inside: dict[str, list[MeasuredRung]] = {}
     networks: dict[str, str] = {}
-    for rung in (r for run in records for r in rungs(run)):
+    crowded = StandIn.OVERSUBSCRIBED  # such ranks share cores, which larger worlds do not
+    of_runs = (r for run in records for r in rungs(run) if crowded not in run.stand_ins(r.case))
+    for rung in of_runs:
         name = f"{rung.case.family}{rung.case.extras}"
         shaped = catalogue.network(rung.case)
         if len(rung.case.nodes) == 1:

@@ -43,9 +43,12 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
         return [("DOES NOT FIT", message)]
     low_s, high_s = step_between(outlook)
     span = f"[{seen.low:.2f}, {seen.high:.2f}] (80 %){doubt(seen)}"
+    step_span = f" [{si(low_s, 's')}, {si(high_s, 's')}]"
+    if not outlook.bounded:
+        span = "(no interval: the measured sizes are too few and too small)"
     rows = [
         ("efficiency", f"{seen.efficiency:.2f} {span}{relative(outlook)}"),
-        ("step", f"{si(seen.step_s, 's')} [{si(low_s, 's')}, {si(high_s, 's')}]"),
+        ("step", si(seen.step_s, "s") + (step_span if outlook.bounded else "")),
         ("limited by", limits(seen)),
         *([(f"to hold {outlook.hold:.2f}", holds(outlook))] if outlook.held else []),
         ("a rank", memory(outlook)),

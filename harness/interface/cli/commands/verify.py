@@ -217,7 +217,8 @@ def _lines(run: RunRecord, verified: Verification) -> list[str]:
         lines.append(f" signed by {verified.signer}")
     lines += [f" DIFFERS  {difference}" for difference in verified.differences]
     if verified.differences:
-        return [*lines, f" {len(verified.differences)} differences"]
+        number = len(verified.differences)
+        return [*lines, f" NOT VERIFIED: {number} difference{'s' * (number > 1)}"]
     if not verified.num_links:
         return [*lines, " NOT VERIFIED: there are no differences, but the run has no chain"]
     return [*lines, " everything agrees"]

@@ -18,6 +18,7 @@ from harness.analysis.audit import audit, strays
 from harness.analysis.judging import contrast_data, verdicts
 from harness.analysis.samples import bits, calibration, figures, references
 from harness.analysis.script import counting
+from harness.analysis.script.facts import LoopEvents, facts
 from harness.analysis.timeline.close import budget_of, talks, trace_path
 from harness.base import files, host_errors
 from harness.base.documents import Json, to_doc
@@ -335,12 +336,27 @@ def _launch(
                 f"{launch.launch}: the slowdown by the profiler differs from the record"
             )
     for rank, rank_samples in zip(launch.ranks, samples, strict=True):
-        for name, value in _of_rank(rank_samples, cut).items():
-            if not same(value, getattr(rank, name)):
-                differences.append(
-                    f"{launch.launch}: {name} of rank {rank.rank} differs from its samples"
-                )
+        recomputed = [
+            (rank, _of_rank(rank_samples, cut)),
+            (rank.watched, _of_loop(rank, rank_samples, cut)),
+        ]
+        for recorded, values in recomputed:
+            for name, value in values.items():
+                if not same(to_doc(value), to_doc(getattr(recorded, name))):
+                    differences.append(
+                        f"{launch.launch}: {name} of rank {rank.rank} differs from its samples"
+                    )
     return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
+
+
+def _of_loop(rank: RankRecord, samples: Samples, cut: int) -> Mapping[str, Any]:
+    """Return the observations of a user's training that follow from the events in its samples."""
+    watched = rank.watched
+    if watched is None or samples.cycles is None:
+        return {}
+    loop = LoopEvents(samples=samples, cut=cut, operations=watched.operations)
+    sharded = watched.sharded and not watched.cut
+    return facts(loop, parallel=watched.parallel, sharded=sharded)
 
 
 def _of_rank(samples: Samples, cut: int) -> Mapping[str, float | None]:

@@ -206,7 +206,8 @@ class ScriptObservations:
     in memory at the end. ``without_gradient`` is the number of collectives before backward passes
     whose tensors need gradients, which do not flow through them. ``affinity`` are the cores that
     this rank may use at the end. ``replaced``: a module has other parameters than those that
-    DistributedDataParallel exchanges.
+    DistributedDataParallel exchanges. ``operations`` are the names of the collectives among the
+    events in this rank's samples.
     """
 
     world_size: int
@@ -290,6 +291,7 @@ class ScriptObservations:
     without_gradient: int = 0
     affinity: tuple[int, ...] = ()
     replaced: bool = False
+    operations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

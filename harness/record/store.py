@@ -66,7 +66,14 @@ class Samples:
 
     A user's training has ``parts_s``, the seconds of each ``StepPart`` with shape (steps, parts);
     ``begun``, the number of passes over loaders that begin in each step; and ``ready_s``, the wall
-    clock time at which the last gradients of the step were complete (NaN: unknown).
+    clock time at which the last gradients of the step were complete (NaN: unknown). Its events are
+    ``cycles``, values at the start of each update cycle, with one row more than there are cycles
+    (``analysis/script/facts.py`` names the columns); ``rows``, the rows that reached each root and
+    its calls, with shape (2, roots, cycles); ``edges_ns``, the wall clock time at the beginning of
+    each step and the end of the last; ``issued``, the collectives that the flight recorder kept:
+    number of the operation, bytes, wall clock time in ns; ``passes_ns``, the last forward passes:
+    number of the root, begin and end; and ``changed``: whether each examined update changed a
+    parameter.
 
     A bit check has ``bits``, the hashes of results with shape (steps, micro-batches, output and
     gradients); ``received``, the hashes of the data from each rank with shape (steps, ranks); and
@@ -89,6 +96,12 @@ class Samples:
     parts_s: np.ndarray | None = None
     begun: np.ndarray | None = None
     ready_s: np.ndarray | None = None
+    cycles: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    edges_ns: np.ndarray | None = None
+    issued: np.ndarray | None = None
+    passes_ns: np.ndarray | None = None
+    changed: np.ndarray | None = None
 
 
 def write_text(path: Path, text: str) -> None:

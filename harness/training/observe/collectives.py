@@ -2,19 +2,18 @@
 
 import ctypes
 import faulthandler
-import itertools
 import json
 import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from harness.analysis.script.facts import totals
 from harness.base.documents import to_doc
 from harness.launch.wire.messages import Collective, Flight, LoopState
 from harness.record import CollectiveCount
@@ -101,10 +100,6 @@ _NAMES = {
 }
 
 
-#: Largest payload in bytes of a collective that carries a few values, such as a loss.
-SMALL = 64
-#: A collective with a larger payload in bytes than this carries gradients or parameters.
-LARGE = 1024
 #: Number of entries that the recorder keeps in a correctness check. They suffice to count the
 #: traffic of the check.
 COUNTED = 20_000
@@ -141,76 +136,13 @@ def mark(backend: str) -> int:
 
 def since(position: int, backend: str) -> Mapping[str, CollectiveCount]:
     """Return the collectives issued after ``mark``: operation -> count and input bytes."""
-    return _totals(entries(backend)[position:])
+    return totals([(name_of(entry), _payload(entry)) for entry in entries(backend)[position:]])
 
 
-def between(backend: str, begin_ns: int, end_ns: int) -> Mapping[str, CollectiveCount]:
-    """Return the collectives between two wall clock times: operation -> count and input bytes.
-
-    Only the entries that the recorder has kept are counted.
-    """
-    return _totals(
-        [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
-    )
-
-
-def small(backend: str, begin_ns: int, end_ns: int) -> int:
-    """Return the number of collectives between two times that carry a loss, a norm or a flag.
-
-    These are the collectives with at most ``SMALL`` bytes. Broadcasts are not counted, because they
-    may carry a small buffer, such as one of batch norm.
-    """
-    issued = [entry for entry in entries(backend) if begin_ns <= entry["time_created_ns"] < end_ns]
-    return sum(0 < _payload(e) <= SMALL and name_of(e) != "broadcast" for e in issued)
-
-
-def within(backend: str, spans_ns: Iterable[tuple[int, int]], only: str = "") -> int:
-    """Return the input bytes of the collectives that were issued within these intervals.
-
-    ``only`` selects one operation. If it is empty, all operations are counted except broadcasts,
-    because DDP sends buffers with them.
-    """
-    records = [
-        record
-        for record in entries(backend)
-        if (name_of(record) == only if only else name_of(record) != "broadcast")
-    ]
-    return sum(
-        _payload(record)
-        for begin, end in spans_ns
-        for record in records
-        if begin <= record["time_created_ns"] < end
-    )
-
-
-def exchanged(backend: str, edges_ns: Sequence[int]) -> list[int]:
-    """Return, for each step, the input bytes of those collectives that are larger than ``LARGE``.
-
-    ``edges_ns`` lists the beginning of each step and the end of the last step. The recorder may
-    have dropped entries from the beginning of early steps. These steps are left out.
-    """
-    records = entries(backend)
-    oldest = records[0]["time_created_ns"] if records else 0
-    whole = [pair for pair in itertools.pairwise(edges_ns) if pair[0] >= oldest]
-    large = [
-        (record["time_created_ns"], size)
-        for record in records
-        if (size := _payload(record)) > LARGE
-    ]
-    return [sum(size for at, size in large if a <= at < b) for a, b in whole]
-
-
-def last_issued_s(backend: str, edges_ns: Sequence[int]) -> list[float]:
-    """Return when each step issued its last collective larger than ``LARGE``; NaN if it has none.
-
-    The times are wall clock times in s. ``edges_ns`` is as in ``exchanged``. The recorder may have
-    dropped the collectives of early steps.
-    """
-    large = [e["time_created_ns"] for e in entries(backend) if _payload(e) > LARGE]
-    places = np.searchsorted(large, edges_ns)
+def issued(backend: str) -> list[tuple[str, int, int]]:
+    """Return operation, input bytes and wall clock time in ns of the kept collectives."""
     return [
-        large[end - 1] / 1e9 if end > begin else math.nan
-        for begin, end in itertools.pairwise(places.tolist())
+        (name_of(entry), _payload(entry), entry["time_created_ns"]) for entry in entries(backend)
     ]
 
 
@@ -218,17 +150,3 @@ def _payload(entry: dict[str, Any]) -> int:
     """Return the input bytes of one collective."""
     sizes, kinds = entry["input_sizes"], entry["input_dtypes"]
     return sum(math.prod(size) * _BYTES[kind] for size, kind in zip(sizes, kinds, strict=False))
-
-
-def _totals(collectives: list[dict[str, Any]]) -> Mapping[str, CollectiveCount]:
-    """Return the count and the input bytes of these collectives by operation."""
-    totals: dict[str, tuple[int, int]] = {}
-    for entry in collectives:
-        name = name_of(entry)
-        if name == "recv":
-            continue  # the sending rank counts this transfer
-        count, seen = totals.get(name, (0, 0))
-        totals[name] = (count + 1, seen + _payload(entry))
-    return {
-        name: CollectiveCount(count=c, payload_bytes=b) for name, (c, b) in sorted(totals.items())
-    }

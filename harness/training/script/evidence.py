@@ -1,13 +1,11 @@
 """Write the evidence of a watched rank: its record, or the reason why there is none."""
 
-import hashlib
 import itertools
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from harness.analysis.script import facts
+from harness.analysis.script.facts import LoopEvents
 from harness.base.documents import to_doc
 from harness.base.errors import LaunchError
 from harness.cases import Fault
@@ -136,9 +136,10 @@ def _record(watch: Watch, rank: Rank, command: ScriptCommand, way: str) -> None:
 
 def document_of(watch: Watch, rank: Rank, source: str, way: str) -> RankRecord:
     """Return the record of a rank whose window has ended, and write its samples to a file."""
-    measured = measured_by(watch)
+    loop = loop_of(watch)
+    measured = measured_by(watch, loop.samples)
     began, ended = _replicas(watch)
-    watched = watched_by(watch, began, ended)
+    watched = watched_by(watch, loop, began, ended)
     traced = {} if watch.profile is None else watch.profile.end(rank.out)
     return rank.record(
         ran_by(watch),
@@ -185,13 +186,13 @@ def ended_early(watch: Observed, spec: LaunchSpec, last_words: str = "") -> Laun
     )
 
 
-def measured_by(watch: Watch) -> Measured:
+def measured_by(watch: Watch, samples: Samples) -> Measured:
     """Return the measurements of a finished watch, without its warm-up."""
     last = watch.edges()[-1]
     window_s = watch.marks_s[last] - watch.marks_s[watch.first]
     gloo = dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() == "gloo"
     return Measured(
-        samples=_samples(watch),
+        samples=samples,
         window_s=window_s,
         window_ns=(watch.walls_ns[last] - round(1e9 * window_s), watch.walls_ns[last]),
         misses=0,
@@ -201,7 +202,8 @@ def measured_by(watch: Watch) -> Measured:
     )
 
 
-def _samples(watch: Watch) -> Samples:
+def loop_of(watch: Watch) -> LoopEvents:
+    """Return the events of the loop, from which facts follow."""
     edges = watch.edges()
     marks = np.array([watch.marks_s[i] for i in edges])
     step_s = np.diff(marks)
@@ -211,7 +213,12 @@ def _samples(watch: Watch) -> Samples:
     main = _main(watch)
     spent = np.diff(np.array([watch.spent[i] for i in edges]), axis=0)
     apart, inside, begun = np.split(spent, [4, 7], axis=1)
-    return Samples(
+    issued = collectives.issued(dist.get_backend()) if dist.is_initialized() else []
+    operations = list(dict.fromkeys(name for name, _, _ in issued))
+    numbered = [(operations.index(name), size, at_ns) for name, size, at_ns in issued]
+    order = list(watch.hooks.roots)
+    passes_ns = [(order.index(key), *times) for key, *times in watch.forwards_ns]
+    samples = Samples(
         marks_s=marks - marks[0],
         loss=watch.loss_of_steps(),
         sample_ids=np.zeros((watch.task.steps, 0), np.int64),
@@ -221,20 +228,42 @@ def _samples(watch: Watch) -> Samples:
         came=np.array([main.came(i, i + watch.period) for i in edges[:-1]], np.int64),
         parts_s=np.column_stack([apart, np.diff(marks) - apart.sum(axis=1), inside]),
         begun=begun.astype(np.int64),
-        ready_s=_ready_s(watch),
+        cycles=_cycles(watch),
+        rows=_rows_of_cycles(watch),
+        edges_ns=np.array([watch.walls_ns[i] for i in edges], np.int64),
+        issued=np.array(numbered, np.int64).reshape(-1, 3) if dist.is_initialized() else None,
+        passes_ns=np.array(passes_ns, np.int64).reshape(-1, 3),
+        changed=np.array([any(map(bool, update)) for update in watch.updates], np.int8),
     )
+    loop = LoopEvents(samples=samples, cut=watch.task.cut, operations=operations)
+    # A GPU computes gradients later than their collective is issued.
+    late = watch.rank.accelerator.present
+    ready_s = np.full(watch.task.steps, np.nan) if late else np.array(facts.ready_s(loop))
+    return replace(loop, samples=replace(samples, ready_s=ready_s))
 
 
-def _ready_s(watch: Watch) -> np.ndarray:
-    """Return the wall clock time at which the last gradients of each step were complete.
+def _cycles(watch: Watch) -> np.ndarray:
+    """Return ``Samples.cycles``: the columns ``facts.CYCLE``, with one row more than cycles."""
+    edges = watch.edges()
+    words = watch.sentences.words[edges[0] : edges[-1]]
+    stepping = list(dict.fromkeys(word.optimizers for word in words))
+    drawn = watch.drawn
+    rows = [
+        (stepping.index(word.optimizers), word.backwards, watch.ahead_s.get(i, 0.0),
+         watch.evaluations[i], watch.reads[i] if i < len(watch.reads) else np.nan, drawn.get(i, 0))
+        for i, word in enumerate(words, edges[0])
+    ]  # fmt: skip
+    rows.append((0, 0, 0.0, watch.evaluations[edges[-1]], np.nan, 0))
+    return np.array(rows, np.float64)
 
-    It is the time at which the step's last large collective was issued. It is NaN if there is none,
-    or if the device is a GPU, which computes the gradients later.
-    """
-    edges_ns = [watch.walls_ns[i] for i in watch.edges()]
-    if not dist.is_initialized() or watch.rank.accelerator.present:
-        return np.full(len(edges_ns) - 1, np.nan)
-    return np.array(collectives.last_issued_s(dist.get_backend(), edges_ns))
+
+def _rows_of_cycles(watch: Watch) -> np.ndarray:
+    """Return ``Samples.rows``: rows and calls of each root in each cycle."""
+    edges = watch.edges()
+    cycles = range(edges[0], edges[-1])
+    rows = [[of_root.came(i, i + 1) for i in cycles] for of_root in watch.rows.values()]
+    calls = [[of_root.passes(i, i + 1) for i in cycles] for of_root in watch.rows.values()]
+    return np.array([rows, calls], np.int64).reshape(2, len(watch.rows), len(cycles))
 
 
 def ran_by(watch: Watch) -> ExecutedModel:
@@ -259,20 +288,17 @@ def _replicas(watch: Watch) -> tuple[Digests, Digests]:
     return watch.began, ended
 
 
-def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservations:
-    """Return the observations of the hooks, with the collectives of the last step."""
+def watched_by(
+    watch: Watch, loop: LoopEvents, began: Digests, ended: Digests
+) -> ScriptObservations:
+    """Return the observations of the hooks, and the facts that follow from the events."""
     edges = watch.edges()
-    last = edges[-2], edges[-1]
-    words_kept = watch.sentences.words[watch.first : edges[-1]]
-    steps = [words_kept[i : i + watch.period] for i in range(0, len(words_kept), watch.period)]
-    backwards = [sum(word.backwards for word in step) for step in steps]
-    ((_, num_usual),) = Counter(backwards).most_common(1)
+    words = watch.sentences.words[watch.first : watch.first + watch.period]
     classes = {key: _kind(optimizer) for key, optimizer in watch.hooks.optimizers.items()}
     roots = list(watch.hooks.roots.values())
     parallel = shards.shares_data(watch.hooks.wrapped)
     grouped = dist.is_initialized()
-    exchanged = _exchanged(watch) if grouped else Exchanged()
-    cut = exchanged.in_forwards > collectives.LARGE and not parallel and not watch.sharded
+    known = facts.facts(loop, parallel=parallel, sharded=watch.sharded)
     first = sum(int(v) for rows in watch.rows.values() for v in rows.of(0, 1).tolist())
     trained = [p for p in watch.parameters() if p.requires_grad or id(p) in watch.graded]
     trained_bytes = shards.bytes_of(roots, trained)
@@ -281,13 +307,8 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         world_size=dist.get_world_size() if grouped else 1,
         backend=dist.get_backend() if grouped else "",
         optimizers=tuple(
-            "+".join(sorted(classes[key] for key in word.optimizers)) for word in steps[0]
+            "+".join(sorted(classes[key] for key in word.optimizers)) for word in words
         ),
-        backwards=backwards[-1],
-        regular=len({tuple(word.optimizers for word in step) for step in steps}) == 1,
-        unusual=len(steps) - num_usual,
-        passes=hashlib.sha256(str(backwards).encode()).hexdigest()[:16],
-        even=exchanged.even,
         roots=_rows_of_roots(watch),
         start=began.whole,
         began=_short(began.parts),
@@ -295,50 +316,33 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         sums_before=began.sums,
         sums_after=ended.sums,
         rates=_rates(watch),
-        exchanging=_exchanging(watch) if grouped else (),
+        exchanging=_exchanging(watch, loop),
         first=f"{first % 2**64:016x}",
-        sharded=watch.sharded or cut,
-        cut=cut,
         parameter_bytes=shards.bytes_of(roots, watch.parameters()),
-        collectives=exchanged.collectives,
-        small=_small(watch, exchanged, trained),
-        reads=_reads(watch),
+        small=_small(watch, loop, known.get("collectives", {}), trained),
+        operations=tuple(loop.operations),
         repeated=watch.hooks.loaders.repeated,
         seeded=bool(watch.hooks.seed),
         seed=watch.hooks.seed,
         flops=0.0 if work is None else work.flops,
         aside=0.0 if work is None else work.aside,
         ragged=any(rows.ragged for rows in watch.rows.values()),
-        distinct=_distinct(watch),
-        drawn=_drawn(watch),
-        as_drawn=bool(_as_drawn(watch)),
-        usual=_usual(watch),
-        spread=_spread(watch),
-        skips=_skips(watch),
         saved=tuple(sorted(watch.hooks.saved)[:FILES]),
         whole=watch.hooks.loaders.whole,
         stored=watch.hooks.loaders.stored,
         sampler=watch.hooks.loaders.sampler,
         unclear=watch.unclear,
-        evaluations=watch.evaluations[last[1]] - watch.evaluations[watch.first],
-        acted=watch.evaluations[watch.first],
-        silent=exchanged.silent,
         in_eval=watch.hooks.in_eval,
         searched=watch.searched,
         random=watch.random,
         parallel=parallel,
-        ahead_s=_of_a_step(watch, watch.ahead_s),
-        bursts_s=_bursts_s(watch),
         loose=tuple(digest(iter([parameter]))[:SHORT] for parameter in watch.loose.values()),
         trained_bytes=trained_bytes,
         workers=watch.hooks.loaders.workers,
-        again=_again(watch),
-        idle=_idle(watch),
         cleared=bool(watch.cleared),
         uncleared=watch.uncleared and len(watch.hooks.optimizers) == 1,
         twice=watch.sentences.twice > 0,
         unstepped=tuple(watch.unstepped()[:FILES]),
-        reduced=exchanged.reduced,
         unchanged=_unchanged(watch, began, ended),
         calls=watch.calls,
         threads=torch.get_num_threads(),
@@ -358,6 +362,7 @@ def watched_by(watch: Watch, began: Digests, ended: Digests) -> ScriptObservatio
         affinity=tuple(sorted(os.sched_getaffinity(0))),
         replaced=shards.replaced(watch.hooks.wrapped),
         same_passes=watch.hooks.loaders.same_passes,
+        **{"collectives": {}, "even": True, "sharded": watch.sharded, **known},
     )
 
 
@@ -395,14 +400,13 @@ def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
     return bool(ended.whole) and began.whole == ended.whole
 
 
-def _exchanging(watch: Watch) -> tuple[str, ...]:
+def _exchanging(watch: Watch, loop: LoopEvents) -> tuple[str, ...]:
     """Return the root modules that exchange more than single values in their forward passes.
 
     Such roots may be parts of one layer that is divided among ranks (Partial FC). Roots with
     DistributedDataParallel or SyncBatchNorm are left out, because these exchange only buffers and
     statistics in forward passes.
     """
-    backend = dist.get_backend()
     names = inside.heads(list(watch.hooks.roots.values()))
     exchanging = []
     for name, (key, root) in zip(names, watch.hooks.roots.items(), strict=True):
@@ -411,7 +415,7 @@ def _exchanging(watch: Watch) -> tuple[str, ...]:
         replicated = (nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
         if any(isinstance(module, replicated) for module in parts):
             continue
-        if collectives.within(backend, spans_ns) > collectives.LARGE:
+        if sum(size for kind, size in loop.issued(spans_ns) if kind != "broadcast") > facts.LARGE:
             exchanging.append(name)
     return tuple(exchanging)
 
@@ -422,26 +426,12 @@ def _rates(watch: Watch) -> tuple[float, ...]:
     return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exchanged:
-    """The collectives of the last step, and the bytes that steps exchange.
-
-    ``small`` is the number of collectives in the last step that carry few values. ``in_forwards``
-    is the number of bytes that the last forward passes exchanged. ``reduced`` is the number of
-    bytes that forward passes of the last step all-reduced. ``even`` is True if all steps exchanged
-    the same number of bytes. ``silent`` is the number of steps that exchanged nothing although
-    other steps did.
-    """
-
-    collectives: dict[str, CollectiveCount] = field(default_factory=dict)
-    small: int = 0
-    in_forwards: int = 0
-    reduced: int = 0
-    even: bool = True
-    silent: int = 0
-
-
-def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) -> int:
+def _small(
+    watch: Watch,
+    loop: LoopEvents,
+    issued: Mapping[str, CollectiveCount],
+    trained: Sequence[nn.Parameter],
+) -> int:
     """Return the number of small collectives that carry no gradients.
 
     Three kinds of small collectives are subtracted. A script may reduce the gradients of small
@@ -451,32 +441,15 @@ def _small(watch: Watch, exchanged: Exchanged, trained: Sequence[nn.Parameter]) 
     wrapped = watch.hooks.wrapped
     searches = sum(bool(getattr(root, "find_unused_parameters", False)) for root in wrapped)
     sizes = [parameter.numel() * parameter.element_size() for parameter in trained]
-    if sum(sizes) <= collectives.SMALL:
+    if loop.samples.issued is None or sum(sizes) <= facts.SMALL:
         return 0
     # A collective of objects first exchanges their sizes.
     objects = sum(call.count for name, call in watch.calls.items() if "object" in name)
-    small = exchanged.small - searches - round(objects)
-    one_by_one = sum(kind.count for kind in exchanged.collectives.values()) >= len(trained)
+    small = facts.small(loop) - searches - round(objects)
+    one_by_one = sum(kind.count for kind in issued.values()) >= len(trained)
     if one_by_one:
-        small -= sum(size <= collectives.SMALL for size in sizes)
+        small -= sum(size <= facts.SMALL for size in sizes)
     return max(0, small)
-
-
-def _exchanged(watch: Watch) -> Exchanged:
-    backend = dist.get_backend()
-    edges_ns = [watch.walls_ns[i] for i in watch.edges()[watch.task.cut :]]
-    last_ns = edges_ns[-2], edges_ns[-1]
-    forwards_ns = [(begin, end) for _, begin, end in watch.forwards_ns]
-    passes_ns = [times for times in forwards_ns if last_ns[0] <= times[0] < last_ns[1]]
-    sent_bytes = collectives.exchanged(backend, edges_ns)
-    return Exchanged(
-        collectives=dict(collectives.between(backend, *last_ns)),
-        small=collectives.small(backend, *last_ns),
-        in_forwards=collectives.within(backend, forwards_ns),
-        reduced=collectives.within(backend, passes_ns, only="all_reduce"),
-        even=len(set(sent_bytes)) <= 1,
-        silent=sent_bytes.count(0) if any(sent_bytes) else 0,
-    )
 
 
 def _rows_of_roots(watch: Watch) -> dict[str, int]:
@@ -504,94 +477,15 @@ def _main(watch: Watch) -> Rows:
     return max(watch.rows.values(), key=lambda r: r.came(edges[0], edges[-1]), default=Rows())
 
 
-def _drawn(watch: Watch) -> float:
-    """Return the number of samples that loaders hand out for a median step."""
-    return float(np.median(_as_drawn(watch) or _of_steps(watch, watch.drawn)))
-
-
-def _as_drawn(watch: Watch) -> list[float]:
-    """Return the loaders' samples of those steps in which the model got all samples as rows.
-
-    The list is empty unless it contains more than a quarter of the steps. A script may skip a
-    batch, so not all steps have to be in the list.
-    """
-    drawn = _of_steps(watch, watch.drawn)
-    pairs = zip(drawn, _rows_of_steps(watch), strict=True)
-    alike = [size for size, rows in pairs if size == rows > 0]
-    return alike if len(alike) > len(drawn) / 4 else []
-
-
-def _usual(watch: Watch) -> float:
-    """Return the median number of rows of a step divided by the mean number.
-
-    They differ if the last batch of an epoch is short, for example.
-    """
-    rows = _rows_of_steps(watch)
-    return float(np.median(rows) / np.mean(rows)) if any(rows) else 1.0
-
-
-def _spread(watch: Watch) -> float:
-    """Return the standard deviation of the number of rows of a step, relative to the mean."""
-    rows = _rows_of_steps(watch)
-    return float(np.std(rows) / np.mean(rows)) if any(rows) else 0.0
-
-
 def _rows_of_steps(watch: Watch) -> list[int]:
     main = _main(watch)
     return [main.came(i, i + watch.period) for i in watch.edges()[watch.task.cut : -1]]
-
-
-def _skips(watch: Watch) -> bool:
-    """Return whether some steps of the window have more forward passes than others.
-
-    If loaders hand out batches, only passes with additional batches count, because a model may
-    sometimes call a part of itself twice.
-    """
-    main = _main(watch)
-    begins = watch.edges()[watch.task.cut : -1]
-    rows = _rows_of_steps(watch)
-    drawn = _of_steps(watch, watch.drawn)
-    of_sample = {row / size for row, size in zip(rows, drawn, strict=True) if size}
-    return len({main.passes(i, i + watch.period) for i in begins}) > 1 and len(of_sample) <= 1
 
 
 def _is_usual(watch: Watch, begin: int) -> bool:
     """Return whether the step from cycle ``begin`` on has about the median number of rows."""
     usual = float(np.median(_rows_of_steps(watch)))
     return abs(_main(watch).came(begin, begin + watch.period) - usual) <= FEW * usual
-
-
-def _reads(watch: Watch) -> float:
-    """Return the number of single values that a median warm-up step reads.
-
-    Reads after the warm-up are not counted.
-    """
-    counts = [watch.reads[i] for i in watch.edges()[: watch.task.cut + 1]]
-    return float(np.median(np.diff(counts))) if len(counts) > 1 else 0.0
-
-
-def _of_a_step(watch: Watch, by_sentence: Mapping[int, float]) -> float:
-    """Return the median over steps of the window of a quantity that each update cycle has.
-
-    The quantity, for example seconds, is added up over the update cycles of each step.
-    """
-    steps = _of_steps(watch, by_sentence)
-    return float(np.median(steps)) if steps else 0.0
-
-
-def _of_steps(watch: Watch, by_sentence: Mapping[int, float]) -> list[float]:
-    """Return, for each step of the window, the sum of a quantity over its update cycles."""
-    edges = watch.edges()[watch.task.cut :]
-    return [
-        sum(by_sentence.get(i, 0) for i in range(begin, end))
-        for begin, end in itertools.pairwise(edges)
-    ]
-
-
-def _bursts_s(watch: Watch) -> float:
-    """Return the mean minus the median of the seconds that steps take before backward passes."""
-    steps = _of_steps(watch, watch.ahead_s)
-    return max(0.0, float(np.mean(steps) - np.median(steps))) if steps else 0.0
 
 
 def _short(parts: Mapping[str, str]) -> tuple[str, ...]:
@@ -602,35 +496,10 @@ def _short(parts: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(bits[:SHORT] for bits in parts.values())
 
 
-def _distinct(watch: Watch) -> float:
-    """Return the fraction of hashed rows in a step that are distinct, averaged over steps."""
-    main = _main(watch)
-    shares = [
-        len(np.unique(rows)) / len(rows)
-        for i in watch.edges()[:-1]
-        if len(rows := main.of(i, i + watch.period))
-    ]
-    return float(np.mean(shares)) if shares else 1.0
-
-
 def _kind(optimizer: Optimizer) -> str:
     """Return an optimizer's class, with its implementation if that is "fused" or "foreach"."""
     ways = [way for way in ("fused", "foreach") if optimizer.defaults.get(way)]
     return type(optimizer).__name__ + (f" ({', '.join(ways)})" if ways else "")
-
-
-def _again(watch: Watch) -> float:
-    """Return the mean fraction of a warm-up step's rows that the previous step also had."""
-    main = _main(watch)
-    steps = [main.of(i, i + watch.period) for i in watch.edges()[: watch.task.cut + 1]]
-    pairs = [pair for pair in itertools.pairwise(steps) if len(pair[0]) and len(pair[1])]
-    return float(np.mean([np.isin(b, a).mean() for a, b in pairs])) if pairs else 0.0
-
-
-def _idle(watch: Watch) -> float:
-    """Return the fraction of the inspected updates that left all inspected elements unchanged."""
-    idle = [not any(bool(changed) for changed in update) for update in watch.updates]
-    return float(np.mean(idle)) if idle else 0.0
 
 
 def _name(module: nn.Module) -> str:

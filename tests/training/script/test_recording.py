@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,15 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.analysis.compare import compare
 from harness.analysis.reading import load, pooled, runs_in
+from harness.analysis.script import facts
 from harness.analysis.verify import verify
 from harness.base.errors import Exit, SpecError
 from harness.interface.cli.main import main
 from harness.interface.report import script
 from harness.record import RunRecord, Status
+from harness.record.store import load_samples, samples_path
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "recorded.py"
 ROOT = Path(__file__).parents[3]
@@ -56,6 +61,28 @@ def test_a_recorded_training_run_has_a_usual_record(alone: Any) -> None:
     assert (
         "not checked scaling (one launch of one world: there is nothing to compare with)" in shown
     )
+
+
+@pytest.mark.parametrize(
+    ("column", "name"), [("drawn", "drawn"), ("backwards", "backwards"), ("reads", "reads")]
+)
+def test_events_that_were_changed_no_longer_give_the_facts(
+    alone: Any, column: str, name: str, tmp_path: Path
+) -> None:
+    """As if the digest of the samples and the chain had been rebuilt."""
+    folder = Path(shutil.copytree(Path(alone["runs"][0]), tmp_path / "run"))
+    run = load(folder)
+    (launch,) = run.launches
+    (rank,) = launch.ranks
+    samples = load_samples(folder, launch.launch, rank)
+    assert samples.cycles is not None
+    samples.cycles[:, facts.CYCLE.index(column)] += 1 + np.arange(len(samples.cycles))
+    path = samples_path(folder, launch.launch, rank.rank)
+    np.savez(path, **{name: array for name, array in vars(samples).items() if array is not None})
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    edited = replace(launch, ranks=(replace(rank, samples_sha256=digest),))
+    found = verify(replace(run, launches=(edited,)), folder).differences
+    assert f"{launch.launch}: {name} of rank 0 differs from its samples" in found
 
 
 def test_a_window_can_be_measured_again_in_the_same_process(alone: Any) -> None:

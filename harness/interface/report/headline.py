@@ -398,7 +398,9 @@ def _largest(run: RunRecord) -> str:
     unit = "GPUs" if case.device == "cuda" else "CPU ranks"
     versus = "" if lowest.against == "plain" else f" v {lowest.against}"
     figure = figures.figure(lowest, ".0%")
-    return f"{case.family}: scaling efficiency{versus} {figure} on {largest} {unit}"
+    mark = f" ({lowest.widened})" if lowest.widened else ""
+    plain = figure.removesuffix(f" {lowest.widened}")
+    return f"{case.family}: scaling efficiency{versus} {plain} on {largest} {unit}{mark}"
 
 
 def _rungs(run: RunRecord) -> Iterator[tuple[CaseSpec, Result]]:

@@ -112,12 +112,15 @@ def _ingested(asked: Asked) -> Answer:
     config = ""
     if not Path("asv.conf.json").exists():
         config = f" --config {shlex.quote(str(asv_page.configure(asked.options.results)))}"
-    lines += ["", f" next     scaleproof history; asv publish{config} && asv preview{config}"]
+    width = text.columns()
+    following = f" next     scaleproof history; asv publish{config} && asv preview{config}"
+    lines += ["", *text.wrap_command(following, width, 10)]
     for machine in sorted({ingested.machine for ingested in added}):
         if len(commits := _commits(asked.options.results, machine)) > 1:
             before, after = commits[-2:]
             pair = f"{before[:10]} {after[:10]}"
-            lines.append(f" compare  asv compare{config} {pair} --machine {machine}")
+            comparison = f" compare  asv compare{config} {pair} --machine {machine}"
+            lines += text.wrap_command(comparison, width, 10)
     changed = any(error.what.startswith("NOT VERIFIED") for error in refused)
     exit_ = Exit.FAILED if changed else Exit.PASSED if added else Exit.NOTHING_JUDGED
     document = {"series": to_doc(tuple(added)), "refused": [str(e) for e in refused]}

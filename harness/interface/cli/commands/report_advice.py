@@ -26,7 +26,7 @@ from harness.measure.session import Session
 from harness.record import RunRecord, Status
 
 HELP = {
-    "report advice": "list the largest losses of a run and possible remedies; --try measures one",
+    "report advice": "list the largest losses of a run and possible remedies; --try measures them",
 }
 EXAMPLES = {
     "report advice": (

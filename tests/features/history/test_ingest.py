@@ -332,7 +332,8 @@ def test_the_suggested_commands_work_outside_of_a_clone(
         f"try       scaleproof history add {run.relative_to(tmp_path)}" in capsys.readouterr().err
     )
     assert main(["history", "add", *map(str, SAMPLES)]) == 0
-    (compare,) = re.findall(r"^ compare  asv (.*)$", capsys.readouterr().out, re.M)
+    shown = capsys.readouterr().out.replace("\\\n", "")
+    (compare,) = re.findall(r"^ compare  asv (.*)$", shown, re.M)
     words = [sys.executable, "-m", "asv", *shlex.split(compare)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "records.track_step_time" in done.stdout, done.stderr

@@ -138,10 +138,10 @@ def _proposal(path: Path) -> Answer:
     folder = path if path.is_dir() else path.parent
     if not (plot := speedup(run)):
         raise ScaleproofError(
-            "the run has only one world size, but a plot needs two",
+            "the run has only one world size above its baseline, but a plot needs two",
             where=str(path),
-            expected="a run with a scaling sweep",
-            fix="scaleproof run --script --cpus 2 -- train.py",
+            expected="a scaling sweep up to four ranks or more",
+            fix="scaleproof run --script --cpus 4 -- train.py",
         )
     refuse_unsealed(run, folder)  # readers get the proposal without the record and cannot verify it
     lines = digest.proposal(run, "proposal.svg")

@@ -108,7 +108,7 @@ def test_a_plain_loop_is_measured_unchanged(measured: Measured) -> None:
     assert not verify(record, measured.session.run.folder).differences
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [

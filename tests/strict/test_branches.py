@@ -50,7 +50,6 @@ COVERED = {
     "script/recording.py _case": "not run: a user's own program, which no agent starts",
     "script/observed.py _note": "test_a_script_of_a_user_s",
     "script/evidence.py rank_of": "test_a_script_of_a_user_s",
-    "script/evidence.py _ready_s": "test_a_script_of_a_user_s",
     "strategies/fsdp.py _refuse": HOW,
     "strategies/frameworks/accelerate.py expect": "not run: the framework asks CUDA itself",
     "strategies/frameworks/accelerate.py build": "not run: the framework asks CUDA itself",

@@ -440,12 +440,20 @@ class LaunchRecord:
 
     @property
     def logged(self) -> Mapping[str, float]:
-        """The metrics that the training logged: for each, the mean over the ranks that have it."""
-        values: dict[str, list[float]] = {}
+        """The metrics that the training logged: for each, the mean over the ranks that logged it.
+
+        A metric that has no mean on one of these ranks is left out.
+        """
+        values: dict[str, list[float | None]] = {}
         for rank in self.ranks:
             for name, value in rank.logged.items():
                 values.setdefault(name, []).append(value)
-        return {name: fmean(of_ranks) for name, of_ranks in values.items()}
+        known = {name: [v for v in of_ranks if v is not None] for name, of_ranks in values.items()}
+        return {
+            name: fmean(of_ranks)
+            for name, of_ranks in known.items()
+            if len(of_ranks) == len(values[name])
+        }
 
     def _at(self, path: str) -> float | None:
         """Return the value at the end of a path of attributes; None if one of them is None."""

@@ -330,7 +330,8 @@ class RankRecord:
     peak rates of the device, which correctness checks on one rank measure. ``device_uuid``
     identifies a GPU; it is empty on CPUs. ``sources`` has a digest of each loaded file of the user
     by path, a digest of this package, and versions; only the first rank of each node records it.
-    ``logged`` has the metrics that the training logged, each as the mean over the window.
+    ``logged`` has the metrics that the training logged, each as the mean over the window (None if a
+    value was not finite).
 
     Profiled launches have ``clock_offset_ns``, which is the rank's clock minus the clock of rank 0,
     its error bound ``clock_half_ns``, and ``trace_sha256``, the digest of
@@ -385,5 +386,5 @@ class RankRecord:
     device_uuid: str = ""
     squares: tuple[tuple[float, float], ...] = ()
     sources: Mapping[str, str] | None = None
-    logged: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, float | None] = field(default_factory=dict)
     probe: LateSteps | None = None

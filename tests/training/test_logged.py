@@ -54,15 +54,17 @@ def forgotten() -> Iterator[None]:
     logged._values.clear()
 
 
-def test_the_mean_is_that_of_finite_values_in_the_window() -> None:
+def test_the_mean_is_that_of_the_window_and_no_value_is_hidden() -> None:
     log_metric("loss", 100.0)
     begin = time.time_ns()
-    for value in (1.0, math.nan, 3.0):
+    for value in (1.0, 3.0):
         log_metric("loss", value)
+    for value in (1.0, math.nan, 3.0):
+        log_metric("broken", value)
     end = time.time_ns()
     log_metric("loss", 100.0)
     log_metric("late", 1.0)
-    assert logged.means((begin, end)) == {"loss": 2.0}
+    assert logged.means((begin, end)) == {"broken": None, "loss": 2.0}
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "1st", "x" * 65, "ä"])
@@ -83,10 +85,10 @@ def test_a_launch_has_the_mean_of_the_ranks_that_logged_it(sample_run: Any) -> N
     launch = next(launch for launch in sample_run.launches if len(launch.ranks) == 2)
     first, second = launch.ranks
     launch = replace(
-        launch, ranks=(replace(first, logged={"a": 1.0, "b": 5.0}), replace(second, logged={"a": 3.0}))
+        launch, ranks=(replace(first, logged={"a": 1.0, "b": 5.0, "d": None}), replace(second, logged={"a": 3.0, "d": 1.0}))
     )  # fmt: skip
-    values = {name: launch.value(metrics.metric(f"logged.{name}")) for name in "abc"}
-    assert values == {"a": 2.0, "b": 5.0, "c": None}
+    values = {name: launch.value(metrics.metric(f"logged.{name}")) for name in "abcd"}
+    assert values == {"a": 2.0, "b": 5.0, "c": None, "d": None}
 
 
 def test_only_complete_names_are_metrics(tmp_path: Path) -> None:

@@ -72,6 +72,10 @@ class Parser(argparse.ArgumentParser):
         hides = any(action.help is argparse.SUPPRESS for action in self._actions)
         return super().format_help() + (f"\nall options: {self.prog} --help-all\n" if hides else "")
 
+    def actions(self) -> list[argparse.Action]:
+        """Return its options and its arguments without an option."""
+        return list(self._actions)
+
     def known(self) -> list[str]:
         """Return the names of its options."""
         return [option for action in self._actions for option in action.option_strings]
@@ -277,21 +281,37 @@ def parsed(words: Sequence[str]) -> Asked:
     mine, script_words = _split(words)
     name, rest = resolve(mine, known)
     shows_all = "--help-all" in rest
-    rest = ["--help" if word == "--help-all" else _run_folder(word) for word in rest]
+    rest = ["--help" if word == "--help-all" else word for word in rest]
     parsing = parser(name, known[name], shows_all=shows_all)
     given = parsing.parse_args(rest)
+    _find_runs(given, parsing)
     if script_words and not getattr(given, "script", False):
         parsing.error(f"unrecognized arguments: {' '.join(script_words)}")
     typed = [*name.split(), *rest, *words[len(mine) :]]
     return Asked(command=name, options=given, words=typed, script=script_words)
 
 
-def _run_folder(word: str) -> str:
-    """Return the folder of a run that is named by its identifier alone, otherwise the word."""
-    if not _RUN.fullmatch(word) or Path(word).exists():
-        return word
-    folders = list(options.usual_results().glob(f"runs/*/{word}"))
-    return str(folders[0]) if len(folders) == 1 else word
+def _find_runs(given: argparse.Namespace, parsing: Parser) -> None:
+    """Replace identifiers of runs by their folders in the arguments that name runs to read.
+
+    These are arguments without an option, and options for a ``RUN``. An option for an output, such
+    as ``--to``, keeps its value.
+    """
+    for action in parsing.actions():
+        value = getattr(given, action.dest, None)
+        reads = action.metavar == "RUN" or (not action.option_strings and action.type is Path)
+        if reads and isinstance(value, list):
+            setattr(given, action.dest, [_run_folder(path) for path in value])
+        elif reads and value is not None:
+            setattr(given, action.dest, _run_folder(value))
+
+
+def _run_folder(path: Path | str) -> Path | str:
+    """Return the folder of a run that is named by its identifier alone, otherwise the path."""
+    if not _RUN.fullmatch(str(path)) or Path(path).exists():
+        return path
+    folders = list(options.usual_results().glob(f"runs/*/{path}"))
+    return type(path)(folders[0]) if len(folders) == 1 else path
 
 
 def _screen(words: Sequence[str], known: Mapping[str, Path]) -> list[str] | None:

@@ -20,7 +20,7 @@ _values: dict[str, deque[tuple[int, float]]] = {}
 
 
 def log_metric(name: str, value: float) -> None:
-    """Log a value of a metric of this training. It costs about a microsecond.
+    """Log a value of a metric that this training defines. A call takes about a microsecond.
 
     ``value`` is any finite number; a tensor has to be read first (``.item()``), which makes a GPU
     wait. Raise SpecError for a name that is no identifier, and for the 65th name.
@@ -37,14 +37,19 @@ def log_metric(name: str, value: float) -> None:
     known.append((time.time_ns(), float(value)))
 
 
-def means(window_ns: tuple[int, int]) -> dict[str, float]:
+def means(window_ns: tuple[int, int]) -> dict[str, float | None]:
     """Return the mean of the values of each metric that were logged in the window.
 
-    ``window_ns`` is in ns since the epoch. Metrics without a finite value in it are left out.
+    ``window_ns`` is in ns since the epoch. A metric without a value in it is left out. A metric
+    with a value that is not finite has no mean (None), because the others would hide that value.
     """
     begin, end = window_ns
     kept = {
-        name: [value for at, value in list(values) if begin <= at <= end and math.isfinite(value)]
-        for name, values in _values.items()
+        name: [value for at, value in list(values) if begin <= at <= end]
+        for name, values in sorted(_values.items())
     }
-    return {name: fmean(values) for name, values in sorted(kept.items()) if values}
+    return {
+        name: fmean(values) if all(map(math.isfinite, values)) else None
+        for name, values in kept.items()
+        if values
+    }

@@ -381,3 +381,18 @@ def test_help_ends_with_two_examples_that_parse(
         name, *words = shlex.split(line)
         assert name == "scaleproof"
         assert parsed(words).command == command
+
+
+def test_only_arguments_that_name_runs_are_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output keeps its name: otherwise it would be written into the run of that name."""
+    monkeypatch.chdir(tmp_path)
+    name = "20261130-081600-d2a1"
+    folder = Path("results/runs/machine") / name
+    folder.mkdir(parents=True)
+    assert parsed(["report", name]).options.run == folder
+    assert parsed(["compare", name, "--every", name]).options.b == folder
+    assert parsed(["run", "--resume", name]).options.resume == str(folder)
+    assert parsed(["accept", "unpack", "a.tar.gz", "--to", name]).options.to == Path(name)
+    assert parsed(["verify", name, "--nonce", name]).options.nonce == name

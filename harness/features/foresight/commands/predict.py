@@ -171,7 +171,8 @@ def _of_runs(asked: Asked) -> Answer:
     catalogue = options.catalogue(args.path)
     loaded = [load(path) for path in args.runs]
     foreign = list(_foreign(loaded, catalogue))
-    ladders = runs.ladders([run for run in loaded if run not in [x for x, _ in foreign]], catalogue)
+    left_out = {id(run) for run, _ in foreign}
+    ladders = runs.ladders([run for run in loaded if id(run) not in left_out], catalogue)
     if not ladders and foreign:
         raise foreign[0][1]
     if not ladders:

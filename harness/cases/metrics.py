@@ -82,6 +82,11 @@ class Metric:
         return "budget." in self.read
 
     @property
+    def logged(self) -> bool:
+        """Whether the training itself logs the value (``log_metric``)."""
+        return self.read.startswith("logged.")
+
+    @property
     def of_loss(self) -> bool:
         """Whether the metric depends on the loss, and not on the speed of steps."""
         return self.read.startswith("reached.") or self.read == "final_loss"

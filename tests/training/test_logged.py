@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from harness import log_metric
+from harness.analysis.verify import rejudge
 from harness.base.errors import ConfigError, SpecError
-from harness.cases import Catalogue, metrics
+from harness.cases import BoundSource, Catalogue, Threshold, metrics
 from harness.cases.rules import load_thresholds
 from harness.interface.cli.main import main
+from harness.record import SCHEMA, Status
 from harness.record.store import load
 from harness.training.observe import logged
 
@@ -33,6 +35,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import log_metric
+from harness.analysis.verify import rejudge
 
 torch.distributed.init_process_group("gloo")
 torch.manual_seed(torch.distributed.get_rank())
@@ -111,3 +114,26 @@ def test_a_script_logs_what_a_threshold_judges(
     (folder,) = (path.parent for path in tmp_path.glob("r/runs/*/*/record.json"))
     judged = [v for v in load(folder).verdicts if v.metric == "logged.answer"]
     assert {(v.rule, v.value, str(v.status)) for v in judged} == {("learns", 42.0, "PASS")}
+
+
+def test_a_metric_that_nothing_logged_never_passes(sample_run: Any) -> None:
+    """Neither if no rank logged it nor if one of two logged a value that is not finite."""
+    rule = Threshold(
+        name="learns", case="*", metric="logged.answer", at_least=0.0, unit="percent",
+        source=BoundSource.REQUIREMENT,
+    )  # fmt: skip
+    logged_once: list[Mapping[str, float | None]] = [{}, {"answer": None}]
+    for of_rank in logged_once:
+        launches = []
+        for launch in sample_run.launches:
+            first, *others = launch.ranks
+            ranks = [
+                replace(first, logged=of_rank),
+                *(replace(r, logged={"answer": 1.0}) for r in others),
+            ]
+            ranks = ranks if of_rank else [replace(rank, logged={}) for rank in launch.ranks]
+            launches.append(replace(launch, ranks=tuple(ranks)))
+        run = replace(sample_run, schema=SCHEMA, launches=tuple(launches))
+        judged = [v for v in rejudge(run, [rule]).verdicts if v.rule == "learns"]
+        assert judged and {v.status for v in judged} == {Status.INCONCLUSIVE}
+        assert all("logged no finite values of logged.answer" in v.detail for v in judged)

@@ -447,6 +447,8 @@ def _untold(run: RunRecord, plan: Plan, contrast: Contrast) -> str | None:
     case = plan.arm(contrast.subject).case
     if metric.of_fabric and not bus_bps(run, case):
         return f"{contrast.metric} needs a sweep of the fabric, which was not made (--no-fabric)"
+    if metric.logged and any(launch.usable for launch in timed(run, plan)):
+        return f"the training logged no finite values of {contrast.metric} in its timed windows"
     lacks = [name for name in (*metric.times, *metric.over) if not factor(run, case, name)]
     if lacks:
         return f"{contrast.metric} needs {NEEDED[lacks[0]]}"

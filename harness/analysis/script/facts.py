@@ -67,7 +67,7 @@ class LoopEvents:
         return sums
 
     def by_step(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of the cycles of each step in the window, shape (steps, period)."""
+        """Return the values of the window's cycles, a row for each step: shape (steps, period)."""
         return values[self.cut * self.period :].reshape(-1, self.period)
 
     @cached_property
@@ -196,7 +196,7 @@ def _distinct(samples: Samples) -> float:
 
 
 def _again(loop: LoopEvents) -> float:
-    """Return the mean fraction of a warm-up step's rows that the previous step also had."""
+    """Return which fraction of a warm-up step's rows had been in the step before, on average."""
     steps = _seen(loop.samples)[: loop.cut + 1]
     pairs = [pair for pair in itertools.pairwise(steps) if len(pair[0]) and len(pair[1])]
     return float(np.mean([np.isin(b, a).mean() for a, b in pairs])) if pairs else 0.0
@@ -225,7 +225,8 @@ def _exchange(loop: LoopEvents, *, parallel: bool, sharded: bool) -> dict[str, A
 def _sent(loop: LoopEvents) -> list[int]:
     """Return, for each step, the bytes of those collectives that are larger than ``LARGE``.
 
-    The recorder may have dropped collectives of early steps. These steps are left out.
+    The flight recorder keeps only the newest collectives. Steps that began before the oldest of
+    them are left out.
     """
     assert loop.samples.issued is not None
     times = loop.samples.issued[:, 2]

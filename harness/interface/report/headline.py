@@ -208,7 +208,7 @@ def decide(run: RunRecord) -> list[str]:
 
 
 def _more_trials(run: RunRecord) -> Iterator[str]:
-    """Yield the command with enough trials for a verdict on every kind of fault."""
+    """Yield the command that makes enough trials for a verdict on every kind of fault."""
     missing = [
         result.n + result.more
         for result in results(run)

@@ -234,7 +234,7 @@ def _foreign(
 
 
 def _doubts(loaded: Sequence[RunRecord]) -> Iterator[str]:
-    """Yield a sentence for each run that was measured beside other work."""
+    """Yield a sentence for each run during which other processes used the cores."""
     for run in loaded:
         busy = (r for r in results(run) if r.doubt or r.reason is Reason.NOISY_HOST)
         if (result := next(busy, None)) is not None:

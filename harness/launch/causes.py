@@ -68,7 +68,7 @@ class Divergence:
         if len(self.did) == 2:
             other = max(set(self.did) - set(self.odd))
             both = f"runs {does} as collective {self.number}, rank {other} runs {self.usual}"
-            return f"{both}: with two ranks it is unknown which one is wrong"
+            return f"{both}: with the evidence of two ranks it is unknown which one is wrong"
         return f"runs {does} as collective {self.number}, the other ranks run {self.usual}"
 
 

@@ -24,6 +24,7 @@ NAMED = {
     "iterators": "new iterators of loaders are made in",
     "collecting": "is gc.collect() called in the loop?",
     "one by one": "join several values in one tensor",
+    "after backward": "exchanges gradients after the backward pass",
     "anomaly": "torch.autograd.set_detect_anomaly(True)",
     "buffers": "4 MB of buffers are broadcast in each step",
     "schedule": "does the scheduler step once for each rank?",
@@ -40,7 +41,7 @@ NAMED = {
 }
 #: Words of every remark that a right training must not raise. Slow steps are no such remark: they
 #: are true if other tests use the cores.
-SILENT = ("barrier", "in turn", "multiplied", "divided by", "buffers of", "calls of", "call of", "iterators", "gc.collect", "join several",
+SILENT = ("barrier", "in turn", "multiplied", "divided by", "buffers of", "after the backward pass", "calls of", "call of", "iterators", "gc.collect", "join several",
           "switched on", "graphs of", "unscale_", "with gradients", "same cores", "means over", "clip their", "set_epoch", "broadcast in", "scheduler", "of all ranks", "EMA")  # fmt: skip
 
 

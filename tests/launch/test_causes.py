@@ -203,4 +203,4 @@ def test_of_two_ranks_with_different_collectives_neither_is_surely_wrong() -> No
     )
     assert cause is not None and not cause.sure
     assert "rank 1 runs" in cause.message or "rank 0 runs" in cause.message
-    assert cause.message.endswith("with two ranks it is unknown which one is wrong")
+    assert cause.message.endswith("with the evidence of two ranks it is unknown which one is wrong")

@@ -6,7 +6,7 @@ transformers#47340 (lengths), Lightning#20404 (shards), ultralytics#18616 (loss)
 PyMarlin#80 (passes). The others are kinds that a reviewer found in trackers: debugging modes, large
 buffers, a schedule that steps once for each rank, ranks that prepare all samples, and averages of
 weights that are made one parameter at a time, a new iterator in each step, gc.collect() in each step,
-one all-reduce for each parameter, means of means over targets, gradients that are clipped before they
+one all-reduce for each parameter, all-reduces after the backward pass, means of means over targets, gradients that are clipped before they
 are exchanged, an epoch that does not reach the loader's workers, losses that are added up with their
 graphs, gradients that are clipped before they are unscaled, a collective without a gradient within
 the loss, ranks that are pinned to one core, and ranks that decide alone when to stop.
@@ -88,6 +88,17 @@ class Shards(IterableDataset[tuple[Tensor, Tensor]]):
             yield row, row[:10].argmax()
 
 
+class Shift(nn.Module):
+    """A layer with many parameters and little compute, so that the exchange takes most time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(16_000_000))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows + self.weight.mean()
+
+
 class Mean(nn.Module):
     """The mean over the positions of a sequence."""
 
@@ -132,6 +143,8 @@ def loader() -> DataLoader[tuple[Tensor, Tensor]]:
 body: list[nn.Module] = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.Linear(64, 10)]
 if case == "lengths":
     body = [nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64), Mean(), nn.Linear(64, 10)]
+if case == "after backward":
+    body.insert(0, Shift())
 if case == "statistics":
     body.insert(0, nn.BatchNorm1d(64))
 network = nn.Sequential(*body)
@@ -143,9 +156,10 @@ if case == "anomaly" and wrong:
     torch.autograd.set_detect_anomaly(True)
 copies = right if case == "statistics" else case != "buffers" or wrong
 model: nn.Module = network
-if case not in ("one by one", "clipped"):
+if case not in ("one by one", "clipped") and (case != "after backward" or right):
     model = DistributedDataParallel(network, broadcast_buffers=copies)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+stepped = torch.optim.SGD if case == "after backward" else torch.optim.AdamW
+optimizer = stepped(model.parameters(), lr=1e-3)
 batches = loader()
 decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 average = [parameter.detach().clone() for parameter in model.parameters()] * 200
@@ -208,6 +222,14 @@ for epoch in range(10**6):
             gc.collect()
         if case == "clipped" and wrong:
             nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+        if case == "after backward" and wrong:
+            pending = [
+                dist.all_reduce(parameter.grad.div_(world), async_op=True)
+                for parameter in network.parameters()
+                if parameter.grad is not None
+            ]
+            for work in pending:
+                work.wait()
         if case in ("one by one", "clipped"):
             gradients = [p.grad for p in network.parameters() if p.grad is not None]
             joined = right or case == "clipped"

@@ -110,11 +110,21 @@ def match(ranks: Sequence[Lanes]) -> Matched:
         if key[0] == "collective" and first.seq >= 0 and len(by_rank) < first.size:
             lone += 1  # some ranks began to record later or stopped earlier
             continue
-        if refused := _unmatched(key, by_rank, len(ranks)):
+        ordered = by_rank if first.seq >= 0 else _ordered_by_size(by_rank)
+        if refused := _unmatched(key, ordered, len(ranks)):
             return Matched(refused=refused)
-        together = zip(*by_rank.values(), strict=True)
-        meetings += [CollectiveMatch(ops=dict(zip(by_rank, ops, strict=True))) for ops in together]
+        together = zip(*ordered.values(), strict=True)
+        meetings += [CollectiveMatch(ops=dict(zip(ordered, ops, strict=True))) for ops in together]
     return Matched(meetings=tuple(meetings), lone=lone)
+
+
+def _ordered_by_size(by_rank: Mapping[int, Sequence[Op]]) -> dict[int, list[Op]]:
+    """Order the operations of each rank by size, and those of equal size by their start.
+
+    Collectives of a backend without sequence numbers can start in another order on each rank if
+    several run concurrently. Their sizes are the same on all ranks.
+    """
+    return {rank: sorted(ops, key=lambda op: op.payload) for rank, ops in by_rank.items()}
 
 
 def _unmatched(key: tuple[object, ...], by_rank: Mapping[int, Sequence[Op]], num_ranks: int) -> str:

@@ -17,7 +17,7 @@ def lost(losses: Sequence[Loss], width: int) -> list[str]:
         Column("ms a step", 8, lambda x: f"{x.excess_ns / 1e6:.2f}"),
         Column("of the step", 7, lambda x: f"{x.share:.1%}"),
         Column("gives back", 9, lambda x: f"+{x.gain:.3f}"),
-        Column("may help", 10, _may_help, left=True),
+        Column("may help", 10, _may_help, left=True, prose=True),
     ]
     shown = []
     for case in dict.fromkeys(loss.case for loss in losses):
@@ -34,7 +34,7 @@ def outcome(tried: Sequence[Tried], width: int) -> list[str]:
         Column("gain [95%]", 9, _gain, left=True),
         Column("worst pair", 6, lambda t: "" if t.worst is None else f"{t.worst - 1:+.1%}"),
         Column("pairs", 4, lambda t: str(t.num_pairs or "")),
-        Column("", 8, _reads, left=True),
+        Column("", 8, _reads, left=True, prose=True),
     ]
     shown = [rule("each measured with the unchanged case in the same blocks", width)]
     for case in dict.fromkeys(t.case for t in tried):

@@ -19,6 +19,8 @@ from harness.cases import CaseSpec
 from harness.interface import options
 
 Row = TypeVar("Row")
+#: Smallest width of a column of sentences in characters. Narrower lines are hard to read.
+PROSE_WIDTH = 28
 
 #: ANSI codes of the statuses. The statuses are written out here because commands that only list
 #: things must not import the record.
@@ -36,8 +38,9 @@ _COLORS = {
 class Column(Generic[Row]):
     """A column: its header and a function that returns the cell of a row.
 
-    If a table is too wide, the column with the lowest ``keep`` is dropped first. ``raw`` returns
-    the value of a cell for programs if the text of the cell is not suitable.
+    If a table is too wide, the column with the lowest ``keep`` is dropped first. The cells of a
+    column with ``prose`` are sentences, which continue on further lines. ``raw`` returns the value
+    of a cell for programs if the text of the cell is not suitable.
     """
 
     header: str
@@ -45,6 +48,7 @@ class Column(Generic[Row]):
     cell: Callable[[Row], str]
     left: bool = False
     raw: Callable[[Row], Json] | None = None
+    prose: bool = False
 
 
 def number(
@@ -67,16 +71,31 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> li
 
     A cell with several lines continues below, where the other cells of its row are empty.
     """
-    cells = [[column.header for column in columns]]
-    for row in rows:
-        wrapped = [column.cell(row).split("\n") for column in columns]
-        cells += map(list, zip_longest(*wrapped, fillvalue=""))
+    cell_lines = [[column.cell(row).split("\n") for column in columns] for row in rows]
     columns_kept = list(range(len(columns)))
+    longest = [
+        max([len(column.header), *(len(line) for cells in cell_lines for line in cells[i])])
+        for i, column in enumerate(columns)
+    ]
+    least = [
+        min(wide, PROSE_WIDTH) if column.prose else wide
+        for column, wide in zip(columns, longest, strict=True)
+    ]
     while True:
-        widths = {i: max(len(line[i]) for line in cells) for i in columns_kept}
-        if sum(widths.values()) + 2 * len(columns_kept) <= width or len(columns_kept) <= 2:
+        spare = width - sum(least[i] + 2 for i in columns_kept)
+        if spare >= 0 or len(columns_kept) <= 2:
             break
         columns_kept.remove(min(columns_kept, key=lambda i: columns[i].keep))
+    widths = {i: min(longest[i], least[i] + max(0, spare)) for i in columns_kept}
+    cells = [[column.header for column in columns]]
+    for row in cell_lines:
+        wrapped = [
+            [part for line in lines for part in wrap(line, widths[i], 0) or [""]]
+            if columns[i].prose and i in widths
+            else lines
+            for i, lines in enumerate(row)
+        ]
+        cells += map(list, zip_longest(*wrapped, fillvalue=""))
     left_aligned = {i for i in columns_kept if columns[i].left}
     lines = []
     for line in cells:

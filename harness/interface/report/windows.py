@@ -8,10 +8,26 @@ from harness.analysis.timeline.inspector import Inspected, InspectedKind
 from harness.analysis.timeline.tallies import Range
 from harness.analysis.timeline.views import Communication, Idleness, Kernel, TermChange
 from harness.base.formatting import si
+from harness.interface.report import text
 from harness.interface.report.text import Column, rule, table, wrap
-from harness.interface.report.timeline import TERMS, head
+from harness.interface.report.timeline import STARRED, TERMS, head
 from harness.record import Blame, Budget, RankBudget, Term
 
+#: Meaning of a column of a window.
+MEANINGS = {
+    "ms/step": "mean step",
+    "compute": "operators or kernels",
+    "copies": "copies between host and device",
+    "transfer": "communication",
+    "wait": "collectives until the last rank arrives",
+    "bubble": "send or recv until the peer arrives",
+    "comm": "communication, waits included",
+    "data": "loading of batches",
+    "launch": "launch calls",
+    "idle": "Python and other host work",
+    "queued": "idle device with a queue",
+    "all comm": "communication, the part hidden behind compute included",
+}
 #: Width of the interval of the wait, as a share of the step, from which on it is shown.
 SEEN = 0.01
 
@@ -76,6 +92,16 @@ def window_lines(title: str, budget: Budget, width: int) -> list[str]:
     for reason in budget.unsure:
         lines += wrap(f" unsure   {reason}", width, 10)
     return lines
+
+
+def legend_lines(shown: Sequence[str], width: int) -> list[str]:
+    """Return the explanations of the columns and labels that occur in the lines of windows."""
+    header = "  ".join(line for line in shown if line.startswith(" rank  "))
+    notes = [text.legend(MEANINGS, header)]
+    notes += [STARRED] if "*" in header else []
+    if any(line.startswith(" pop ") for line in shown):
+        notes.append("pop = efficiencies as the POP methodology defines them")
+    return wrap(f" {'; '.join(filter(None, notes))}", width, 1)
 
 
 def _waiting(b: Blame) -> str:

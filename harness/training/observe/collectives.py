@@ -81,6 +81,56 @@ def dump_when_asked(path: Path, backend: str) -> None:
     libc.signal(int(signal.SIGABRT), _HANDLERS[-1])
 
 
+def dump_before_end(path: Path, backend: str) -> None:
+    """Write the last collectives when SIGTERM arrives, and then end by this signal.
+
+    Launchers such as torchrun send SIGTERM to the other ranks of a world that has failed. Python
+    does not run handlers while the main thread waits inside a collective, but it writes the number
+    of the signal to a pipe at once, from which a separate thread reads. If the training replaces
+    the handler, its own handler decides when the process ends. Call this in the main thread.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def ended(*_: object) -> None:
+        """Do nothing: the thread ends the process."""
+
+    def ours() -> bool:
+        return signal.getsignal(signal.SIGTERM) is ended
+
+    def listen() -> None:
+        """Write the collectives when SIGTERM arrives, and end the process."""
+        while numbers := os.read(reading, 64):
+            if signal.SIGTERM in numbers:
+                dump(path, backend)
+                if ours():
+                    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # the default action
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    masks = list[set[Any]]()
+
+    def block() -> None:
+        """Keep SIGTERM pending during a fork, because the new process shares the pipe at first."""
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def forget() -> None:
+        """Give a forked process the default action. It has no thread that would end it."""
+        signal.set_wakeup_fd(-1)
+        if ours():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    signal.signal(signal.SIGTERM, ended)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)
+    threading.Thread(target=listen, name="ended", daemon=True).start()
+
+
 #: Bytes of one element by the name of its dtype in the flight recorder.
 _BYTES = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2,

@@ -63,6 +63,7 @@ def run_rank(spec: LaunchSpec, place: RankPlace, beats: Beats) -> int:
         try:
             workplace.protect(spec, place.node)  # before there are several threads
             collectives.dump_when_asked(flight_file, backend)
+            collectives.dump_before_end(flight_file, backend)
             if isinstance(spec.task, Script | Break):
                 script.work(spec, place, beats, lambda: leave(_tidy(folder, place.rank)))
             else:

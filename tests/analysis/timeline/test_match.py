@@ -89,6 +89,32 @@ def test_different_numbers_of_operations_are_not_matched() -> None:
     assert len(match(lanes).meetings) == 3
 
 
+@given(st.permutations([8, 64, 64, 512]), st.permutations([8, 64, 64, 512]))
+def test_concurrent_collectives_that_start_in_another_order_are_matched_by_size(
+    first: list[int], second: list[int]
+) -> None:
+    """A backend without sequence numbers may start concurrent collectives in another order."""
+    lanes = [
+        rank_of(
+            rank,
+            [
+                Op(start=at, end=100 + at, kind="all_reduce", group="", payload=size)
+                for at, size in enumerate(sizes)
+            ],
+            2,
+        )
+        for rank, sizes in enumerate((first, second))
+    ]
+    matched = match(lanes)
+    assert not matched.refused
+    assert [{op.payload for op in meeting.ops.values()} for meeting in matched.meetings] == [
+        {8},
+        {64},
+        {64},
+        {512},
+    ]
+
+
 def test_an_operation_at_the_edge_of_a_capture_is_skipped_and_counted() -> None:
     lanes = planted(1, 3, 3, [0, 0, 0])
     cut = [replace(lanes[0], ops=lanes[0].ops[1:]), *lanes[1:]]

@@ -34,6 +34,9 @@ EXAMPLES = {
     ),
 }
 _WORST_FIRST = (Chance.NO, Chance.OPEN, Chance.YES)
+#: Width of a case below a threshold, in characters.
+NAME_WIDTH = 28
+_MEANINGS = {"links": "factor by which links must be faster for the middle to meet the bound"}
 _WORDS = {Chance.NO: "no", Chance.OPEN: "open", Chance.YES: "yes"}
 
 
@@ -121,32 +124,41 @@ def _lines(possibilities: list[Possibility], on: Hardware, width: int) -> list[s
         return text.wrap(
             f" no threshold requires a speed or an efficiency of a case on {on.name}", width, 1
         )
+    limits = {_limit(possibility) for possibility in possibilities}
+    names = Counter(_name(possibility) for possibility in possibilities)
     columns: list[Column[Possibility]] = [
-        Column("rule", 9, lambda o: o.rule, left=True),
-        Column("world", 7, lambda o: o.world),
-        Column("case", 4, lambda o: o.case, left=True),
+        Column("threshold @ ranks", 10, lambda o: _name(o, full=names[_name(o)] > 1), left=True),
         Column("asks", 8, lambda o: f"{o.bound:g}"),
         Column("may reach", 9, lambda o: f"{o.middle:.2f} [{o.low:.2f}, {o.high:.2f}]"),
         Column("possible", 9, lambda o: _WORDS[o.chance], left=True),
         Column("links", 6, _faster),
-        Column("limited by", 8, lambda o: str(o.limiter) if o.fits else "memory", left=True),
+        Column("limited by", 5, lambda o: _limit(o) if len(limits) > 1 else "", left=True),
     ]
+    table = Table(columns=columns, rows=possibilities).lines(width)
+    notes = ["[..] is an 80 % interval from data sheets and published scaling results"]
+    notes += [text.legend(_MEANINGS, table[0])]
+    notes += [f"limited by the {limit} everywhere" for limit in limits if len(limits) == 1]
     of = Counter(possibility.chance for possibility in possibilities)
     links = f"{si(on.link_bytes, 'B/s')} in a node"
     links += f", {si(on.network_bytes, 'B/s')} between nodes per GPU" if len(on.nodes) > 1 else ""
     listed = ", ".join(f"{of[chance]} {chance}" for chance in _WORST_FIRST if of[chance])
     return [
         text.rule(f"{on.name}: {links}", width),
-        *Table(columns=columns, rows=possibilities).lines(width),
+        *table,
         "",
-        *text.wrap(
-            " [..] is an 80 % interval from data sheets and published scaling results; links: the"
-            " factor by which links must be faster for the middle to meet the bound",
-            width,
-            1,
-        ),
+        *text.wrap(f" {'; '.join(filter(None, notes))}", width, 1),
         f" {listed}",
     ]
+
+
+def _name(possibility: Possibility, *, full: bool = False) -> str:
+    """Return threshold and ranks, and on a second line the case if several cases share both."""
+    name = f"{possibility.rule}@{possibility.world}"
+    return f"{name}\n  {text.shortened(possibility.case, NAME_WIDTH)}" if full else name
+
+
+def _limit(possibility: Possibility) -> str:
+    return str(possibility.limiter) if possibility.fits else "memory"
 
 
 def _faster(possibility: Possibility) -> str:

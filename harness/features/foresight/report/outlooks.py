@@ -48,6 +48,7 @@ def facts(outlook: Outlook) -> list[tuple[str, str]]:
         span = "(no interval: the measured sizes are too few and too small)"
     rows = [
         ("efficiency", f"{seen.efficiency:.2f} {span}{relative(outlook)}"),
+        *([("measured", measured(outlook))] if len(outlook.measured) > 1 else []),
         ("step", si(seen.step_s, "s") + (step_span if outlook.bounded else "")),
         ("limited by", limits(seen)),
         *([(f"to hold {outlook.hold:.2f}", holds(outlook))] if outlook.held else []),
@@ -74,6 +75,16 @@ def relative(outlook: Outlook) -> str:
         return ""
     ranks = min(outlook.measured)
     return f", relative to the smallest measured size, {ranks:,} rank{'s' * (ranks > 1)}"
+
+
+def measured(outlook: Outlook) -> str:
+    """Return the efficiency of the largest measured size, and whether the prediction is higher."""
+    largest = max(outlook.measured)
+    value = outlook.measured[largest]
+    sentence = f"{value:.2f} at {largest:,} ranks"
+    if outlook.predicted.efficiency <= value:
+        return sentence
+    return f"{sentence}; the prediction is higher, because it counts a part of that loss as noise"
 
 
 def doubt(seen: Predicted) -> str:

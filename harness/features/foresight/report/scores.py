@@ -27,7 +27,7 @@ def _headline(evaluation: Evaluation) -> list[str]:
     if whole is None:
         num = sum(len(prediction.predicted) for prediction in evaluation.predictions)
         return [f" {num} sizes predicted, none with a measured value to compare with"]
-    moved = [family for family in evaluation.families if family.has_skill is not None]
+    moved = [table for table in evaluation.tables if table.has_skill is not None]
     better = sum(bool(score.has_skill) for score in moved)
     shown = [
         f" {whole.num} sizes predicted: mean error {_points(whole.mean)} points,"
@@ -37,8 +37,8 @@ def _headline(evaluation: Evaluation) -> list[str]:
     ]
     if moved:
         shown.append(
-            f" better than every law in N alone in {better} of {len(moved)} families whose"
-            f" efficiency changes"
+            f" mean error below that of the best law in N alone in {better} of {len(moved)} tables"
+            f" whose efficiency changes"
         )
     if whole.revealed:
         shown.append(

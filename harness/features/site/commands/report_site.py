@@ -39,7 +39,7 @@ ANSWERS: Mapping[str, tuple[Any, ...]] = {
 def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument("results", nargs="?", type=Path, default=usual_results(), metavar="DIR")
     sub.add_argument(
-        "--to", type=Path, metavar="DIR", help="folder to write to (default: DIR/site)"
+        "--to", type=Path, metavar="DIR", help="folder to write to (default: results/site)"
     )
     sub.add_argument("--name", default="scaleproof", help="name of the site")
 
@@ -49,7 +49,7 @@ def act(asked: Asked) -> Answer:
     from harness.features.site import pages
 
     args = asked.options
-    to = args.to or args.results / "site"
+    to = args.to or usual_results() / "site"
     if to.is_dir() and any(to.iterdir()) and not (to / FILE).is_file():
         raise SpecError(
             f"--to {to}: the folder contains other files",

@@ -74,9 +74,10 @@ def act(asked: Asked) -> Answer:
     document: dict[str, Json] = {"losses": to_doc(tuple(all_losses)), "tried": []}
     if not args.trying:
         if any(loss.remedies for loss in all_losses):
-            lines.append(f" measure them  scaleproof report advice {args.run} --try")
+            measuring_words = f" measure  scaleproof report advice {args.run} --try"
+            lines += text.wrap_command(measuring_words, width, 10)
         elif any(loss.change for loss in all_losses):
-            lines += _of_script(run, args.run)
+            lines += _of_script(run, args.run, width)
         return vouched(Answer(document=document, lines=lines), [(run, args.run)])
     refuse_unsealed(run, args.run if args.run.is_dir() else args.run.parent)
     changes = [(rung, remedies) for rung, of_rung in lost if (remedies := _changes(of_rung))]
@@ -96,14 +97,14 @@ def act(asked: Asked) -> Answer:
     return measured.ended(Answer(document=document, lines=lines, exit=status))
 
 
-def _of_script(run: RunRecord, folder: Path) -> list[str]:
+def _of_script(run: RunRecord, folder: Path, width: int) -> list[str]:
     """Return the commands that measure a changed script, and compare it with this run."""
     argv = list(run.settings.argv)
     end = argv.index("--") if "--" in argv else len(argv)
     changed = shlex.join([*argv[:end], "--results", "changed", *argv[end:]])
     return [
-        f" after a change  {changed}",
-        f" compare         scaleproof compare {folder} changed",
+        *text.wrap_command(f" changed  {changed}", width, 10),
+        *text.wrap_command(f" compare  scaleproof compare {folder} changed", width, 10),
     ]
 
 

@@ -162,13 +162,16 @@ def act(asked: Asked) -> Answer:
         if parsed.merge is not None:
             path = parsed.merge / f"{window.name}.trace.json.gz"
             merge.write(path, {window.title: window.open})
-            lines.append(f" merged   {path}: open it in https://ui.perfetto.dev")
+            lines += text.wrap(f" merged   {path}", width, 10)
         documents.append(document)
         lines.append("")
+    lines += [*pages.legend_lines(lines, width), ""]
     if parsed.merge is not None and len(windows) > 1:
         path = parsed.merge / ALL
         merge.write(path, {traced.title: traced.open for traced in windows})
-        lines += [f" all cases in one trace: {path}", ""]
+        lines += [*text.wrap(f" merged   {path}: all cases", width, 10), ""]
+    if parsed.merge is not None:
+        lines += [" open     https://ui.perfetto.dev shows merged traces", ""]
     return vouched(Answer(document={"windows": documents}, lines=lines[:-1]), runs)
 
 

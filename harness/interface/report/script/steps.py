@@ -178,13 +178,32 @@ def large_parts(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
             continue
         grows = took_s > GROWS * base.get(part, 0.0) and row.launches is not bases
         of_base = f" ({si(base.get(part, 0.0), 's')} on the baseline)" if grows else ""
-        of_all = grows and part is StepPart.BATCHES and not row.shared_cores
-        asked = _ALL_SAMPLES if of_all else question
+        if grows and part is StepPart.BATCHES and not row.shared_cores:
+            question = _ALL_SAMPLES
+        elif grows and part is StepPart.OTHER and _reduces_itself(row):
+            question = (
+                "the script exchanges gradients after the backward pass."
+                " DistributedDataParallel exchanges them during it"
+            )
         questions.append(
             f"{si(took_s, 's')} of a step of {si(step_s, 's')}{of_base} is spent {_NAMES[part]}:"
-            f" {asked}"
+            f" {question}"
         )
     return "; ".join(questions)
+
+
+#: A script's exchange of gradients carries at least this share of their bytes.
+MOST_BYTES = 0.9
+
+
+def _reduces_itself(row: ScriptRow) -> bool:
+    """Return whether the script all-reduces its gradients itself, without a wrapper."""
+    calls = row.seen.calls.get("all_reduce")
+    issued = row.seen.collectives.get("all_reduce")
+    if calls is None or issued is None or row.seen.parallel:
+        return False
+    gradients = row.seen.trained_bytes or row.seen.parameter_bytes
+    return issued.payload_bytes >= MOST_BYTES * gradients
 
 
 def _own_parts(launches: Sequence[LaunchRecord]) -> dict[StepPart, float]:

@@ -41,6 +41,8 @@ class Recorded:
 #: The most characters that are kept of an exception's message and of its traceback. Either may
 #: contain a printed tensor.
 MESSAGE_CHARS = 4_000
+#: Length of the longest secrets, such as private keys of 8192 bits in PEM, in characters.
+SECRET_CHARS = 8_000
 TRACEBACK_CHARS = 100_000
 
 
@@ -349,17 +351,23 @@ class RankError:
         """
         return cls(
             type=type(error).__name__,
-            message=_bounded(secrets.masked(message), MESSAGE_CHARS),
-            traceback=_bounded(secrets.masked(text), TRACEBACK_CHARS),
+            message=_masked(message, MESSAGE_CHARS),
+            traceback=_masked(text, TRACEBACK_CHARS),
             peer=False,
         )
 
 
-def _bounded(text: str, most: int) -> str:
-    """Shorten a text to about ``most`` characters by leaving out its middle."""
+def _masked(text: str, most: int) -> str:
+    """Return a text without secrets, shortened to about ``most`` characters without its middle.
+
+    Only characters near those that remain are searched for secrets, because a text can be long.
+    """
     if len(text) <= most:
-        return text
-    return f"{text[: most // 2]} ... {len(text) - most} characters ... {text[-most // 2 :]}"
+        return secrets.masked(text)
+    half = most // 2
+    start = secrets.masked(text[: half + SECRET_CHARS])[:half]
+    end = secrets.masked(text[-half - SECRET_CHARS :])[-half:]
+    return f"{start} ... {len(text) - most} characters ... {end}"
 
 
 @dataclass(frozen=True, kw_only=True)

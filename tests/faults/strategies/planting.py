@@ -93,9 +93,15 @@ def device_oom() -> None:
 
 
 def full_disk() -> None:
-    """Make the file to which this rank's result is written first unwritable."""
-    name = f".{LOG.stem}.json.{os.getpid()}"
-    LOG.with_name(name).symlink_to("/dev/full")
+    """Let a device refuse the file to which this rank's result is written first."""
+    opened = Path.open
+
+    def refused(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name.startswith(f".{LOG.stem}.json."):
+            return opened(Path("/dev/full"), "wb")
+        return opened(path, *args, **options)
+
+    Path.open = refused  # type: ignore[method-assign]
 
 
 def port_taken() -> None:

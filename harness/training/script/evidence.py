@@ -217,7 +217,8 @@ def loop_of(watch: Watch) -> LoopEvents:
     operations = list(dict.fromkeys(name for name, _, _ in issued))
     numbered = [(operations.index(name), size, at_ns) for name, size, at_ns in issued]
     order = list(watch.hooks.roots)
-    passes_ns = [(order.index(key), *times) for key, *times in watch.forwards_ns]
+    # A call that turned out to be the training loop itself is no pass of a model.
+    passes_ns = [(order.index(key), *times) for key, *times in watch.forwards_ns if key in order]
     samples = Samples(
         marks_s=marks - marks[0],
         loss=watch.loss_of_steps(),

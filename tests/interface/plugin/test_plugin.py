@@ -434,10 +434,10 @@ def test_world_sizes_are_profiled_and_a_rule_on_a_share_gets_more_profiles(
 
 
 RECOVERY = """
-    from harness import Course, Fault, recovering
+    from harness import Fault, FaultScenario, recovering
 
     def crash(site):
-        return [Course(case=site.case("ddp/mlp-nano"), fault=Fault.KILL)]
+        return [FaultScenario(case=site.case("ddp/mlp-nano"), fault=Fault.KILL)]
 
     @recovering(crash)
     def test_recovery(verdict):

@@ -124,8 +124,12 @@ def read(path: Path, option: str, then: str = SAME) -> tuple[dict[str, Any], Pro
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
+        there = next(parent for parent in path.absolute().parents if parent.is_dir())
         raise ConfigError(
-            f"cannot be read: {error.strerror}", where=str(path), fix=f"{option} FILE"
+            f"cannot be read: {error.strerror}",
+            where=str(path),
+            expected=f"{option} FILE",
+            fix=f"ls {there}",
         ) from None
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
@@ -157,7 +161,8 @@ def refuse_others(doc: Mapping[str, Any], known: Sequence[str], problems: Proble
     """Add every unknown top-level key to ``problems``."""
     for key in doc.keys() - set(known):
         line = problems.line_of(rf"\[*\s*{re.escape(key)}\b")
-        problems.add(line, f"unknown top-level key {key!r}", meant(key, known))
+        hint = meant(key, known) or f"expected {' or '.join(map(repr, known))}"
+        problems.add(line, f"unknown top-level key {key!r}", hint)
 
 
 def tables_of(doc: Mapping[str, Any], name: str, problems: Problems) -> list[TomlTable]:

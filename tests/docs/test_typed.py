@@ -58,7 +58,8 @@ def lines_of(page: Path) -> list[str]:
     typed = []
     for line in (line.split("  #")[0].strip() for line in lines):
         for word, meant in _MEANT.items():
-            line = re.sub(rf"(?<![\w/]){re.escape(word)}(?!\w)", meant, line)
+            end = r"(?!\w)" if word[-1].isalnum() else ""
+            line = re.sub(rf"(?<![\w/]){re.escape(word)}{end}", meant, line)
         if line.startswith(("scaleproof", "pytest", "python")) and not line.startswith(_ELSEWHERE):
             typed.append(line)
     return list(dict.fromkeys(typed))

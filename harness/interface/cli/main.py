@@ -66,6 +66,14 @@ class Parser(argparse.ArgumentParser):
         elif "unrecognized arguments:" in message:
             wrong = message.partition(": ")[2].partition(" ")[0]
             message = f"no option {wrong!r}{nearest(wrong, self.known())}"
+        elif "arguments are required: " in message:
+            names = [str(a.metavar or a.dest) for a in self._actions if not a.option_strings]
+            missing = message.partition(": ")[2]
+            raise SpecError(
+                f"missing: {missing}",
+                expected=" ".join([self.prog, *names]),
+                fix=f"{self.prog} --help",
+            )
         raise SpecError(message, fix=f"{self.prog} --help")
 
     def format_help(self) -> str:

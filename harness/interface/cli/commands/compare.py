@@ -48,10 +48,11 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "a",
         type=Path,
+        metavar="A",
         help="a run, or a folder in which harness.measure_steps recorded starts of a training; with"
         " --interleave a Python environment",
     )
-    sub.add_argument("b", type=Path)
+    sub.add_argument("b", type=Path, metavar="B", help="the run to compare with A")
     sub.add_argument("--metric", default="step_s", choices=COMPARABLE)
     sub.add_argument(
         "--fail-on",

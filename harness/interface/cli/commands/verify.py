@@ -197,12 +197,15 @@ def _sittings(folder: Path) -> list[str]:
 
 
 def _lines(run: RunRecord, verified: Verification) -> list[str]:
+    without = len(run.launches) - verified.num_launches
     lines = [
-        f" {verified.num_launches} launches from {verified.num_samples} ranks' samples,"
-        f" {verified.num_verdicts} verdicts recomputed",
+        f" recomputed {verified.num_launches} launches from {verified.num_samples} ranks' samples,"
+        f" {verified.num_verdicts} verdicts",
         f" recorded with {run.software.get('scaleproof', 'n/a')}, read with schema {run.schema}",
     ]
-    lines.append(" not recomputed: values of gates (checked by their limits), facts of the host")
+    left = [f"{without} launches without samples"] * (without > 0)
+    left += ["values of gates (checked by their limits)", "facts of the host"]
+    lines += text.wrap(f" not recomputed: {', '.join(left)}", text.columns(), 1)
     if not verified.worded:
         lines.append(" not compared: the texts of verdicts, which another build wrote")
     if verified.num_traceless:

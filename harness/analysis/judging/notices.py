@@ -198,7 +198,10 @@ def _memory(run: RunRecord) -> Iterator[str]:
         grows = [slope for slope in slopes if slope.low > LEAK_BYTES and slope.steady >= 0.5]
         if len(launches) >= 2 and len(grows) == len(launches):
             rate = median([growth.slope for growth in grows])
-            yield f"{case.id}: memory grows by {rate / 1e3:.0f} kB a step in every launch"
+            yield (
+                f"{case.id}: memory grows by {rate / 1e3:.0f} kB in each step of every launch, so"
+                " longer training needs more memory than was measured"
+            )
         for notice in overloaded(launches[-1:]):
             yield f"{case.id}: {notice}"
 

@@ -128,4 +128,9 @@ def _parts(m: Moment | Waiting | Looking) -> tuple[str, str, str, str]:
         return f"  [{m.purpose} {place}] ", m.arm, f"  {_DOES[m.purpose]}", clock
     launch = f"{m.launch:>{len(str(m.num_launches))}}/{m.num_launches}"
     rate = f"  {m.last}" if m.last else ""
-    return f"  [{place}  {launch}] ", m.arm, f"  step {m.step}/{m.num_steps}{rate}", clock
+    return (
+        f"  [{place}  {launch}] ",
+        m.arm,
+        f"  step {min(m.step, m.num_steps)}/{m.num_steps}{rate}",
+        clock,
+    )

@@ -22,6 +22,7 @@ from hypothesis import given, settings, strategies as st
 from harness.base.errors import RecordError
 from harness.features.history import asv_results, ledger
 from harness.features.history.asv_page import publish
+from harness.features.history.commands.history import comparable
 from harness.features.history.ingest import ingest
 from harness.features.history.night import keep, night_of, nights
 from harness.interface.cli.main import main
@@ -49,6 +50,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("whole")
     ingest(SAMPLES, results)
     return results
+
+
+def test_only_commits_with_a_case_in_common_are_compared(tmp_path: Path, whole: Path) -> None:
+    results = shutil.copytree(whole, tmp_path / "results")
+    (machine,) = (folder.name for folder in (results / "asv").iterdir() if folder.is_dir())
+    assert comparable(results, machine) is not None
+    newest = max(
+        (p for p in (results / "asv" / machine).glob("*-*.json")),
+        key=lambda path: json.loads(path.read_text())["date"],
+    )
+    newest.write_text(newest.read_text().replace("decoder-nano", "decoder-tiny"))
+    assert comparable(results, machine) is None
 
 
 def test_a_run_is_added_once(tmp_path: Path, whole: Path) -> None:

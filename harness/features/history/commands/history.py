@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -116,10 +117,9 @@ def _ingested(asked: Asked) -> Answer:
     following = f" next     scaleproof history; asv publish{config} && asv preview{config}"
     lines += ["", *text.wrap_command(following, width, 10)]
     for machine in sorted({ingested.machine for ingested in added}):
-        if len(commits := _commits(asked.options.results, machine)) > 1:
-            before, after = commits[-2:]
-            pair = f"{before[:10]} {after[:10]}"
-            comparison = f" compare  asv compare{config} {pair} --machine {machine}"
+        if pair := comparable(asked.options.results, machine):
+            commits = " ".join(commit[:10] for commit in pair)
+            comparison = f" compare  asv compare{config} {commits} --machine {machine}"
             lines += text.wrap_command(comparison, width, 10)
     changed = any(error.what.startswith("NOT VERIFIED") for error in refused)
     exit_ = Exit.FAILED if changed else Exit.PASSED if added else Exit.NOTHING_JUDGED
@@ -145,12 +145,34 @@ def _introduce_to_asv() -> None:
         MachineCollection.save(name, {**Machine.get_defaults(), "machine": name})
 
 
-def _commits(results: Path, machine: str) -> list[str]:
-    """Return the commits of the ledger for which asv has results of a machine, oldest first."""
+def comparable(results: Path, machine: str) -> tuple[str, str] | None:
+    """Return the newest commit and the last commit before it with a case in common, or None.
+
+    Only commits for which asv has results of this machine are considered.
+    """
     files = (results / "asv" / machine).glob("*.json")
     known = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    dated = {doc["date"]: doc["commit_hash"] for doc in known if "commit_hash" in doc}
-    return [commit for _, commit in sorted(dated.items())]
+    *earlier, newest = sorted(
+        (doc for doc in known if "commit_hash" in doc), key=lambda doc: doc["date"]
+    )
+    for before in reversed(earlier):
+        if _measured(before) & _measured(newest):
+            return before["commit_hash"], newest["commit_hash"]
+    return None
+
+
+def _measured(of_commit: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return the benchmark and the case of each value that asv has for a commit."""
+    rows = {
+        name: dict(zip(of_commit["result_columns"], row, strict=False))
+        for name, row in of_commit["results"].items()
+    }
+    return {
+        (name, str(case))
+        for name, row in rows.items()
+        for case, value in zip(product(*row["params"]), row["result"] or (), strict=False)
+        if value is not None
+    }
 
 
 def _history(asked: Asked) -> Answer:

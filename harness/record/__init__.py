@@ -59,6 +59,7 @@ from harness.record.record import (
     JUDGED_SINCE,
     SCHEMA,
     SETTLED_SINCE,
+    WORSENED_SINCE,
     Block,
     RunRecord,
 )

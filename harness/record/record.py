@@ -29,7 +29,7 @@ Entry = TypeVar("Entry")
 Derived = TypeVar("Derived")
 
 #: Version of the record's layout. ``upgrade`` converts older ones.
-SCHEMA = 12
+SCHEMA = 13
 #: The first schema whose verdicts were judged by the present rules.
 JUDGED_SINCE = 6
 #: The first schema whose windows (numbers of steps and of warm-up steps) were chosen by the present
@@ -47,6 +47,9 @@ HALVES_SINCE = 9
 ASIDE_SINCE = 10
 #: The first schema in which correlation between pairs widens the interval that is judged.
 CORRELATED_SINCE = 12
+#: The first schema in which background load leaves a PASS of values without a baseline, such as
+#: recovery times. In older schemas, such load made every verdict on them inconclusive.
+WORSENED_SINCE = 13
 
 
 def stand_ins(case: CaseSpec, nodes: Sequence[Machine]) -> frozenset[StandIn]:

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
 from harness.analysis.judging import biases, blockers
 from harness.analysis.judging.contrast_data import ContrastData
-from harness.analysis.judging.question import Caveat, undecided
+from harness.analysis.judging.question import Caveat, Severity, undecided
 from harness.analysis.samples import references, steadiness
 from harness.analysis.samples.figures import SMOOTH
 from harness.cases import metrics
@@ -59,18 +60,21 @@ def spoilt(evidence: ContrastData) -> Caveat | None:
     return None
 
 
-def unfit_host(run: RunRecord, *, known: bool = False) -> Caveat | None:
+def unfit_host(run: RunRecord, *, known: bool = False, directed: bool = False) -> Caveat | None:
     """Return a caveat if admission found the host unfit before the run, else None.
 
     ``known`` says that the launches recorded their background load. The load that admission
-    measured before the run is ignored in this case.
+    measured before the run is ignored in this case. ``directed`` says that load can only have made
+    the values worse.
     """
     bad = [finding for finding in run.admission if finding.level is Level.BAD]
     bad = [finding for finding in bad if not (known and finding.check == "load")]
     if not bad:
         return None
     reason = f"noisy host: {'; '.join(finding.text for finding in bad)}"
-    return undecided(Reason.NOISY_HOST, reason)
+    caveat = undecided(Reason.NOISY_HOST, reason)
+    loaded = all(finding.check == "load" for finding in bad)
+    return replace(caveat, severity=Severity.WORSENS) if directed and loaded else caveat
 
 
 def unquiet(evidence: ContrastData) -> str:

@@ -17,6 +17,8 @@ class Severity(StrEnum):
     IMPOSSIBLE = "impossible"
     #: Neither a PASS nor a FAIL is accepted.
     UNDECIDES = "undecides"
+    #: A FAIL is not accepted, and a PASS only if worse values could not have caused it.
+    WORSENS = "worsens"
     #: A PASS or FAIL is accepted only if it also results from the values times ``shift``.
     BIASES = "biases"
     #: A PASS rests on a claim that nothing verifies, so it becomes RECORDED.

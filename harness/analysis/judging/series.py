@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 
 from harness.analysis.judging.caveats import unfit_host
 from harness.analysis.judging.question import Question, blocker
-from harness.cases import Threshold, heads
+from harness.cases import Threshold, heads, metrics
 from harness.host import devices
 from harness.host.fabric import LinkClass
 from harness.host.machine import Machine
-from harness.record import Reason, RunRecord, Status
+from harness.record import WORSENED_SINCE, Reason, RunRecord, Status
 from harness.record.fabric import Row, Swept, swept
 
 Values = Mapping[str, tuple[float, ...]]
@@ -59,7 +59,9 @@ class Series:
                 yield self._question(run, rule.metric), rule
 
     def _question(self, run: RunRecord, metric: str) -> Question:
-        caveats = [unfit_host(run)]
+        of = metrics.metric(metric)
+        directed = of.of_time and not of.share and run.schema >= WORSENED_SINCE
+        caveats = [unfit_host(run, directed=directed)]
         if self.wrong:
             caveats.append(blocker(Status.ERROR, Reason.INCORRECT, self.wrong))
         elif not self.first[metric]:

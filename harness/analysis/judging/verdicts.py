@@ -185,7 +185,7 @@ def _survives(
     conclusion = Conclusion(judged.status, judged.reason, judged.detail)
     impossible = _impossible(question, judged)
     if impossible or conclusion.status in (Status.PASS, Status.FAIL):
-        undecides = question.caveat(Severity.UNDECIDES)
+        undecides = question.caveat(Severity.UNDECIDES) or _worsened(question, rule, conclusion)
         open_ = _biased(question, rule, run, judged) if undecides is None else _by(undecides)
         if open_ is not None:
             return open_._replace(detail=f"{_would_be(impossible, conclusion)}, but {open_.detail}")
@@ -206,6 +206,15 @@ def _survives(
         detail = f"would fail: {conclusion.detail}; a provisional bound decides nothing"
         return Conclusion(Status.RECORDED, Reason.WOULD_FAIL, detail)
     return _confirmed(question, rule, run, judged)
+
+
+def _worsened(question: Question, rule: Threshold | None, of: Conclusion) -> Caveat | None:
+    """Return the caveat that made the values worse if it could have caused this verdict."""
+    if rule is None or of.status is not Status.PASS:
+        return question.caveat(Severity.WORSENS)
+    more = metrics.metric(question.metric).more_is_better
+    stands = rule.at_most is None if more else rule.at_least is None
+    return None if stands else question.caveat(Severity.WORSENS)
 
 
 def _would_be(impossible: str, conclusion: Conclusion) -> str:

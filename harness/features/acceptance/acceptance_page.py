@@ -246,7 +246,8 @@ def untested(handover: Handover, runs: Sequence[RunRecord]) -> Iterator[str]:
     elif len(handover.nodes) < whole:
         yield f"{whole - len(handover.nodes)} of the {whole} nodes of the system"
     if handover.beyond:
-        yield f"thresholds for other hardware: {', '.join(name for name, _ in handover.beyond)}"
+        names = ", ".join(name for name, _ in handover.beyond)
+        yield f"thresholds for other hardware or measurements: {names}"
     kinds = {name for run in runs for name, there in _measured_kinds(run) if there}
     lacking = [name for name in KINDS if name not in kinds]
     if lacking:

@@ -84,9 +84,9 @@ class Handover:
 
     ``status`` is PASS only if every requirement passed or is waived, and all runs verify.
     ``stand_ins`` are thresholds with verdicts on simulated hardware (waiting models, shared cores,
-    emulated links) and on controls. ``beyond`` are thresholds for hardware that no run used, with
-    the hardware that they need. ``nodes`` are the nodes of all runs. ``accepted`` holds the seals
-    of the accepted runs with which clauses were compared.
+    emulated links) and on controls. ``beyond`` are thresholds for hardware that no run used or for
+    measurements that no run made, with what they need. ``nodes`` are the nodes of all runs.
+    ``accepted`` holds the seals of the accepted runs with which clauses were compared.
     """
 
     status: Status

@@ -170,9 +170,7 @@ class Recoverer:
         """Measure one more trial and add it to the run. Successive trials break different ranks."""
         rank = course.victim(i)
         fresh = ", to confirm a FAIL" if attempt else ""
-        self._progress.note(
-            f"{course.case.id}: {course.fault} of rank {rank}, trial {i + 1}/{times}{fresh}"
-        )
+        self._progress.note(f"{course.name}: rank {rank}, trial {i + 1}/{times}{fresh}")
         self._run.seal()
         self._run.add_trial(replace(self._trial(course, rank), attempt=attempt))
 

@@ -21,7 +21,7 @@ def test_an_injected_leak_is_reported(sample_run: RunRecord) -> None:
     for x in timed(doc, "@2"):
         x["growth"] = {"rank": 1, "steady": 0.9, "slope": 2e5, "low": 1.5e5, "high": 2.5e5}
     (finding,) = [f for f in sentences(from_doc(RunRecord, doc)) if "memory grows" in f]
-    assert "200 kB a step" in finding
+    assert "grows by 200 kB in each step" in finding
 
     def bounded(doc: Any) -> None:
         for x in timed(doc, "@2"):

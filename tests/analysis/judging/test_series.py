@@ -10,9 +10,11 @@ import pytest
 
 from harness.analysis.judging.question import Severity
 from harness.analysis.judging.series import Series
+from harness.analysis.judging.verdicts import conclude
 from harness.cases import Device
 from harness.cases.rules import BoundSource, Threshold
-from harness.record import Reason, RunRecord, Status
+from harness.host.admission import Finding, Level
+from harness.record import SCHEMA, WORSENED_SINCE, Reason, RunRecord, Status
 
 MADE = Series(
     name="fabric/all_reduce@2x4",
@@ -73,3 +75,36 @@ def test_a_refused_operation_is_a_skip_with_its_reason(sample_run: RunRecord) ->
     (caveat,) = question.caveats_of(Severity.BLOCKS)
     assert caveat.status is Status.SKIP
     assert caveat.sentence == "NCCL has no such operation"
+
+
+TIMES = replace(
+    MADE,
+    name="ddp/mlp-nano/weak@2cpu kill",
+    family="ddp/mlp-nano/weak",
+    world_size=2,
+    num_nodes=1,
+    first={"recovery_s": (0.5, 0.6, 0.55, 0.52), "goodput": (0.9, 0.91, 0.92, 0.9)},
+    again={"recovery_s": (0.5, 0.6, 0.55, 0.52), "goodput": (0.9, 0.91, 0.92, 0.9)},
+)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "check", "schema", "status"),
+    [
+        ({"at_most": 30.0}, "load", SCHEMA, Status.PASS),
+        ({"at_most": 0.1}, "load", SCHEMA, Status.INCONCLUSIVE),
+        ({"at_least": 0.1}, "load", SCHEMA, Status.INCONCLUSIVE),
+        ({"at_most": 30.0}, "memory", SCHEMA, Status.INCONCLUSIVE),
+        ({"at_most": 30.0}, "load", WORSENED_SINCE - 1, Status.INCONCLUSIVE),
+        ({"metric": "goodput", "unit": "1", "at_least": 0.5}, "load", SCHEMA, Status.INCONCLUSIVE),
+    ],
+)
+def test_load_that_can_only_have_made_values_worse_leaves_a_pass(
+    bounds: dict[str, object], check: str, schema: int, status: Status, sample_run: RunRecord
+) -> None:
+    fields = {"case": "*", "metric": "recovery_s", "unit": "s", "at_least": None, **bounds}
+    rule = replace(RULE, **fields)  # type: ignore[arg-type]
+    bad = Finding(check=check, level=Level.BAD, text="80 % of 2 CPUs", advice="wait")
+    run = replace(sample_run, schema=schema, admission=(bad,), thresholds=(rule,))
+    ((question, asked),) = TIMES.questions(run)
+    assert conclude(question, asked, run).status is status

@@ -163,7 +163,7 @@ def _lines(result: Handover, to: Path, digest: str) -> list[str]:
         lines += ["", *text.wrap(f" not counted (simulated or controls): {counts}", width, 13)]
     if result.beyond:
         names = ", ".join(name for name, _ in result.beyond)
-        lines += text.wrap(f" for other hardware: {names}", width, 21)
+        lines += text.wrap(f" not judged (other hardware or measurements): {names}", width, 13)
     if any(requirement.late for requirement in result.requirements):
         lines += text.wrap(
             " some thresholds were given after the measurement; the record cannot prove that they"

@@ -147,9 +147,17 @@ def results(run: RunRecord) -> Sequence[Result]:
     return run.once(("results",), lambda: [result_of(run, verdict) for verdict in run.verdicts])
 
 
-def results_of(run: RunRecord, plan: str) -> list[Result]:
+def results_of(run: RunRecord, plan: str) -> Sequence[Result]:
     """Return the results of one plan, given by its hash."""
-    return [result for result in results(run) if result.plan == plan]
+    return run.once(("results", "by plan"), lambda: _by_plan(run)).get(plan, ())
+
+
+def _by_plan(run: RunRecord) -> dict[str, list[Result]]:
+    """Map the hash of each plan to its results."""
+    by_plan: dict[str, list[Result]] = {}
+    for result in results(run):
+        by_plan.setdefault(result.plan, []).append(result)
+    return by_plan
 
 
 def ranked(run: RunRecord) -> list[Result]:

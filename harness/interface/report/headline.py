@@ -253,15 +253,15 @@ def _later_rung(run: RunRecord) -> Iterator[str]:
     for plan in run.plans:
         alone = {arm.case.hash for arm in plan.arms if arm.case.script and arm.case.world_size == 1}
         refused = any(
-            launch.case in alone
-            and launch.cause is not None
+            launch.cause is not None
             and launch.cause.kind == "exception"
             and launch.cause.step == 0
             and _SHORT not in launch.cause.message
             and not _OF_WORDS.search(launch.cause.message)
             and (quoted := _SAID.search(launch.cause.message))
             and _OF_RANKS[plan.arms[0].case.device].match(quoted[0])
-            for launch in run.launches
+            for case in alone
+            for launch in run.by_case.get(case, ())
         )
         largest = max((arm.case for arm in plan.arms), key=lambda case: case.world_size)
         options = {"first_rung": "2"}

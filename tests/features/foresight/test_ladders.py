@@ -375,3 +375,15 @@ def test_a_disturbed_sweep_gives_a_prediction_marked_implausible(run: RunRecord)
     fine = foresee("ddp", [small, large], at(run, 64), KNOWN)
     assert not isinstance(fine, Refused)
     assert "implausible" not in dict(facts_of(fine[0]))["efficiency"]
+
+
+def test_a_sweep_that_has_no_case_of_the_size_is_refused_alone(run: RunRecord) -> None:
+    """The shares of two devices do not say how fast the others of a larger world are."""
+    small, large = rungs(run)
+    uneven = replace(large, case=replace(large.case, shares=(1.0, 0.5)))
+    ladders = {"even": [small, large], "uneven": [small, uneven]}
+    cases, refused = verb.cases_at(ladders, (8, ()), {}, KNOWN)
+    assert list(cases) == ["even"] and cases["even"].world_size == 8
+    assert [refusal.id for refusal in refused] == ["uneven"] and "shares" in refused[0].why
+    with pytest.raises(SpecError, match="shares"):
+        verb.cases_at({"uneven": [small, uneven]}, (8, ()), {}, KNOWN)

@@ -67,7 +67,7 @@ def test_different_machines_and_single_world_sizes_are_refused(run: RunRecord) -
     )
     single = tuple(x for x in run.launches if len(x.ranks) == 1)
     (refused,) = tables([replace(run, launches=single)], Catalogue())
-    assert isinstance(refused, Refused) and "1 ranks only" in refused.why
+    assert isinstance(refused, Refused) and "1 rank only" in refused.why
 
 
 def test_an_incorrect_training_run_is_not_used_for_predictions(run: RunRecord) -> None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
+from harness.analysis.reading import load
 from harness.analysis.results import results
 from harness.base import files
 from harness.base.documents import Json, to_doc
 from harness.base.errors import Exit, LaunchError, SpecError, nearest
-from harness.cases import Catalogue
+from harness.cases import CaseSpec, Catalogue
 from harness.cases.site import parse_nodes
 from harness.cases.targets import changed
 from harness.features.foresight.held_out import Evaluation, Score, evaluate
@@ -37,7 +38,6 @@ from harness.interface.cli.answer import Answer, Asked, vouched
 from harness.interface.report import text
 from harness.measure.describing import described
 from harness.record import Described, Reason, RunRecord
-from harness.record.store import load
 
 HELP = {
     "predict": "predict larger world sizes from the small ones of runs or of a published table",
@@ -197,10 +197,13 @@ def _of_runs(asked: Asked) -> Answer:
         compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
         lines += scores.lines(compared, (), True, width)
     if args.to:
-        targets, note = _targets(ladders, _world(args.to), measuring.settings(asked), catalogue)
+        cases, unlike = cases_at(ladders, _world(args.to), measuring.settings(asked), catalogue)
+        refused += unlike
+        targets, note = _targets(ladders, cases, catalogue)
         lines += text.wrap(f" {note}", width, 1) if note else []
         lines += [part for note in _doubts(loaded) for part in text.wrap(f" {note}", width, 1)]
-        for name, of in ladders.items():
+        for name in targets:
+            of = ladders[name]
             answers = foresee(name, of, targets[name], catalogue, on=sizes, hold=args.hold)
             if isinstance(answers, Refused):
                 refused.append(answers)
@@ -210,8 +213,9 @@ def _of_runs(asked: Asked) -> Answer:
             lines += _foreseen(answers, runs.table(name, of, catalogue, on=sizes), width)
             lines += text.wrap(f" {note}", width, 1) if (note := _far(args.to, of)) else []
     refused = list({refusal.id: refusal for refusal in refused}.values())
-    for refusal in refused:
-        lines += text.wrap(f" REFUSED  {refusal.id}: {refusal.why}", width, 10)
+    for why in dict.fromkeys(refusal.why for refusal in refused):
+        names = ", ".join(refusal.id for refusal in refused if refusal.why == why)
+        lines += text.wrap(f" REFUSED  {why}: {names}", width, 10)
     answer = _answer(args, compared, refused, further, lines)
     return vouched(answer, zip(loaded, args.runs, strict=True))
 
@@ -299,25 +303,41 @@ def _page(
     return [f" page          {args.page}"]
 
 
-def _targets(
+def cases_at(
     ladders: Mapping[str, Sequence[MeasuredRung]],
     world: tuple[int, tuple[int, ...]],
     settings: Mapping[str, Json],
     catalogue: Catalogue,
+) -> tuple[dict[str, CaseSpec], list[Refused]]:
+    """Return the case of each sweep at another size, and the sweeps that have no such case.
+
+    For example, a sweep that states the share of each rank is measured at one size only. Raise
+    SpecError if no sweep has such a case.
+    """
+    ranks, nodes = world
+    cases = dict[str, CaseSpec]()
+    errors = dict[str, SpecError]()
+    for name, of in ladders.items():
+        largest = of[-1].case
+        try:
+            at_size = largest.at(ranks, nodes or _cut(ranks, max(largest.nodes)))
+            cases[name] = catalogue.normalise(changed(at_size, settings))
+        except SpecError as error:
+            errors[name] = error
+    if not cases:
+        raise next(iter(errors.values()))
+    return cases, [Refused(id=name, why=error.what) for name, error in errors.items()]
+
+
+def _targets(
+    ladders: Mapping[str, Sequence[MeasuredRung]],
+    cases: Mapping[str, CaseSpec],
+    catalogue: Catalogue,
 ) -> tuple[dict[str, MeasuredRung], str]:
-    """Return the case of each sweep at another size, as a local agent describes it, and a note.
+    """Return each case as a local agent describes it, and a note.
 
     If no agent can describe the cases, the note says so, and their memory and exchange are unknown.
     """
-    ranks, nodes = world
-    largest = {name: of[-1] for name, of in ladders.items()}
-    per_node = {name: max(single.case.nodes) for name, single in largest.items()}
-    cases = {
-        name: catalogue.normalise(
-            changed(single.case.at(ranks, nodes or _cut(ranks, per_node[name])), settings)
-        )
-        for name, single in largest.items()
-    }
     try:
         answers = described(list(cases.values()), catalogue)
         note = ""
@@ -325,7 +345,7 @@ def _targets(
         answers = [Described() for _ in cases]
         note = f"memory and exchange at that size are unknown: {error.what}"
     return {
-        name: MeasuredRung(largest[name].run, case, single, None)
+        name: MeasuredRung(ladders[name][-1].run, case, single, None)
         for (name, case), single in zip(cases.items(), answers, strict=True)
     }, note
 

@@ -197,8 +197,9 @@ def _speaks_not(ladder: Sequence[MeasuredRung], calibrating: Sequence[MeasuredRu
         return wrong
     worlds = {r.case.world_size for r in calibrating}
     if len(worlds) < 2:
-        message = f"{worlds.pop()} ranks only" if worlds else "none of these sizes"
-        return f"it was measured on {message}, but two world sizes are needed"
+        world = worlds.pop() if worlds else 0
+        message = f"{world} rank{'s' * (world > 1)} only" if world else "none of these sizes"
+        return f"measured on {message}, but two world sizes are needed"
     return ""
 
 

@@ -90,7 +90,7 @@ def typed(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
 
 

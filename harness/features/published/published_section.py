@@ -30,7 +30,7 @@ def html(run: RunRecord) -> Markup:
             Column[PublishedPlace]("case", 9, lambda s: s.case, left=True),
             Column("metric", 8, lambda s: s.metric, left=True),
             Column("measured", 9, _value),
-            Column("published", 9, lambda s: s.sentence, left=True),
+            Column("published", 9, lambda s: s.sentence, left=True, prose=True),
             Column("by", 5, lambda s: f"{s.figure.by}, {s.figure.date}", left=True),
         ],
         rows=shown,

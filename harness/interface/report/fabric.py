@@ -76,7 +76,7 @@ def tabled(run: RunRecord, *, named: bool = True) -> Table[Swept]:
             )
             for size in shown
         ),
-        Column("", 9, _wrong, left=True),
+        Column("", 9, _wrong, left=True, prose=True),
     ]
     return Table(columns=columns, rows=operations)
 

@@ -142,7 +142,7 @@ def idleness_lines(causes: Sequence[Idleness], width: int) -> list[str]:
     columns = [
         Column[Idleness]("term", 100, lambda i: TERMS[i.term], left=True),
         Column("ms/step", 99, lambda i: f"{i.ns / 1e6:.3f}"),
-        Column("the host", 98, lambda i: i.cause, left=True),
+        Column("the host", 98, lambda i: i.cause, left=True, prose=True),
         Column("in", 97, lambda i: _short(i.where, 34), left=True),
     ]
     return [rule("while the device waited", width), *table(columns, causes, width)]

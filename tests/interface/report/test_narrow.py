@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from harness.cases import Device, Site
 from harness.interface.report import timeline
 from harness.interface.report.tables import scaling_table
+from harness.interface.report.text import Column, table
 from harness.record import RunRecord, Term
 
 WIDTHS = [60, 72, 80, 100, 140, 200]
@@ -51,3 +53,19 @@ def test_the_printed_terms_add_up_to_the_printed_loss(width: int, model: str) ->
     shown = sum(float(cells[name]) for name in header.split() if name in of_terms)
     assert shown == pytest.approx(float(cells["lost"]), abs=0.11)
     assert timeline.head(Term.COMPUTE) in cells, "the largest term must be the last to be omitted"
+
+
+@given(
+    st.lists(st.lists(st.text("abc", min_size=1, max_size=9), max_size=30), min_size=1, max_size=4),
+    st.integers(40, 120),
+)
+def test_a_column_of_sentences_continues_below(sentences: list[list[str]], width: int) -> None:
+    """No word is lost, no line is too wide, and the numbers in front remain."""
+    columns = [
+        Column[list[str]]("ms", 5, lambda row: str(len(row))),
+        Column("may help", 9, " ".join, left=True, prose=True),
+    ]
+    header, *lines = table(columns, sentences, width)
+    assert header.split() == ["ms", "may", "help"] and all(len(line) <= width for line in lines)
+    expected = [word for row in sentences for word in (*row, str(len(row)))]
+    assert sorted(" ".join(lines).split()) == sorted(expected)

@@ -89,8 +89,8 @@ def tabled(played: FaultedTraining, foretold: Mapping[str, float] | None) -> Tab
         Column("share", 7, lambda t: f"{terms[t] / wall:.1%}", raw=lambda t: terms[t] / wall),
     ]
     if foretold is not None:
-        columns.append(Column("foretold", 8, lambda t: f"{foretold[t] / expected_s:.1%}"))
-    columns.append(Column("meaning of the term", 9, lambda t: _TOLD[t], left=True))
+        columns.append(Column("predicted", 8, lambda t: f"{foretold[t] / expected_s:.1%}"))
+    columns.append(Column("meaning of the term", 9, lambda t: _TOLD[t], left=True, prose=True))
     return Table(columns=columns, rows=list(goodput.TERMS))
 
 

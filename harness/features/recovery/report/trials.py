@@ -76,7 +76,7 @@ def tabled(run: RunRecord) -> dict[str, Table[Kind]]:
         ),
         Column("wait", 5, lambda k: f"{k[1][0].timeout_s:.3g}" if k[1][0].timeout_s else ""),
         Column("stall", 4, lambda k: si(median(t.stall_s for t in k[1]), "s")),
-        Column("", 9, _wrong, left=True),
+        Column("", 9, _wrong, left=True, prose=True),
     ]
     return {
         case.replace("+script=", ": "): Table(columns=columns, rows=list(kinds.items()))

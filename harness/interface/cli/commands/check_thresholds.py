@@ -54,7 +54,7 @@ _COLUMNS = (
         "requires", 95, lambda line: f"{line.rule.metric} {line.rule.bound}", left=True
     ),
     Column[RuleLine]("source", 10, lambda line: str(line.rule.source), left=True),
-    Column[RuleLine]("judges", 99, lambda line: line.judges, left=True),
+    Column[RuleLine]("judges", 99, lambda line: line.judges, left=True, prose=True),
 )
 
 

@@ -228,7 +228,7 @@ def _columns(limit: float) -> list[Column[Attempt]]:
         Column("peak", 8, lambda t: si(t.peak_bytes, "B"), raw=lambda t: t.peak_bytes),
         Column("of limit", 5, share),
         Column("samples/s", 6, speed, raw=lambda t: t.throughput),
-        Column("", 7, lambda t: t.why or "fits", left=True),
+        Column("", 7, lambda t: t.why or "fits", left=True, prose=True),
     ]
 
 

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -370,12 +370,33 @@ def files() -> list[Path]:
     return sorted(there, key=lambda path: path.name)
 
 
+#: Most characters of choices, ``{a,b,c}``, in a usage line. The help text lists longer ones.
+MOST_CHOICES = 40
+
+
 class _Formatter(argparse.HelpFormatter):
     """A formatter that keeps the lines of examples and subcommands and wraps all other text."""
+
+    def _metavar_formatter(
+        self, action: argparse.Action, default_metavar: str
+    ) -> Callable[[int], tuple[str, ...]]:
+        if action.metavar is None and _choices(action):
+            return lambda number: (default_metavar,) * number
+        return super()._metavar_formatter(action, default_metavar)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        choices = _choices(action)
+        return super()._expand_help(action) + (f" (one of {choices})" if choices else "")
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         keeps = text.startswith(("examples:", "subcommands:"))
         return text if keeps else super()._fill_text(text, width, indent)
+
+
+def _choices(action: argparse.Action) -> str:
+    """Return the choices of an option as text if they are too many for its usage line."""
+    choices = ", ".join(map(str, action.choices or ()))
+    return choices if len(choices) > MOST_CHOICES else ""
 
 
 def _help(path: Path) -> Mapping[str, str]:
@@ -396,8 +417,9 @@ def parser(name: str, path: Path, *, shows_all: bool = False) -> Parser:
     module = _imported(path)
     sentence = module.HELP[name]
     known = commands()
-    lines = [f"  scaleproof {words}" for words in module.EXAMPLES[name]]
-    epilog = ["examples:", *lines]
+    epilog = ["examples:"]
+    for words in module.EXAMPLES[name]:
+        epilog += text.wrap_command(f"  scaleproof {words}", text.columns(), 2)
     if names := index.subcommands(name, list(known)):
         about = index.of_group(name, _sentences(known), text.columns())
         epilog = ["subcommands:", *about, "", *epilog] if names else epilog

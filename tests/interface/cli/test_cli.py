@@ -370,12 +370,15 @@ def test_every_kind_of_baseline_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", sorted(commands()))
 def test_help_ends_with_two_examples_that_parse(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as left:
         main([*command.split(), "--help-all"])
     assert left.value.code == 0
-    *_, head, first, second = capsys.readouterr().out.rstrip().splitlines()
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    *_, head, first, second = re.sub(r" \\\n +", " ", shown).rstrip().splitlines()
     assert head == "examples:"
     for line in (first, second):
         name, *words = shlex.split(line)

@@ -38,7 +38,9 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
     sub.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="two or more runs, named A, B, ..."
     )
-    sub.add_argument("--metric", default="throughput", choices=COMPARABLE)
+    sub.add_argument(
+        "--metric", default="throughput", choices=COMPARABLE, help="the metric to compare"
+    )
     sub.add_argument(
         "--price",
         action="append",

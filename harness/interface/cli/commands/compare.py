@@ -53,7 +53,7 @@ def add_to(sub: argparse.ArgumentParser, command: str) -> None:
         " --interleave a Python environment",
     )
     sub.add_argument("b", type=Path, metavar="B", help="the run to compare with A")
-    sub.add_argument("--metric", default="step_s", choices=COMPARABLE)
+    sub.add_argument("--metric", default="step_s", choices=COMPARABLE, help="the metric to compare")
     sub.add_argument(
         "--fail-on",
         choices=("worse",),

@@ -61,8 +61,11 @@ CONTINUED = " " * 4
 MOST_LINES = 3
 
 
-#: The explanation after the most common heading.
-_PLAIN = " (throughput per rank, relative to one device)"
+#: The explanation after the heading of a metric against a baseline.
+_MEANINGS = {
+    ("efficiency", "plain"): " (throughput per rank, relative to one device)",
+    ("communication_cost", "rung"): " (share of a step that is saved without communication)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +181,14 @@ def _grouped(rows: Sequence[ScreenRow]) -> Mapping[str, list[ScreenRow]]:
 def _heading(result: Result) -> str:
     if result.reason is Reason.CAUGHT:
         return " negative control"
-    meaning = _PLAIN if (result.metric, result.against) == ("efficiency", "plain") else ""
-    return f" {figures.metric(result)}{meaning}"
+    return f" {figures.metric(result)}{_MEANINGS.get((result.metric, result.against), '')}"
 
 
 def shown_results(run: RunRecord) -> list[Result]:
     """Return every result that has a row on the screen if there is enough space."""
     caught = [result for result in results(run) if result.reason is Reason.CAUGHT]
     simulated = [r for r in results(run) if r.simulated and r.rule and r not in caught]
+    ablated = [r for r in results(run) if r.metric == "communication_cost" and not r.rule]
     asked = [*defects(run), *required(run), *simulated]
     judged = {result.plan for result in required(run)}
     ruled = {(result.plan, result.case_hash) for result in asked}
@@ -197,7 +200,7 @@ def shown_results(run: RunRecord) -> list[Result]:
         and (plan.hash, rung.row.case.hash) not in ruled
         and rung.result is not None
     ]
-    return [*asked, *caught, *unruled]
+    return [*asked, *caught, *unruled, *ablated]
 
 
 def _screen_rows(run: RunRecord) -> list[ScreenRow]:

@@ -398,7 +398,12 @@ def test_what_a_model_does_late_is_seen_after_the_window(stand: Stand, how: str)
     assert gate_failure(gate) is None and not timed.wrong
     (probe, *_) = [rank.probe for rank in timed.ranks]
     assert (probe.flops < 0.9 * gate.ranks[0].probe.flops) is (how == "skips")
-    after_a_pause = median(probe.paused_s) / min(probe.steps_s)
+    times = (
+        3 if how == "keeps a schedule" else 0
+    )  # other programs can delay the steps after a pause
+    more = [launch for _ in range(times) for launch in stand.launch(plan, described, Purpose.TIMED)]
+    probes = [launch.ranks[0].probe for launch in (timed, *more)]
+    after_a_pause = min(median(probe.paused_s) / min(probe.steps_s) for probe in probes)
     assert (after_a_pause < AFTER_PAUSE) is (how == "keeps a schedule")
 
 

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -377,26 +377,17 @@ MOST_CHOICES = 40
 class _Formatter(argparse.HelpFormatter):
     """A formatter that keeps the lines of examples and subcommands and wraps all other text."""
 
-    def _metavar_formatter(
-        self, action: argparse.Action, default_metavar: str
-    ) -> Callable[[int], tuple[str, ...]]:
-        if action.metavar is None and _choices(action):
-            return lambda number: (default_metavar,) * number
-        return super()._metavar_formatter(action, default_metavar)
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        choices = _choices(action)
-        return super()._expand_help(action) + (f" (one of {choices})" if choices else "")
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         keeps = text.startswith(("examples:", "subcommands:"))
         return text if keeps else super()._fill_text(text, width, indent)
 
 
-def _choices(action: argparse.Action) -> str:
-    """Return the choices of an option as text if they are too many for its usage line."""
-    choices = ", ".join(map(str, action.choices or ()))
-    return choices if len(choices) > MOST_CHOICES else ""
+def _list_choices(action: argparse.Action) -> None:
+    """Move the choices of an option to its help text if its usage would be too long."""
+    listed = ", ".join(map(str, action.choices or ()))
+    if len(listed) > MOST_CHOICES and action.metavar is None and action.help != argparse.SUPPRESS:
+        action.metavar = action.dest.upper() if action.option_strings else action.dest
+        action.help = f"{action.help or ''} (one of {listed})".strip()
 
 
 def _help(path: Path) -> Mapping[str, str]:
@@ -433,4 +424,6 @@ def parser(name: str, path: Path, *, shows_all: bool = False) -> Parser:
     )
     parsing.add_argument("--json", action="store_true", help="print one JSON document")
     module.add_to(parsing, name)
+    for action in parsing.actions():
+        _list_choices(action)
     return parsing

@@ -16,10 +16,13 @@ def local(x: Tensor) -> Tensor:
 
 def freed(x: Tensor) -> bool:
     """Return whether a tensor's memory was given back, as FSDP does with whole weights."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return False  # the tensors within torch.func.grad and the like have no storage
     plain = type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided
-    return plain and not x.is_meta and x.numel() > 0 and not x.untyped_storage().nbytes()
+    if not plain or x.is_meta or not x.numel():
+        return False
+    try:
+        return not x.untyped_storage().nbytes()
+    except NotImplementedError:  # tensors within torch.func.grad and the like have no storage
+        return False
 
 
 def pieces(x: Tensor) -> Iterator[Tensor]:

@@ -51,16 +51,16 @@ def results(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(results: Path) -> Path:
-    assert main(["report", "site", str(results), "--name", "Team <A>"]) == 1, (
-        "two of the runs do not verify"
-    )
+    words = ["--to", str(results / "site"), "--name", "Team <A>"]
+    assert main(["report", "site", str(results), *words]) == 1, "two of the runs do not verify"
     return results / "site"
 
 
 def test_runs_that_do_not_verify_fail_the_command(
     results: Path, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", "site", str(results), "--name", "Team <A>", "--json"]) == 1
+    words = ["--to", str(site), "--name", "Team <A>", "--json"]
+    assert main(["report", "site", str(results), *words]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["runs"] == 3
     (doubtful,) = document["not_verified"]
@@ -100,8 +100,8 @@ def test_a_run_is_verified_once_and_again_after_a_change(
     monkeypatch.setattr(
         verify_cache, "vouched", lambda folder: read.append(folder) or usual(folder)
     )
-    assert main(["report", "site", str(whole)]) == 0
-    assert main(["report", "site", str(whole)]) == 0
+    assert main(["report", "site", str(whole), "--to", str(whole / "site")]) == 0
+    assert main(["report", "site", str(whole), "--to", str(whole / "site")]) == 0
     assert len(read) == 1
     sample = next((whole / "runs/a/launches").glob("*/*.npz"))
     before = sample.stat()
@@ -110,7 +110,7 @@ def test_a_run_is_verified_once_and_again_after_a_change(
     sample.write_bytes(bytes(changed))
     # The file keeps its times, and one byte differs.
     os.utime(sample, ns=(before.st_atime_ns, before.st_mtime_ns))
-    main(["report", "site", str(whole)])
+    main(["report", "site", str(whole), "--to", str(whole / "site")])
     assert len(read) == 2
 
 

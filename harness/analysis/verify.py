@@ -228,9 +228,10 @@ def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list
         curves = references.Curves(run, folder)
         return [_launch(run, folder, launch, curves) for launch in launches]
     _GIVEN[:] = [run, folder, launches, references.Curves(run, folder)]
+    first = _given(0)  # imports modules and fills caches, which forked processes inherit
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(mp_context=fork) as pool:
-        return list(pool.map(_given, range(len(launches)), chunksize=64))
+        return [first, *pool.map(_given, range(1, len(launches)), chunksize=64)]
 
 
 #: Checks whose limit is a lower limit; older records do not state this.

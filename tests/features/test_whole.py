@@ -71,7 +71,7 @@ def test_the_core_works_without_a_feature(feature: str, tmp_path: Path) -> None:
     )
     heads = (read_head(path)[1].get("HELP", {}) for path in (FEATURES / feature).rglob("*.py"))
     gone = {verb for head in heads for verb in head}
-    assert gone and gone.isdisjoint(known.splitlines())
+    assert gone.isdisjoint(known.splitlines())  # a feature may only add a section of reports
 
 
 @pytest.mark.full

@@ -100,7 +100,7 @@ def state(folder: Path) -> dict[str, object]:
 def test_a_nightly_run_is_measured_once_and_resumes_after_a_kill(suites: Path) -> None:
     first = call(suites)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "too few nightly runs to judge" in first.stdout
+    assert "too few runs to judge any of 3 figures" in first.stdout
     again = call(suites)
     assert again.returncode == 0 and "the last nightly run ended" in again.stderr
     assert len(nights(suites / "results")) == 1, "the second call must not add a nightly run"

@@ -19,7 +19,7 @@ from harness.features.machines import machines_table as hardware
 from harness.features.machines.machines import HardwareComparison, compare_hardware
 from harness.interface.cli.main import main
 from harness.record import Ceiling, RunRecord
-from harness.record.store import load
+from harness.record.store import load, save
 from tests.editing import even
 
 Edit = Callable[[Any], None]
@@ -257,3 +257,13 @@ def test_the_work_per_energy_has_an_interval(sample_run: RunRecord) -> None:
     assert "for the same energy   0.500 [" in " ".join(
         hardware.purchase(compare_hardware(runs, "throughput"))
     )
+
+
+def test_a_machine_that_lacks_a_case_does_not_pass(
+    sample: Path, sample_run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(edited(sample_run, without("@2")), tmp_path)
+    monkeypatch.setattr("harness.analysis.verify.unsealed", lambda *a: "")
+    gate = ["compare", "machines", "--metric", "throughput", "--fail-on", "worse"]
+    assert main([*gate, str(sample), str(tmp_path)]) == 10
+    assert main([*gate, str(tmp_path), str(sample)]) == 0

@@ -57,7 +57,7 @@ def full(words: Iterable[str]) -> files.FullDiskError | None:
 
 
 def _is_full(folder: Path) -> bool:
-    """Return whether a file system for data has no room. Read-only ones are always full."""
+    """Return whether a file system for data is full. Read-only ones do not count."""
     state = os.statvfs(folder)
     return state.f_blocks > 0 and not state.f_bavail and not state.f_flag & os.ST_RDONLY
 

@@ -124,6 +124,19 @@ def masked(text: str) -> str:
     return text if hidden == uncoloured else hidden
 
 
+#: Length of the longest secrets, such as private keys of 8192 bits in PEM, in characters.
+LONGEST = 8_000
+
+
+def masked_ends(start: str, end: str) -> tuple[str, str]:
+    """Return both ends of a text without its middle, with secrets replaced.
+
+    A secret that is cut in two is not recognised. Each end therefore loses ``LONGEST`` characters at
+    its cut.
+    """
+    return masked(start)[:-LONGEST], masked(end)[LONGEST:]
+
+
 @functools.lru_cache(1)
 def _values(environment: tuple[tuple[str, str], ...]) -> list[str]:
     """Return the values of the secret variables in an environment, the longest first.

@@ -185,7 +185,7 @@ def _skips(loop: LoopEvents, rows: np.ndarray, drawn: np.ndarray) -> bool:
 
 
 def _seen(samples: Samples) -> list[np.ndarray]:
-    """Return the hashes of the rows of each step; a step that was not looked at has none."""
+    """Return the hashes of the rows of each step. A step that was not examined has none."""
     return [] if samples.seen is None else [step[step != 0] for step in samples.seen]
 
 

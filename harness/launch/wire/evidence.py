@@ -208,14 +208,16 @@ def settle(log: Path) -> None:
         size = os.fstat(file.fileno()).st_size
         half = LOG_BYTES // 2
         if size <= LOG_BYTES:
-            kept = file.read()
+            text = file.read().decode(errors="surrogateescape")
+            masked = masking.masked(text)
         else:
-            start = file.read(half)
-            end = os.pread(file.fileno(), half, size - half)
-            kept = start + f"\n... {size - 2 * half} bytes left out ...\n".encode() + end
-        text = kept.decode(errors="surrogateescape")
-        masked = masking.masked(text)
-        if size > LOG_BYTES or masked != text:
+            ends = file.read(half), os.pread(file.fileno(), half, size - half)
+            start, end = masking.masked_ends(
+                *(piece.decode(errors="surrogateescape") for piece in ends)
+            )
+            text = ""
+            masked = f"{start}\n... about {size - 2 * half} bytes left out ...\n{end}"
+        if masked != text:
             file.seek(0)
             file.truncate()
             file.write(masked.encode(errors="surrogateescape"))

@@ -41,8 +41,6 @@ class Recorded:
 #: The most characters that are kept of an exception's message and of its traceback. Either may
 #: contain a printed tensor.
 MESSAGE_CHARS = 4_000
-#: Length of the longest secrets, such as private keys of 8192 bits in PEM, in characters.
-SECRET_CHARS = 8_000
 TRACEBACK_CHARS = 100_000
 
 
@@ -365,8 +363,8 @@ def _masked(text: str, most: int) -> str:
     if len(text) <= most:
         return secrets.masked(text)
     half = most // 2
-    start = secrets.masked(text[: half + SECRET_CHARS])[:half]
-    end = secrets.masked(text[-half - SECRET_CHARS :])[-half:]
+    near = half + secrets.LONGEST
+    start, end = secrets.masked_ends(text[:near], text[-near:])
     return f"{start} ... {len(text) - most} characters ... {end}"
 
 

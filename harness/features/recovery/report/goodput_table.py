@@ -81,7 +81,8 @@ def of_play(played: FaultedTraining, foretold: Mapping[str, float] | None, width
 
 def tabled(played: FaultedTraining, foretold: Mapping[str, float] | None) -> Table[str]:
     """Return a table with a row for each term, in seconds and as a share of the wall clock."""
-    terms, wall = goodput.terms_ns(played), goodput.wall_ns(played)
+    terms = goodput.terms_ns(played)
+    wall = goodput.wall_ns(played)
     expected_s = sum(foretold.values()) if foretold else 0.0
     columns = [
         Column[str]("term", 10, lambda t: t, left=True),

@@ -206,7 +206,8 @@ def _difference(before: Sequence[Traced], after: Sequence[Traced], width: int) -
     lines: list[str] = []
     for a, b in pairs:
         terms = views.terms(a.budget, b.budget)
-        (was, whole), (now, also) = _everything(a), _everything(b)
+        was, whole = _everything(a)
+        now, also = _everything(b)
         names = views.names(was, now, whole and also)
         title = a.title if a.title == b.title else f"{b.title} against {a.title}"
         doubts = [

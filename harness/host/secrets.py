@@ -131,8 +131,8 @@ LONGEST = 8_000
 def masked_ends(start: str, end: str) -> tuple[str, str]:
     """Return both ends of a text without its middle, with secrets replaced.
 
-    A secret that is cut in two is not recognised. Each end therefore loses ``LONGEST`` characters at
-    its cut.
+    A secret that is cut in two is not recognised. Each end therefore loses ``LONGEST`` characters
+    at its cut.
     """
     return masked(start)[:-LONGEST], masked(end)[LONGEST:]
 

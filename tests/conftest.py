@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import gzip
+import itertools
 import json
 import os
 import shutil
@@ -53,9 +54,10 @@ pytest_plugins = ["pytester"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but n evenly drawn parameter sets of a test with ``few(n)`` as ``full``.
+    """Mark all but n evenly drawn parameter sets of a test with ``few(n)`` as ``full`` or ``every``.
 
-    Long files come first: the short ones then fill the gaps, and all workers end together.
+    Those marked ``full`` cover every pair of values of two parameters, the rest is ``every``. Long
+    files come first: the short ones then fill the gaps, and all workers end together.
     """
     alike: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -64,9 +66,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for tests in alike.values():
         (few,) = next(tests[0].iter_markers("few")).args
         drawn = {round((i + 0.5) * len(tests) / few - 0.5) for i in range(few)}
-        for item in (test for i, test in enumerate(tests) if i not in drawn):
-            item.add_marker(pytest.mark.full)
+        others = [test for i, test in enumerate(tests) if i not in drawn]
+        in_pairs = _cover_of_pairs(others)
+        for item in others:
+            item.add_marker(pytest.mark.full if item in in_pairs else pytest.mark.every)
     items.sort(key=lambda item: not _takes_long(item.path))
+
+
+def _cover_of_pairs(tests: list[pytest.Item]) -> set[pytest.Item]:
+    """Return tests that contain every pair of parameter values that occurs in any of them.
+
+    A test is taken if it adds many pairs; the required number falls with each pass.
+    """
+    pairs_of = {test: _pairs(test) for test in tests}
+    covered: set[object] = set()
+    taken: set[pytest.Item] = set()
+    for required in range(max(map(len, pairs_of.values()), default=0), 0, -1):
+        for test, pairs in pairs_of.items():
+            if len(pairs - covered) >= required:
+                covered |= pairs
+                taken.add(test)
+    return taken
+
+
+def _pairs(test: pytest.Item) -> set[object]:
+    """Return the pairs of parameter values of a test; a single parameter is its own pair."""
+    values = getattr(test, "callspec").params.items()  # noqa: B009  (items have no such type)
+    named = [(name, repr(value)) for name, value in values]
+    return set(itertools.combinations(named, 2)) or set(named)
 
 
 def _takes_long(path: Path) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import multiprocessing
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.analysis.audit import audit, strays
 from harness.analysis.judging import contrast_data, verdicts
@@ -24,7 +25,7 @@ from harness.base import files, host_errors
 from harness.base.documents import Json, to_doc
 from harness.base.errors import RecordError, ScaleproofError
 from harness.base.packs import is_there, opened
-from harness.cases import Threshold
+from harness.cases import Plan, Threshold
 from harness.record import (
     ASIDE_SINCE,
     DIRECTED_SINCE,
@@ -44,6 +45,7 @@ from harness.record import (
 )
 from harness.record.store import Samples, load_samples
 
+Result = TypeVar("Result")
 #: Relative tolerance of recomputed numbers, because sums differ between CPUs and numpy versions.
 TOLERANCE = 1e-9
 #: Purposes of launches that have no samples of steps.
@@ -116,11 +118,12 @@ def _verified(run: RunRecord, folder: Path, links: Sequence[chain.Link]) -> Veri
         if launch.purpose is Purpose.BITS:
             differences += _bits(launch, folder)
     if not differences:
-        differences = _windows(run, folder)
+        pilots = {launch.name: launch.pilot for launch in checked if launch.pilot is not None}
+        differences = _windows(run, folder, pilots)
     differences += audit(run, folder, links)
     # The chain of a record also contains its schema, which selects the rules of its verdicts.
     judged_today = run.schema >= JUDGED_SINCE or bool(links)
-    again = verdicts.verdicts(run) if judged_today else ()
+    again = _judged(run, run.plans) if judged_today else ()
     if judged_today:
         differences += _verdicts(run, again)
     if run.schema < SCHEMA:
@@ -154,9 +157,14 @@ def passed_by_older_rules(run: RunRecord) -> Iterator[str]:
     The schema of a record selects the rules of its verdicts, and a forger could write an older
     schema. A PASS must therefore also follow from today's rules.
     """
+    passed = {verdict.plan for verdict in run.verdicts if verdict.status is Status.PASS}
+    if not passed:
+        return
+    run_of_today = dataclasses.replace(run, schema=SCHEMA)
+    plans = [plan for plan in run.plans if plan.hash in passed]
     today = {
         (verdict.plan, verdict.contrast, verdict.rule): verdict
-        for verdict in verdicts.verdicts(dataclasses.replace(run, schema=SCHEMA))
+        for verdict in _judged(run_of_today, plans)
     }
     for verdict in run.verdicts:
         now = today.get((verdict.plan, verdict.contrast, verdict.rule))
@@ -164,6 +172,12 @@ def passed_by_older_rules(run: RunRecord) -> Iterator[str]:
             says = "nothing" if now is None else f"{now.status}: {now.detail}"
             by = f"a PASS by the rules of schema {run.schema} alone"
             yield f"{verdict.contrast}: {by}, today's rules give {says}"
+
+
+def _judged(run: RunRecord, plans: Sequence[Plan]) -> list[Verdict]:
+    """Return the verdicts of a record on series and on these plans, in the order of verdicts()."""
+    by_plan = _mapped(lambda i: verdicts.of_plan(run, plans[i]), len(plans), len(run.launches))
+    return [*verdicts.of_series(run), *itertools.chain.from_iterable(by_plan)]
 
 
 def _counted(run: RunRecord) -> list[LaunchRecord]:
@@ -223,26 +237,37 @@ def refuse_unsealed(run: RunRecord, folder: Path) -> None:
 
 
 def _all(run: RunRecord, folder: Path, launches: Sequence[LaunchRecord]) -> list[_Launch]:
-    """Recompute every launch; if there are many, use all cores with forked processes."""
-    if len(launches) < MANY:
-        curves = references.Curves(run, folder)
-        return [_launch(run, folder, launch, curves) for launch in launches]
-    _GIVEN[:] = [run, folder, launches, references.Curves(run, folder)]
-    first = _given(0)  # imports modules and fills caches, which forked processes inherit
+    """Recompute every launch."""
+    curves = references.Curves(run, folder)
+    number = len(launches)
+    return _mapped(lambda i: _launch(run, folder, launches[i], curves), number, number)
+
+
+def _mapped(work: Callable[[int], Result], number: int, launches: int) -> list[Result]:
+    """Return the results of ``work`` for 0 to ``number`` - 1.
+
+    A record with many launches uses all cores with forked processes, which inherit ``work`` and
+    the record.
+    """
+    if launches < MANY or number < 2:
+        return [work(i) for i in range(number)]
+    first = work(0)  # imports modules and fills caches, which forked processes inherit
+    _WORK[:] = [work]
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(mp_context=fork) as pool:
-        return [first, *pool.map(_given, range(1, len(launches)), chunksize=64)]
+        pieces = pool.map(_worked, range(1, number), chunksize=max(1, min(64, number // 16)))
+        return [first, *pieces]
 
 
+def _worked(number: int) -> Any:
+    (work,) = _WORK
+    return work(number)
+
+
+#: The function that forked processes inherit and call.
+_WORK: list[Callable[[int], Any]] = []
 #: Checks whose limit is a lower limit; older records do not state this.
 AT_LEAST = ("progress", "codec.bytes_suffice", "codec.descends")
-#: The data that forked processes inherit: record, folder, launches and loss curves.
-_GIVEN: list[Any] = []
-
-
-def _given(number: int) -> _Launch:
-    run, folder, launches, curves = _GIVEN
-    return _launch(run, folder, launches[number], curves)
 
 
 def let_through(launch: str, ranks: Sequence[RankRecord]) -> Iterator[str]:
@@ -295,11 +320,13 @@ def _bits(launch: LaunchRecord, folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """The result of recomputing one launch."""
+    """The result of recomputing one launch, and what its samples say if it is a pilot."""
 
     num_samples: int = 0
     differences: tuple[str, ...] = ()
     traceless: bool = False
+    name: str = ""
+    pilot: calibration.Pilot | None = None
 
 
 def _launch(
@@ -347,7 +374,16 @@ def _launch(
                     differences.append(
                         f"{launch.launch}: {name} of rank {rank.rank} differs from its samples"
                     )
-    return _Launch(num_samples=len(samples), differences=tuple(differences), traceless=traceless)
+    pilot = None
+    if calibration.is_pilot(launch):
+        pilot = calibration.pilot(launch, run.window(plan, launch), samples)
+    return _Launch(
+        num_samples=len(samples),
+        differences=tuple(differences),
+        traceless=traceless,
+        name=launch.launch,
+        pilot=pilot,
+    )
 
 
 def _of_loop(rank: RankRecord, samples: Samples, cut: int) -> Mapping[str, Any]:
@@ -485,10 +521,12 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def _windows(run: RunRecord, folder: Path) -> list[str]:
-    """Return differences if numbers of steps do not follow from the calibration launches."""
+def _windows(run: RunRecord, folder: Path, known: dict[str, calibration.Pilot]) -> list[str]:
+    """Return differences if numbers of steps do not follow from the calibration launches.
+
+    ``known`` has the pilots that were read before, by launch.
+    """
     differences = []
-    known = dict[str, calibration.Pilot]()
     if run.complete and run.windows:
         sd = calibration.launch_sd(calibration.read(run, folder, known=known))
         if not same(sd, run.launch_sd):

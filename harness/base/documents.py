@@ -147,6 +147,17 @@ def _refuse_unknown(doc: Json, known: Json, where: str) -> None:
                 _refuse_unknown(value, understood, f"{where}[{i}]")
 
 
+def parsed(text: str) -> Json:
+    """Return the value of a JSON text. Raise ValueError if it is invalid.
+
+    NaN and infinity, which are no JSON, are read as well, by the slower parser.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)
+
+
 def fields(text: bytes) -> dict[str, msgspec.Raw]:
     """Return the undecoded fields of a JSON object. Raise ValueError for other texts."""
     return _undecoded(text, dict[str, msgspec.Raw])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.base import files
-from harness.base.documents import Json, fields_of, from_doc, to_doc
+from harness.base.documents import Json, fields_of, from_doc, parsed, to_doc
 from harness.base.errors import RecordError
 from harness.base.files import Lock
 from harness.cases import Plan, Settings, Threshold, Window
@@ -182,7 +182,7 @@ def walk(folder: Path) -> Iterator[Link]:
             link = _parsed(line)
         except ValueError as error:
             raise RecordError(f"this line is not a link: {error}", where=where, fix=_FIX) from None
-        if (link.number, link.before) != (number, before) or link.line != line:
+        if (link.number, link.before) != (number, before):
             raise RecordError(
                 "the chain is broken: this line does not follow from the one before",
                 where=where,
@@ -209,12 +209,15 @@ def _lines(path: Path) -> Iterator[str]:
 def _parsed(line: str) -> Link:
     """Return the link in a line. Raise ValueError if the line is not a link.
 
-    The body can be any JSON value and is not copied.
+    The body can be any JSON value and is not copied. The link keeps the line as it was read, so
+    that its hash covers every byte.
     """
-    doc = json.loads(line)
+    doc = parsed(line)
     if not isinstance(doc, dict) or "body" not in doc:
         return from_doc(Link, doc, "link")
-    return replace(from_doc(Link, {**doc, "body": None}, "link"), body=doc["body"])
+    link = replace(from_doc(Link, {**doc, "body": None}, "link"), body=doc["body"])
+    vars(link)["line"] = line
+    return link
 
 
 def _checked(link: Link, where: str) -> Link:

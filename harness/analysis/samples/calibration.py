@@ -13,7 +13,7 @@ from harness.analysis.samples import figures
 from harness.analysis.samples.steadiness import best_steps, sd_of_launches, warm_up_steps
 from harness.cases import Arm, Plan, Window
 from harness.record import Described, LaunchRecord, Purpose, RunRecord
-from harness.record.store import load_samples
+from harness.record.store import Samples, load_samples
 
 #: A pilot is repeated if stalls took more than this share of its time.
 STOOD = 0.02
@@ -53,22 +53,24 @@ def read(
             break
         if launch.launch not in known:
             window = run.window(run.plan_of[launch.plan], launch)
-            known[launch.launch] = _pilot(launch, window, folder)
+            samples = [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
+            known[launch.launch] = pilot(launch, window, samples)
         pilots.append(known[launch.launch])
     return pilots
 
 
 def _usable(run: RunRecord) -> list[tuple[int, LaunchRecord]]:
     """Return usable pilots and probes with their positions in the record."""
-    return [
-        (place, launch)
-        for place, launch in enumerate(run.launches)
-        if launch.purpose in (Purpose.PILOT, Purpose.PROBE) and launch.usable
-    ]
+    return [(place, launch) for place, launch in enumerate(run.launches) if is_pilot(launch)]
 
 
-def _pilot(launch: LaunchRecord, window: Window, folder: Path) -> Pilot:
-    samples = [load_samples(folder, launch.launch, rank) for rank in launch.ranks]
+def is_pilot(launch: LaunchRecord) -> bool:
+    """Return whether a launch is a usable pilot or probe."""
+    return launch.purpose in (Purpose.PILOT, Purpose.PROBE) and launch.usable
+
+
+def pilot(launch: LaunchRecord, window: Window, samples: Sequence[Samples]) -> Pilot:
+    """Return a pilot as its samples describe it."""
     stepping = max(rank.stepping_s for rank in launch.ranks)
     return Pilot(
         case=launch.case,

@@ -23,6 +23,8 @@ _FORMULA = re.compile(r"\s*[=+\-@|%]")
 _SPECIAL = re.compile("[&<>'\"]")
 #: A character after which a browser may break a name.
 _NAME_PART = re.compile(r"(?<=\w)([_/+@])(?=\w)")
+#: A character that is written differently in HTML, or after which a name may break.
+_CHANGED = re.compile("[&<>'\"\n_/+@]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +145,15 @@ def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
         if first in _STATUS:
             kinds = f"{aligned} {first}" if aligned else first
         number = f' data-v="{value:.6g}"' if isinstance(value, int | float) else ""
-        lines = _NAME_PART.sub(r"\1<wbr>", _escaped(words)).replace("\n", "<br>")
-        cells.append(f'<td class="{kinds}"{number}>{lines}</td>')
+        cells.append(f'<td class="{kinds}"{number}>{_marked_up(words)}</td>')
     return cells
+
+
+def _marked_up(words: str) -> str:
+    """Return text as HTML that may break within names. Most texts need no change."""
+    if not _CHANGED.search(words):
+        return words
+    return _NAME_PART.sub(r"\1<wbr>", _escaped(words)).replace("\n", "<br>")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,8 +97,15 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     return shown
 
 
-def _judged(run: RunRecord, case_hash: str) -> list[Result]:
-    return [result for result in results(run) if result.case_hash == case_hash]
+def _judged(run: RunRecord, case_hash: str) -> Sequence[Result]:
+    return run.once(("results", "by case"), lambda: _by_case(run)).get(case_hash, ())
+
+
+def _by_case(run: RunRecord) -> dict[str, list[Result]]:
+    by_case: dict[str, list[Result]] = {}
+    for result in results(run):
+        by_case.setdefault(result.case_hash, []).append(result)
+    return by_case
 
 
 def _worst(judged: Sequence[Result]) -> int:

@@ -214,12 +214,20 @@ def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = 
     except RecordError as error:
         return error.what
     if not links:
-        return "it has no chain, so launches could have been left out"
+        reason = "it has no chain, so launches could have been left out"
+        return "" if _stopped_at_once(run) else reason
     try:
         differences = _beside(run, folder, links).differences
     except RecordError as error:
         return error.what
     return differences[0] if differences else ""
+
+
+def _stopped_at_once(run: RunRecord) -> bool:
+    """Return whether a run ended before anything was measured, and claims nothing."""
+    measured = run.launches or run.fabric or run.recoveries or run.played
+    claimed = any(verdict.status is not Status.INCONCLUSIVE for verdict in run.verdicts)
+    return not (run.complete or measured or claimed)
 
 
 def refuse_unsealed(run: RunRecord, folder: Path) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -106,11 +107,9 @@ class FullDiskError(UnwrittenError):
     """The disk has no space for results."""
 
     def __init__(self, folder: Path, *, begun: bool = True) -> None:
-        of_run = (folder / CHAIN).exists()
         fix = "rm -r OLD_RUNS, and run again; nothing was launched"
         if begun:
-            then = f"scaleproof run --resume {folder}" if of_run else "the same command again"
-            fix = f"rm -r OLD_RUNS, then {then}"
+            fix = f"rm -r OLD_RUNS, then {_again(folder)}"
         super().__init__(
             "no space is left on this disk",
             where=str(folder),
@@ -127,8 +126,20 @@ def unwritten(folder: Path, why: OSError) -> UnwrittenError:
         f"cannot be written: {why.strerror or why}",
         where=str(folder),
         expected="a disk that can be written to; all measurements so far are kept",
-        fix=f"scaleproof run --resume {folder}",
+        fix=_again(folder),
     )
+
+
+def _again(folder: Path) -> str:
+    """Return how to go on after a file in this folder could not be written.
+
+    Only runs with a plan can be resumed.
+    """
+    try:
+        planned = b'"kind":"plan"' in (folder / CHAIN).read_bytes()
+    except OSError:
+        planned = False
+    return f"scaleproof run --resume {folder}" if planned else "the same command again"
 
 
 @contextmanager
@@ -153,6 +164,18 @@ def refuse_full(folder: Path, *, begun: bool = True) -> None:
         raise FullDiskError(folder, begun=begun)
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a regular file to read it.
+
+    Raises OSError for anything else: a pipe, for example, could block its reader forever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Is no regular file", str(path))
+    return open(descriptor, "rb")  # noqa: PTH123  (a descriptor, no path)
+
+
 def put(path: Path, body: bytes, option: str) -> None:
     """Write a file that a user requested with this option. Raise SpecError if that fails.
 
@@ -166,10 +189,12 @@ def put(path: Path, body: bytes, option: str) -> None:
             else:
                 write({path.resolve(): body})
     except OSError as error:
+        too_large = error.errno == errno.EFBIG
+        place = "a file in a folder that you may write to"
         raise SpecError(
             f"{option} {path}: cannot be written: {error.strerror or error}",
-            expected="a file in a folder that you may write to",
-            fix=f"{option} ./{path.name}",
+            expected="a higher limit of file sizes" if too_large else place,
+            fix="ulimit -f unlimited" if too_large else f"{option} ./{path.name}",
         ) from None
 
 
@@ -188,8 +213,11 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
 
     The content is written to a temporary file, which is synchronized to disk and then renamed. The
     file is new and has a random name, because somebody else could have put a link in its place.
+    Raises FileExistsError if a device or a folder has this path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "is no regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as handle:

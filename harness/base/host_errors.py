@@ -23,6 +23,8 @@ _KNOWN = {
     errno.EFBIG: ("a higher limit of file sizes", "ulimit -f unlimited"),
     errno.ENAMETOOLONG: ("a shorter name", "--results a/shorter/one"),
 }
+#: The folder in which processes share memory.
+_SHARED = Path("/dev/shm")
 #: The least address space in bytes and the fewest open files with which commands can work.
 LEAST_SPACE = 256 << 20
 LEAST_FILES = 32
@@ -62,6 +64,10 @@ def _is_full(folder: Path) -> bool:
     return state.f_blocks > 0 and not state.f_bavail and not state.f_flag & os.ST_RDONLY
 
 
+def _is_read_only(folder: Path) -> bool:
+    return folder.is_dir() and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
 def in_words(error: OSError, words: Iterable[str] = ()) -> ScaleproofError:
     """Return an error for users that describes an error of the operating system.
 
@@ -86,6 +92,9 @@ def in_words(error: OSError, words: Iterable[str] = ()) -> ScaleproofError:
         return full(words) or files.FullDiskError(Path.cwd())
     what = (error.strerror or str(error) or type(error).__name__).lower()
     where = str(error.filename or "")
+    if error.errno == errno.EROFS and not where and _is_read_only(_SHARED):
+        fix = f"mount -o remount,rw {_SHARED}"  # of the module multiprocessing
+        return ScaleproofError(what, where=str(_SHARED), expected="shared memory", fix=fix)
     expected, fix = _KNOWN.get(error.errno or 0, ("", "scaleproof check"))
     return ScaleproofError(
         what, where=where, expected=expected, fix=fix.format(shlex.quote(where or "."))

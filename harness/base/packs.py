@@ -15,10 +15,9 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    pass
+from harness.base import files
 
 #: The compression methods of zip members.
 _STORED = 0
@@ -189,7 +188,7 @@ def opened(path: Path) -> IO[bytes]:
     Raises OSError if it does not exist or is unreadable.
     """
     if path.is_file() or (pack := _pack(path)) is None:
-        return path.open("rb")
+        return files.opened(path)
     try:
         with zipfile.ZipFile(pack) as together:  # the returned file object keeps the pack open
             return together.open(path.name)

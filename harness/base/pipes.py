@@ -103,8 +103,9 @@ def _fill() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # open() returns the lowest free descriptor, which is ``number``.
-            os.open(os.devnull, os.O_RDWR)
+            # open() returns the lowest free descriptor, which is ``number``. Without inheritance,
+            # child processes would start with a closed stream.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:

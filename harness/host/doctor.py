@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harness.base.documents import Json, to_doc
-from harness.host import accelerators, admission, environment, machine, vendor
+from harness.host import accelerators, admission, environment, loopback, machine, vendor
 from harness.host.admission import Finding, Level
 
 #: The table of minimum versions.
@@ -219,13 +219,23 @@ def _governor() -> Finding:
     return _found("cpu governor", governor == "performance", governor, advice)
 
 
+def _loopback() -> Finding:
+    """Check that this machine can reach itself."""
+    why = loopback.unreachable()
+    text = f"127.0.0.1 cannot be reached: {why}" if why else "127.0.0.1 can be reached"
+    return _found("loopback", not why, text, loopback.FIX, Level.BAD)
+
+
 def _shared_memory() -> Finding:
-    """Check the free space in /dev/shm."""
+    """Check that /dev/shm is writable, and its free space."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
         advice = "mount /dev/shm, which NCCL and data loaders need"
         return _found("shared memory", False, "/dev/shm is missing", advice)
+    if not os.access("/dev/shm", os.W_OK):
+        advice = "mount -o remount,rw /dev/shm, which NCCL and data loaders need"
+        return _found("shared memory", False, "/dev/shm is not writable", advice)
     text = f"{free >> 20} MiB free in /dev/shm"
     advice = "enlarge /dev/shm (containers: --shm-size)"
     enough = _SHARED if vendor.gpus() else 64 << 20
@@ -340,6 +350,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _plugin,
     _governor,
     _clock,
+    _loopback,
     _shared_memory,
     _locked_memory,
     _files,

@@ -16,7 +16,7 @@ _LIBRARIES = re.compile(
     r"^((NCCL|RCCL|GLOO|TORCH\w*|PYTORCH|CUDA|CUBLAS\w*|CUDNN|NVIDIA|HSA|HIP|KINETO|ROCR|MIOPEN|TRITON"
     r"|OMP|GOMP|KMP|MKL|DNNL|ONEDNN|ATEN|OPENBLAS|BLIS|TBB|NUMEXPR|NVPL|UCX|FI|PSM2|SHARP|OMPI|I_MPI"
     r"|MPICH|MV2|MALLOC|SCALEPROOF)_|(LD_PRELOAD|LD_BIND_NOW|GLIBC_TUNABLES|PYTHONMALLOC"
-    r"|PYTHONOPTIMIZE|LD_LIBRARY_PATH)$)"
+    r"|PYTHONOPTIMIZE|PYTHONWARNINGS|LD_LIBRARY_PATH)$)"
 )
 #: Variables of a user's session, a shell, a terminal, a job or a CI service. They are not recorded,
 #: because no training reads them.
@@ -36,7 +36,7 @@ _BACKENDS = ("nccl", "gloo")
 #: Variables that do not change speed: time-outs, addresses, logging, and the variables with which a
 #: launcher identifies a process.
 _NO_SPEED = re.compile(
-    r"TIMEOUT|DEBUG|LOG|DUMP|COMM_ID|HOSTID|_VERSION$|^TORCHELASTIC_"
+    r"TIMEOUT|DEBUG|LOG|WARNINGS|DUMP|COMM_ID|HOSTID|_VERSION$|^TORCHELASTIC_"
     r"|^OMPI_(?!MCA_)|^OMPI_MCA_(ess|orte|pmix|shmem_RUNTIME|initial_wdir)"
 )
 #: Variables with paths of torch and CUDA, which do not change speed either. Variables with paths of

@@ -42,8 +42,10 @@ _PURPOSES = frozenset({
 })  # fmt: skip
 #: A word in which the last part is not set apart: ``PGPASSWORD``, ``identitytoken``.
 _JOINED = re.compile(r"([a-z]+)(password|passwd|passphrase|secret|apikey|token)")
-#: Control sequences of terminals, such as colours.
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: What a terminal does not show: colours, links, erased characters, and characters without width.
+_UNSEEN = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[^\n]\x08|[\u200b-\u200f\u2060\ufeff]"
+)
 #: Values that are never secrets, whatever their name.
 _PLAIN = re.compile(r"(true|false|yes|no|none|null|on|off|auto|[\d.]{0,3})", re.I)
 #: Pattern of a placeholder for a variable, whose value each rank inserts.
@@ -51,7 +53,7 @@ _NAMED = re.compile(r"\{env:(\w+)\}")
 #: Forms of secrets: private keys, HTTP headers, passwords in URLs, files and commands. The matched
 #: group is replaced.
 _LOOKS = (
-    re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*)"),
+    re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))"),
     re.compile(r"\b(?:bearer|basic)\s+(\S{8,})", re.I),
     re.compile(r"\b(?:authorization|cookie)[\"']?\s*:\s*[\"']?([^\s\"'][^\n]*)", re.I),
     re.compile(r"://[^\s/:@]*:(?!\d+(?:/|$))([^\s@]\S*)@"),
@@ -79,7 +81,7 @@ _HOOK = re.compile(r"://\S*hook\S*?/(\w{8,}\S*)")
 #: and headers.
 _PAIR = re.compile(
     r"""(?<![A-Za-z0-9_])(?=(_*[A-Za-z][\w.@\[\]-]*)["']?\s*[=:]\s*["']?(?!//)"""
-    r"""((?<=")[^"\n]+|(?<=')[^'\n]+|[^\s,;&"'{}]+))"""
+    r"""((?<=")[^"\n]+|(?<=')[^'\n]+|(?:[^\s,;&"'{}]|&(?![\w.-]+=))+))"""
 )
 
 
@@ -113,15 +115,16 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
 def masked(text: str) -> str:
     """Return a text in which everything that looks like a secret is replaced.
 
-    The values of this process's secret variables are replaced whatever they look like. A text with
-    secrets loses its terminal colours, which could stand between a name and its secret.
+    The values of this process's secret variables are replaced whatever they look like, also across
+    the ends of lines. A text with secrets loses what a terminal does not show, such as colours,
+    which could stand between a name and its secret.
     """
-    uncoloured = _COLOURS.sub("", text)
-    hidden = uncoloured
-    for value in _values(tuple(os.environ.items())):
-        hidden = hidden.replace(value, HIDDEN)
+    seen = _UNSEEN.sub("", text)
+    hidden = seen
+    for pattern in _values(tuple(os.environ.items())):
+        hidden = pattern.sub(HIDDEN, hidden)
     (hidden,) = masked_words([hidden])
-    return text if hidden == uncoloured else hidden
+    return text if hidden == seen else hidden
 
 
 #: Length of the longest secrets, such as private keys of 8192 bits in PEM, in characters.
@@ -138,17 +141,19 @@ def masked_ends(start: str, end: str) -> tuple[str, str]:
 
 
 @functools.lru_cache(1)
-def _values(environment: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return the values of the secret variables in an environment, the longest first.
+def _values(environment: tuple[tuple[str, str], ...]) -> list[re.Pattern[str]]:
+    """Return patterns of the values of the secret variables in an environment, the longest first.
 
-    A short value or a path could be part of any text, and is left out.
+    Lines may end within a value. A short value or a path could be part of any text, and is left
+    out.
     """
     values = {
         value
         for name, value in environment
         if len(value) >= SHORTEST and not value.startswith(("/", "~")) and _is_named(name, value)
     }
-    return sorted(values, key=len, reverse=True)
+    ordered = sorted(values, key=len, reverse=True)
+    return [re.compile(r"[\r\n]*".join(map(re.escape, value))) for value in ordered]
 
 
 def masked_words(words: Sequence[str]) -> tuple[str, ...]:

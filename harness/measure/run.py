@@ -300,7 +300,12 @@ class Run:
         if complete and self._chain is not None:
             self._link(Kind.ENDED, ended)
             record = replace(record, head=self._chain.head)
-        save(record, self.folder)
+        try:
+            save(record, self.folder)
+        except BaseException:
+            if complete and self._chain is not None:
+                self._chain.reopen()
+            raise
         return record
 
     def contrasts_of(self, plan: Plan) -> tuple[Contrast, ...]:

@@ -4,6 +4,7 @@ record.
 
 import datetime
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -196,7 +197,7 @@ def walk(folder: Path) -> Iterator[Link]:
 def _lines(path: Path) -> Iterator[str]:
     """Yield the complete lines of a file without line ends; nothing if the file does not exist."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with io.TextIOWrapper(files.opened(path), encoding="utf-8") as file:
             for line in file:
                 if line.endswith("\n"):
                     yield line[:-1]

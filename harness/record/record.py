@@ -174,14 +174,18 @@ class RunRecord:
 
     @property
     def exit_status(self) -> Exit:
-        """The exit status of the run's verdicts, by the settings with which it was measured."""
+        """The exit status of the run's verdicts, by the settings with which it was measured.
+
+        A threshold that applies to a case asks for a verdict.
+        """
         counted = [verdict.counts for verdict in self.verdicts]
+        asked = any(verdict.rule is not None for verdict in self.verdicts)
         if self.measured_alone:
             counted.append(Status.RECORDED)
         return exit_status(
             counted,
             inconclusive_fails=not self.settings.lenient,
-            require_verdict=self.settings.require_verdict,
+            require_verdict=self.settings.require_verdict or asked,
         )
 
     def continuation(self, folder: Path) -> str:

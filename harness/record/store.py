@@ -189,7 +189,8 @@ def _loaded(folder: Path, links: Sequence[chain.Link] | None) -> RunRecord:
 def _record(path: Path) -> RunRecord:
     """Read record.json. Raise RecordError if it was edited, ValueError if it is not a record."""
     try:
-        text = path.read_bytes()
+        with files.opened(path) as file:
+            text = file.read()
         text.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(

@@ -7,13 +7,20 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from harness.base import files
+from harness.base.errors import Exit, SpecError
+from harness.interface.cli import main as command_line
+from harness.interface.report.heartbeat import watched
 from harness.interface.report.live import Live
+from harness.measure.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,3 +109,47 @@ def test_a_run_completes_if_nobody_reads_its_progress(tmp_path: Path) -> None:
     assert ended(words, True, read=1, errors=True) in (0, 5, 10)
     (record,) = tmp_path.glob("runs/*/*/record.json")
     assert json.loads(record.read_text())["complete"]
+
+
+def test_a_child_process_of_a_program_without_output_has_one() -> None:
+    child = "import sys; sys.exit(sys.stdout is None)"
+    program = (
+        "import subprocess, sys; from harness.base import pipes\n"
+        f"with pipes.kept_open(): sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
+    )
+    words = shlex.join([sys.executable, "-c", program])
+    assert subprocess.call(["bash", "-c", f"{words} >&-"], cwd=ROOT) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_as_ctrl_c_does(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file that it was writing is removed."""
+
+    def struck(words: object) -> None:
+        with files.whole(tmp_path / "a") as file:
+            file.write(b"x")
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+
+    monkeypatch.setattr(command_line, "run", struck)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert command_line.main(["report"]) == Exit.INTERRUPTED
+    finally:
+        signal.signal(number, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_or_device_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    """A pipe without a writer would block its reader forever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="no regular file"):
+        files.opened(pipe)
+    with pytest.raises(FileExistsError):
+        files.write({pipe: "x"})
+    with pytest.raises(SpecError, match="no regular file"):
+        watched(Progress(), str(pipe))
+    assert pipe.is_fifo()

@@ -89,6 +89,7 @@ def test_a_model_that_asks_how_large_the_world_is_does_not_pass_the_gate(
 
 @pytest.mark.full
 @pytest.mark.alone
+@pytest.mark.alone
 def test_a_model_that_waits_must_declare_itself_as_simulated(stand: Stand) -> None:
     """A low CPU time shows waiting only if no other process uses the cores."""
     for name, waits in (("sleeper-nano", True), ("mlp-nano", False), ("paced-small", False)):

@@ -176,3 +176,21 @@ def test_a_missing_variable_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SpecError, match="no such variable") as missing:
         secrets.filled(["--api-key", "{env:API_KEY}"])
     assert missing.value.fix == "export API_KEY=..."
+
+
+@pytest.mark.parametrize("cut", ["\n", "\r\n", "\u200b", "x\b", "\x1b]8;;http://a\x1b\\"])
+def test_a_value_of_a_secret_variable_is_masked_if_something_stands_in_it(
+    cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "correct horse")
+    assert secrets.masked(f"before correc{cut}t horse after") == "before *** after"
+
+
+def test_a_private_key_hides_only_itself() -> None:
+    key = "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----"
+    assert secrets.masked(f"{key}\nTraceback") == "***\nTraceback"
+
+
+def test_a_password_may_contain_an_ampersand() -> None:
+    assert secrets.masked("password=Tr0ub4dor&3x!") == "password=***"
+    assert secrets.masked("?password=Tr0ub4dor&size=3") == "?password=***&size=3"

@@ -37,7 +37,7 @@ def test_a_partial_write_is_rolled_back(tmp_path: Path, left: int) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + left, limits[1]))
-        with pytest.raises(UnwrittenError, match="--resume"):
+        with pytest.raises(UnwrittenError, match="the same command again"):
             made.add(Kind.LAUNCH, BODY, BODY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -45,6 +45,16 @@ def test_a_partial_write_is_rolled_back(tmp_path: Path, left: int) -> None:
     with pytest.raises(UnwrittenError):  # The disk has space again, but the chain lacks a launch.
         made.add(Kind.STATE, {"n": 2})
     assert [link.body for link in chain.read(tmp_path)] == [{"n": 1}]
+
+
+def test_only_a_run_with_a_plan_is_to_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = begun(tmp_path)
+    made.add(Kind.PLAN, {"hash": "x", "plan": {}})
+    unwritable(errno.ENOSPC, monkeypatch)
+    with pytest.raises(UnwrittenError, match="--resume"):
+        made.add(Kind.LAUNCH, BODY)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

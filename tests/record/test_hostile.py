@@ -57,6 +57,14 @@ MOVING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066
 VERBS = ("report", "verify", "history", "compare", "advise", "timeline", "badge", "rules")
 
 
+@pytest.mark.parametrize("name", ["record.json", "chain.jsonl", "launches/*/rank0.npz"])
+def test_a_pipe_in_a_run_is_an_error(copy: Path, name: str) -> None:
+    file = next(copy.glob(name))
+    file.unlink()
+    os.mkfifo(file)
+    assert main(["verify", str(copy)]) in (Exit.FAILED, Exit.USAGE)
+
+
 #: Texts that Python's JSON writer never writes, by the placeholders that are replaced by them.
 RAW = {"@deep": "[" * 100_000 + "]" * 100_000, "@long": "9" * 10_000, "@broken": "{"}
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from harness.base.errors import Exit
+from harness.interface.report.headline import headline
 from harness.record import Reason, RunRecord, Status
 from harness.record.outcome import SEVERITY, exit_status
 
@@ -62,3 +63,18 @@ def test_waivers_and_missing_rules_change_what_a_verdict_counts_as(
 ) -> None:
     verdict = next(v for v in sample_run.verdicts if v.rule)
     assert replace(verdict, **fields).counts is counts  # type: ignore[arg-type]
+
+
+def test_a_threshold_that_judges_nothing_is_no_success(sample_run: RunRecord) -> None:
+    """A rank of the baseline was killed for memory, so its case does not fit."""
+    skipped = [
+        replace(v, status=Status.SKIP, reason=Reason.DOES_NOT_FIT, detail="it does not fit")
+        if v.rule
+        else v
+        for v in sample_run.verdicts
+    ]
+    settings = replace(sample_run.settings, require_verdict=False)
+    run = replace(sample_run, verdicts=tuple(skipped), settings=settings)
+    assert any(v.status is Status.RECORDED for v in run.verdicts)
+    assert run.exit_status is Exit.NOTHING_JUDGED
+    assert headline(run).startswith("SKIP: 1 threshold judged nothing: it does not fit")

@@ -13,13 +13,15 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from harness.base import host_errors, pipes
@@ -104,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: Sequence[str]) -> int:
+    _end_on_signals()
     try:
         host_errors.refuse_narrow_limits()
         offered.refuse_unknown_variables()
@@ -129,6 +132,21 @@ def _main(words: Sequence[str]) -> int:
         sys.stderr.write("ERROR: this is a bug in scaleproof; the lines above show where\n")
         return int(Exit.INTERNAL)
     return int(answer.exit)
+
+
+def _end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it removes unfinished files.
+
+    A signal that is ignored, for example by nohup, stays so. A run replaces these handlers.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, interrupt)
 
 
 def _too_deep(words: Sequence[str]) -> SpecError:

@@ -166,6 +166,9 @@ def _unruled(run: RunRecord) -> str:
     if all(result.value is None for result in every):
         reason = f": {every[0].detail}" if every else "" if run.complete else f": {INTERRUPTED}"
         return f"{Status.SKIP}: nothing was measured{reason}"
+    if skipped := [r for r in every if r.rule is not None and r.status is Status.SKIP]:
+        number = f"{len(skipped)} threshold{'s' * (len(skipped) != 1)}"
+        return f"{Status.SKIP}: {number} judged nothing: {skipped[0].detail}"
     return f"{Status.RECORDED}: results only, no threshold {unjudged}"
 
 

@@ -39,8 +39,8 @@ def watched(inner: Progress, where: str) -> Progress:
 class Heartbeat(Beside):
     """A progress that shows everything on ``inner`` and also writes it to a file.
 
-    Raises SpecError if the file's folder is missing or not writable. If a write fails later, for
-    example on a full disk, the run continues with a note.
+    Raises SpecError if the file's folder is missing or not writable, or if the path is no file. If
+    a write fails later, for example on a full disk, the run continues with a note.
     """
 
     def __init__(self, inner: Progress, path: Path) -> None:
@@ -53,6 +53,12 @@ class Heartbeat(Beside):
             raise SpecError(
                 f"--heartbeat {path}: {path.parent} is not a writable folder",
                 expected="a file in a folder that exists",
+                fix="--heartbeat heartbeat.prom",
+            )
+        if path.exists() and not path.is_file():
+            raise SpecError(
+                f"--heartbeat {path}: this is no regular file",
+                expected="a file, which is replaced at every heartbeat",
                 fix="--heartbeat heartbeat.prom",
             )
 

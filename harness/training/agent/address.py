@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 from harness.base.errors import LaunchError
+from harness.host import loopback
 
 _SIOCGIFADDR = 0x8915
 
@@ -18,19 +19,13 @@ def refuse_no_loopback() -> None:
 
     Its ranks would otherwise wait for each other until their deadlines.
     """
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as door,
-            socket.create_connection(door.getsockname(), timeout=5.0),
-        ):
-            pass
-    except OSError as error:
+    if why := loopback.unreachable():
         raise LaunchError(
-            f"the loopback interface (127.0.0.1) cannot be reached: {error.strerror or error}",
+            f"the loopback interface (127.0.0.1) cannot be reached: {why}",
             where="this machine",
             expected="a loopback interface that is up",
-            fix="ip link set lo up",
-        ) from None
+            fix=loopback.FIX,
+        )
 
 
 def choose_interface(address: str) -> None:

@@ -349,7 +349,8 @@ def _waits(case: CaseSpec, ranks: Sequence[RankRecord]) -> Iterator[str]:
         share = rank.cpu_s / rank.window_s
         yield (
             f"waits: the only rank computed for {share:.0%} of its window, and did not wait for a"
-            " core: a model that waits instead of computing has to declare it (STAND_IN)"
+            " core: it was stopped (SIGSTOP), or its model waits instead of computing and has to"
+            " declare it (STAND_IN)"
         )
 
 

@@ -167,9 +167,45 @@ def act(asked: Asked) -> Answer:
 def _of_runs(asked: Asked) -> Answer:
     """Return predictions from the scaling sweeps of runs, for ``--to`` or for held-out sizes."""
     args = asked.options
-    width = text.columns()
     catalogue = options.catalogue(args.path)
     loaded = [load(path) for path in args.runs]
+    ladders, refused = _ladders(args, loaded, catalogue)
+    sizes = _sizes(args.calibrate_on)
+    lines = list[str]()
+    further = list[Outlook]()
+    compared = evaluate([])
+    if sizes:
+        tables = [runs.table(name, of, catalogue, on=sizes) for name, of in ladders.items()]
+        refused += [t for t in tables if isinstance(t, Refused)]
+        compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
+        lines += scores.lines(compared, (), True, text.columns())
+    if args.to:
+        cases, unlike = cases_at(ladders, _world(args.to), measuring.settings(asked), catalogue)
+        refused += unlike
+        targets, note = _targets(ladders, cases, catalogue)
+        lines += _wrapped(note, *_doubts(loaded))
+        for name, target in targets.items():
+            of = ladders[name]
+            answers = foresee(name, of, target, catalogue, on=sizes, hold=args.hold)
+            if isinstance(answers, Refused):
+                refused.append(answers)
+                continue
+            bounded = [replace(outlook, bounded=_spans(args.to, of)) for outlook in answers]
+            further += bounded
+            lines += _foreseen(bounded, runs.table(name, of, catalogue, on=sizes), text.columns())
+            lines += _wrapped(_far(args.to, of))
+    refused = list({refusal.id: refusal for refusal in refused}.values())
+    answer = _answer(args, compared, refused, further, [*lines, *_refusals(refused)])
+    return vouched(answer, zip(loaded, args.runs, strict=True))
+
+
+def _ladders(
+    args: argparse.Namespace, loaded: Sequence[RunRecord], catalogue: Catalogue
+) -> tuple[dict[str, list[MeasuredRung]], list[Refused]]:
+    """Return the scaling sweeps of runs by their ids, or the one of ``--only``, and refused runs.
+
+    Raise SpecError if there is no sweep.
+    """
     foreign = list(_foreign(loaded, catalogue))
     left_out = {id(run) for run, _ in foreign}
     ladders = runs.ladders([run for run in loaded if id(run) not in left_out], catalogue)
@@ -182,42 +218,24 @@ def _of_runs(asked: Asked) -> Answer:
             expected="a scaling sweep over at least two sizes",
             fix="scaleproof run ddp/decoder-tiny/weak --cpus 2",
         )
-    if args.only is not None:
-        if args.only not in ladders:
-            _unknown(args, list(ladders))
-        ladders = {args.only: ladders[args.only]}
-    sizes = _sizes(args.calibrate_on)
+    if args.only is not None and args.only not in ladders:
+        _unknown(args, list(ladders))
+    chosen = {name: of for name, of in ladders.items() if args.only in (None, name)}
+    return chosen, [Refused(id=run.run, why=error.what) for run, error in foreign]
+
+
+def _wrapped(*notes: str) -> list[str]:
+    """Return notes as lines; an empty note has none."""
+    return [line for note in notes if note for line in text.wrap(f" {note}", text.columns(), 1)]
+
+
+def _refusals(refused: Sequence[Refused]) -> list[str]:
+    """Return one sentence for each reason, with the tables and sweeps that it refuses."""
     lines = list[str]()
-    further = list[Outlook]()
-    refused = [Refused(id=run.run, why=error.what) for run, error in foreign]
-    compared = evaluate([])
-    if sizes:
-        tables = [runs.table(name, of, catalogue, on=sizes) for name, of in ladders.items()]
-        refused += [t for t in tables if isinstance(t, Refused)]
-        compared = evaluate([t for t in tables if isinstance(t, PublishedTable)])
-        lines += scores.lines(compared, (), True, width)
-    if args.to:
-        cases, unlike = cases_at(ladders, _world(args.to), measuring.settings(asked), catalogue)
-        refused += unlike
-        targets, note = _targets(ladders, cases, catalogue)
-        lines += text.wrap(f" {note}", width, 1) if note else []
-        lines += [part for note in _doubts(loaded) for part in text.wrap(f" {note}", width, 1)]
-        for name in targets:
-            of = ladders[name]
-            answers = foresee(name, of, targets[name], catalogue, on=sizes, hold=args.hold)
-            if isinstance(answers, Refused):
-                refused.append(answers)
-                continue
-            answers = [replace(x, bounded=_spans(args.to, of)) for x in answers]
-            further += answers
-            lines += _foreseen(answers, runs.table(name, of, catalogue, on=sizes), width)
-            lines += text.wrap(f" {note}", width, 1) if (note := _far(args.to, of)) else []
-    refused = list({refusal.id: refusal for refusal in refused}.values())
     for why in dict.fromkeys(refusal.why for refusal in refused):
         names = ", ".join(refusal.id for refusal in refused if refusal.why == why)
-        lines += text.wrap(f" REFUSED  {why}: {names}", width, 10)
-    answer = _answer(args, compared, refused, further, lines)
-    return vouched(answer, zip(loaded, args.runs, strict=True))
+        lines += text.wrap(f" REFUSED  {why}: {names}", text.columns(), 10)
+    return lines
 
 
 def _foreign(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from harness.analysis.samples.references import ASTRAY
+from harness.analysis.verify import MANY
+from harness.base import programs
 from harness.base.documents import from_doc
 from harness.base.errors import RetryableError
 from harness.base.packs import pack
@@ -252,9 +256,17 @@ class Session:
         """
         record = self.run.save(complete=complete)
         self.progress.ended(record)
+        if complete and len(record.launches) >= MANY:
+            self._verify()
         if self._left:
             self.run.release()
         return record
+
+    def _verify(self) -> None:
+        """Verify the record in a process of its own, which remembers it: reports need not wait."""
+        self.progress.note(f"verifying {len(self.run.launches)} launches, once for all reports")
+        words = [sys.executable, *programs.MODULE, "harness", "verify", str(self.run.folder)]
+        subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
     def close(self) -> None:
         """Stop the engine and its agents, and release the run for other processes."""

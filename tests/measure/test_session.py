@@ -1,4 +1,4 @@
-"""A session closes its worlds even if its start fails."""
+"""A session closes its worlds even if its start fails, and verifies a long run once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis import verify_cache
 from harness.cases import Catalogue, Settings
+from harness.measure import session as sessions
 from harness.measure.progress import Progress
+from harness.measure.run import Run
 from harness.measure.session import Session
+from harness.record import RunRecord
 
 
 def test_an_interrupt_during_warm_up_closes_the_session(
@@ -26,3 +30,17 @@ def test_an_interrupt_during_warm_up_closes_the_session(
     with pytest.raises(KeyboardInterrupt), session:
         pass
     assert closed == [True]
+
+
+def test_a_run_with_many_launches_is_verified_for_its_readers(
+    tmp_path: Path, copy: Path, sample_run: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sessions, "MANY", len(sample_run.launches))
+    session = Session(Catalogue(), Settings(), tmp_path, (), Progress())
+    monkeypatch.setattr(Run, "folder", copy)
+    for complete in (False, True):
+        monkeypatch.setattr(session.run, "save", lambda complete: sample_run)
+        session.save(complete=complete)
+        assert verify_cache.known(verify_cache.key_of(copy)) is complete
+    session.close()

@@ -5,6 +5,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -302,9 +303,10 @@ class Run:
             record = replace(record, head=self._chain.head)
         try:
             save(record, self.folder)
-        except BaseException:
+        except (OSError, files.UnwrittenError):
             if complete and self._chain is not None:
-                self._chain.reopen()
+                with suppress(OSError):
+                    self._chain.reopen()
             raise
         return record
 

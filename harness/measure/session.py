@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -263,10 +264,14 @@ class Session:
         return record
 
     def _verify(self) -> None:
-        """Verify the record in a process of its own, which remembers it: reports need not wait."""
+        """Verify the record in a process of its own, which remembers it: reports need not wait.
+
+        An interrupt ends only this verification, because the record is complete.
+        """
         self.progress.note(f"verifying {len(self.run.launches)} launches, once for all reports")
         words = [sys.executable, *programs.MODULE, "harness", "verify", str(self.run.folder)]
-        subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        with suppress(KeyboardInterrupt):
+            subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
     def close(self) -> None:
         """Stop the engine and its agents, and release the run for other processes."""

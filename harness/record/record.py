@@ -176,10 +176,11 @@ class RunRecord:
     def exit_status(self) -> Exit:
         """The exit status of the run's verdicts, by the settings with which it was measured.
 
-        A threshold that applies to a case asks for a verdict.
+        A threshold whose case was skipped asks for a verdict.
         """
         counted = [verdict.counts for verdict in self.verdicts]
-        asked = any(verdict.rule is not None for verdict in self.verdicts)
+        skipped = (v for v in self.verdicts if v.status is Status.SKIP)
+        asked = any(verdict.rule is not None for verdict in skipped)
         if self.measured_alone:
             counted.append(Status.RECORDED)
         return exit_status(

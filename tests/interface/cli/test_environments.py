@@ -90,7 +90,7 @@ def test_a_failure_of_the_host_is_not_blamed_on_the_record(
     def lacks(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(verdicts, "verdicts", lacks)
+    monkeypatch.setattr(verdicts, "of_plan", lacks)
     # Otherwise the cache would contain that this run verifies.
     monkeypatch.setenv("XDG_CACHE_HOME", str(copy / "cache"))
     assert main(["verify", str(copy)]) == 4

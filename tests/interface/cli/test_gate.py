@@ -124,8 +124,8 @@ def test_an_unwritable_heartbeat_is_refused_at_start_and_tolerated_later(
         def note(self, text: str) -> None:
             messages.append(text)
 
-    (tmp_path / "run.prom").mkdir()  # A folder blocks the path of the file.
     heart = Heartbeat(Teller(), tmp_path / "run.prom")
+    (tmp_path / "run.prom").mkdir()  # A folder blocks the path of the file.
     heart.show(moment())
     heart.show(moment(step=4))
     assert len(messages) == 1 and "run.prom cannot be written" in messages[0]

@@ -37,7 +37,7 @@ def needs(strategy: str) -> None:
         pytest.skip(f"needs {KNOWN[strategy].supports.packages}: tox -e frameworks")
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("strategy", "knobs"), CASES)
 def test_a_framework_trains_as_one_device_would(
     launch: Any, strategy: str, knobs: dict[str, Any], accumulate: int

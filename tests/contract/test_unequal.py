@@ -9,6 +9,7 @@ import pytest
 from harness.record import Purpose
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "shares"),
     [

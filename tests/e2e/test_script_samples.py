@@ -27,7 +27,7 @@ __all__ = ["measured", "session"]  # fixtures
         pytest.param("recurrent", marks=pytest.mark.full),
         pytest.param("two inputs", marks=pytest.mark.full),
         pytest.param("padded", marks=pytest.mark.full),
-        "nodes",
+        pytest.param("nodes", marks=pytest.mark.full),
         pytest.param("graphs", marks=pytest.mark.full),
     ],
 )

@@ -70,7 +70,7 @@ def some(values: list[str], kept: tuple[str, ...]) -> list[Any]:
     return [v if v in kept else pytest.param(v, marks=pytest.mark.full) for v in values]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     some(STRATEGIES, ("ddp", "fsdp", "pipeline", "tensor_parallel", "local_sgd")),
@@ -112,7 +112,7 @@ def test_combined_dimensions_train_right(four: Worlds, strategy: str, mesh: str)
     assert four.launch(four.case(f"{strategy}/{model}", ranks, mesh=mesh), gate).wrong == []
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy", some(STRATEGIES, ("single", "ddp", "fsdp", "zero1", "parameter_server"))
 )

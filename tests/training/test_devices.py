@@ -53,6 +53,7 @@ def world(
     fleet.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_cpu_strategy_is_correct_if_torch_sees_gpus(world: object, strategy: str) -> None:
     """Sharding, buckets and process groups use the case's device, not that of torch's build."""

@@ -22,7 +22,7 @@ __all__ = ["measured", "session"]  # fixtures
     [
         pytest.param("images", marks=pytest.mark.full),
         pytest.param("detection", marks=pytest.mark.full),
-        pytest.param("dicts", marks=pytest.mark.full),
+        "dicts",
         pytest.param("time first", marks=pytest.mark.full),
         pytest.param("recurrent", marks=pytest.mark.full),
         pytest.param("two inputs", marks=pytest.mark.full),

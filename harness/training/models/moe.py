@@ -155,7 +155,10 @@ class _Also(torch.autograd.Function):
 
 
 class _Scaled(torch.autograd.Function):
-    """An identity that records the factor by which the loss is scaled, at the start of backward."""
+    """An identity that records the factor by which the loss is scaled, at the start of backward.
+
+    A pass without data says nothing about it. Stages without the loss keep the factor 1.
+    """
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor) -> Tensor:
@@ -163,7 +166,8 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        _Also.scale = gradients[0]
+        if not gradients[0].is_meta:
+            _Also.scale = gradients[0]
         return gradients[0]
 
 

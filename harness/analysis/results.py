@@ -6,7 +6,7 @@ A ``Result`` is one metric of one case against one baseline. All outputs print r
 module, and count them by ``tally``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from harness.analysis.judging import judge
@@ -149,15 +149,22 @@ def results(run: RunRecord) -> Sequence[Result]:
 
 def results_of(run: RunRecord, plan: str) -> Sequence[Result]:
     """Return the results of one plan, given by its hash."""
-    return run.once(("results", "by plan"), lambda: _by_plan(run)).get(plan, ())
+    by_plan = run.once(("results", "by plan"), lambda: _grouped(run, lambda r: r.plan))
+    return by_plan.get(plan, ())
 
 
-def _by_plan(run: RunRecord) -> dict[str, list[Result]]:
-    """Map the hash of each plan to its results."""
-    by_plan: dict[str, list[Result]] = {}
+def results_of_case(run: RunRecord, case_hash: str) -> Sequence[Result]:
+    """Return the results of one case, given by its hash."""
+    by_case = run.once(("results", "by case"), lambda: _grouped(run, lambda r: r.case_hash))
+    return by_case.get(case_hash, ())
+
+
+def _grouped(run: RunRecord, key: Callable[[Result], str]) -> dict[str, list[Result]]:
+    """Map each key to the results that have it."""
+    groups: dict[str, list[Result]] = {}
     for result in results(run):
-        by_plan.setdefault(result.plan, []).append(result)
-    return by_plan
+        groups.setdefault(key(result), []).append(result)
+    return groups
 
 
 def ranked(run: RunRecord) -> list[Result]:

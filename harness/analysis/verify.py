@@ -225,8 +225,8 @@ def unsealed(run: RunRecord, folder: Path, links: Sequence[chain.Link] | None = 
 
 def _stopped_at_once(run: RunRecord) -> bool:
     """Return whether a run ended before anything was measured, and claims nothing."""
-    measured = run.launches or run.fabric or run.recoveries or run.played
-    claimed = any(verdict.status is not Status.INCONCLUSIVE for verdict in run.verdicts)
+    measured = run.launches or run.fabric or run.recoveries or run.played or run.suspects
+    claimed = any(v.status is not Status.INCONCLUSIVE or v.value is not None for v in run.verdicts)
     return not (run.complete or measured or claimed)
 
 

@@ -103,8 +103,8 @@ def _fill() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # open() returns the lowest free descriptor, which is ``number``. Without inheritance,
-            # child processes would start with a closed stream.
+            # open() returns the lowest free descriptor, which is ``number``. Child processes must
+            # inherit it, because the stream would be closed for them otherwise.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115

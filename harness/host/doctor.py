@@ -227,7 +227,7 @@ def _loopback() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    """Check that /dev/shm is writable, and its free space."""
+    """Check that /dev/shm is writable and has enough free space."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:

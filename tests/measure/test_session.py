@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.analysis import verify_cache
+from harness.analysis.verify import unsealed
 from harness.cases import Catalogue, Settings
 from harness.measure import session as sessions
 from harness.measure.progress import Progress
 from harness.measure.run import Run
 from harness.measure.session import Session
-from harness.record import RunRecord
+from harness.record import RunRecord, Status
 
 
 def test_an_interrupt_during_warm_up_closes_the_session(
@@ -44,3 +46,22 @@ def test_a_run_with_many_launches_is_verified_for_its_readers(
         session.save(complete=complete)
         assert verify_cache.known(verify_cache.key_of(copy)) is complete
     session.close()
+
+
+def test_a_run_that_was_stopped_at_once_claims_nothing(
+    sample_run: RunRecord, tmp_path: Path
+) -> None:
+    """Without a chain, a figure in its verdicts would be claimed although nothing was measured."""
+    waiting = [
+        replace(v, status=Status.INCONCLUSIVE, value=None, low=None, high=None)
+        for v in sample_run.verdicts
+    ]
+    empty = replace(sample_run, launches=(), fabric=(), complete=False, verdicts=tuple(waiting))
+    assert unsealed(empty, tmp_path, ()) == ""
+    for claimed in (
+        replace(empty, verdicts=(replace(waiting[0], value=0.95),)),
+        replace(empty, verdicts=(replace(waiting[0], status=Status.PASS),)),
+        replace(empty, complete=True),
+        replace(empty, launches=sample_run.launches),
+    ):
+        assert "no chain" in unsealed(claimed, tmp_path, ())

@@ -160,6 +160,11 @@ def _unruled(run: RunRecord) -> str:
     if every and all(result.reason is Reason.CHECKED for result in every):
         worlds = dict.fromkeys(arm.case.world for plan in run.plans for arm in plan.arms)
         return f"{Status.RECORDED}: the checks hold on {', '.join(worlds)}; nothing was timed"
+    return _without_verdict(run, every)
+
+
+def _without_verdict(run: RunRecord, every: Sequence[Result]) -> str:
+    """Return the headline of a run that no threshold judged and that has no error."""
     unjudged = "applies" if run.thresholds else "is configured"
     if run.measured_alone and not every:
         return f"{Status.RECORDED}: {run.measured_alone} was measured, no threshold {unjudged}"

@@ -202,9 +202,9 @@ def _of_runs(asked: Asked) -> Answer:
 def _ladders(
     args: argparse.Namespace, loaded: Sequence[RunRecord], catalogue: Catalogue
 ) -> tuple[dict[str, list[MeasuredRung]], list[Refused]]:
-    """Return the scaling sweeps of runs by their ids, or the one of ``--only``, and refused runs.
+    """Return the scaling sweeps of runs by their ids, and the runs that are refused.
 
-    Raise SpecError if there is no sweep.
+    With ``--only``, return only the sweep with this id. Raise SpecError if there is no sweep.
     """
     foreign = list(_foreign(loaded, catalogue))
     left_out = {id(run) for run, _ in foreign}

@@ -9,7 +9,7 @@ from typing import Any
 from harness.analysis.judging import blockers
 from harness.analysis.judging.points import budgets
 from harness.analysis.ladder import ArmRow, arm_row
-from harness.analysis.results import Result, results
+from harness.analysis.results import Result, results_of_case
 from harness.base.documents import Json
 from harness.base.formatting import rate, si
 from harness.cases import Plan
@@ -84,7 +84,7 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
     order = list(dict.fromkeys(a.case.hash for p in run.plans for a in p.arms))
     names = anchors(run)
     gates = run.gates
-    worst = {digest: _worst(_judged(run, digest)) for digest in order}
+    worst = {digest: _worst(results_of_case(run, digest)) for digest in order}
     drawn = set(sorted(order, key=lambda h: worst[h])[:DRAWN])
     shown = []
     for case_hash in order:
@@ -95,17 +95,6 @@ def cases(run: RunRecord, folder: Path | None) -> list[Case]:
         here = folder if case_hash in drawn else None
         shown.append(_case(run, plan, row, gate, launches, names[case_hash], here))
     return shown
-
-
-def _judged(run: RunRecord, case_hash: str) -> Sequence[Result]:
-    return run.once(("results", "by case"), lambda: _by_case(run)).get(case_hash, ())
-
-
-def _by_case(run: RunRecord) -> dict[str, list[Result]]:
-    by_case: dict[str, list[Result]] = {}
-    for result in results(run):
-        by_case.setdefault(result.case_hash, []).append(result)
-    return by_case
 
 
 def _worst(judged: Sequence[Result]) -> int:
@@ -121,7 +110,7 @@ def _case(
     anchor: str,
     folder: Path | None,
 ) -> Case:
-    judged = _judged(run, row.case.hash)
+    judged = results_of_case(run, row.case.hash)
     failure = blockers.gate_failure(gate) if gate else None
     caught = any(result.reason is Reason.CAUGHT for result in judged)
     checks = gate.ranks[0].checks if gate and gate.ranks else ()

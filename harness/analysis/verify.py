@@ -350,38 +350,18 @@ def _launch(
     except RecordError as error:
         return _Launch(differences=(str(error),))
     expected = run.described[launch.case].expected
-    traceless = False
     slot = run.by_slot[launch.slot] if launch.slot else ()
     beside = [rank for other in slot if other is not launch for rank in other.ranks]
     target = figures.target(plan, run.described[launch.case])
     again = figures.figures(case, expected, launch.ranks, samples, cut, curve, beside, target)
     differences = list(_differing(run, launch, again, samples, cut))
+    traceless = False
     if launch.purpose is Purpose.PROFILE and launch.budget is not None:
-        window = run.window(plan, launch)
         paths = [trace_path(folder, launch.launch, r.rank) for r in launch.ranks]
         traceless = not all(map(is_there, paths))
-        if not traceless:
-            differences += _budget(
-                launch, folder, window.profiled, talks(case, expected), run.schema
-            )
-        if not same(
-            tuple(figures.perturbation(samples, window)),
-            (launch.perturbation, launch.perturbation_low),
-        ):
-            differences.append(
-                f"{launch.launch}: the slowdown by the profiler differs from the record"
-            )
+        differences += _profiled(run, launch, folder, samples, traceless=traceless)
     for rank, rank_samples in zip(launch.ranks, samples, strict=True):
-        recomputed = [
-            (rank, _of_rank(rank_samples, cut)),
-            (rank.watched, _of_loop(rank, rank_samples, cut)),
-        ]
-        for recorded, values in recomputed:
-            for name, value in values.items():
-                if not same(to_doc(value), to_doc(getattr(recorded, name))):
-                    differences.append(
-                        f"{launch.launch}: {name} of rank {rank.rank} differs from its samples"
-                    )
+        differences += _of_samples(launch, rank, rank_samples, cut)
     pilot = None
     if calibration.is_pilot(launch):
         pilot = calibration.pilot(launch, run.window(plan, launch), samples)
@@ -392,6 +372,39 @@ def _launch(
         name=launch.launch,
         pilot=pilot,
     )
+
+
+def _profiled(
+    run: RunRecord,
+    launch: LaunchRecord,
+    folder: Path,
+    samples: Sequence[Samples],
+    *,
+    traceless: bool,
+) -> Iterator[str]:
+    """Yield the differences of a profiled launch: in its time budget and in its slowdown."""
+    plan = run.plan_of[launch.plan]
+    window = run.window(plan, launch)
+    if not traceless:
+        exchanges = talks(plan.arm(launch.arm).case, run.described[launch.case].expected)
+        yield from _budget(launch, folder, window.profiled, exchanges, run.schema)
+    recorded = (launch.perturbation, launch.perturbation_low)
+    if not same(tuple(figures.perturbation(samples, window)), recorded):
+        yield f"{launch.launch}: the slowdown by the profiler differs from the record"
+
+
+def _of_samples(
+    launch: LaunchRecord, rank: RankRecord, samples: Samples, cut: int
+) -> Iterator[str]:
+    """Yield the values of a rank that do not follow from its samples."""
+    recomputed = [
+        (rank, _of_rank(samples, cut)),
+        (rank.watched, _of_loop(rank, samples, cut)),
+    ]
+    for recorded, values in recomputed:
+        for name, value in values.items():
+            if not same(to_doc(value), to_doc(getattr(recorded, name))):
+                yield f"{launch.launch}: {name} of rank {rank.rank} differs from its samples"
 
 
 def _of_loop(rank: RankRecord, samples: Samples, cut: int) -> Mapping[str, Any]:

@@ -170,6 +170,8 @@ class RunRecord:
             return "recovery from faults"
         if self.played:
             return "training under faults"
+        if self.suspects is not None:
+            return "the speed of pairs of nodes"
         return "the network" if any(row.time_s for row in self.fabric) else ""
 
     @property

@@ -1,27 +1,59 @@
-"""The report on pairs of nodes, and on the slow nodes and links."""
+"""The report section on pairs of nodes, and on the slow nodes and links."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from markupsafe import Markup
+
+from harness.base.documents import Json, to_doc
 from harness.base.formatting import si
 from harness.features.nodes import pairing
 from harness.interface.report.tabled import Table
 from harness.interface.report.text import Column, rule, wrap
+from harness.record import RunRecord
 from harness.record.fabric import Paired, Suspects
 
-#: Number of pairs that are shown, the slowest first.
+SECTION = dict(title="Pairs of nodes", anchor="pairs", after="fabric", place=4)
+#: Number of pairs that a terminal shows, the slowest first.
 SHOWN = 6
 
 
-def lines(suspects: Suspects, width: int) -> list[str]:
-    """Return the lines of the report.
+def lines(run: RunRecord, width: int) -> list[str]:
+    """Return the lines of ``of_pairs``, or nothing if the run measured no pairs of nodes."""
+    return [] if run.suspects is None else [*of_pairs(run.suspects, width), ""]
 
-    It shows the slowest pairs, each slow node and link with its evidence, and the number of
-    launches.
-    """
-    timed = [pair for pair in suspects.pairs if pair.time_s is not None]
-    if not timed:
+
+def html(run: RunRecord) -> Markup:
+    """Return a table of all pairs, and the conclusions from them."""
+    if run.suspects is None:
+        return Markup("")
+    conclusions = [*_conclusions(run.suspects), _number(run.suspects)]
+    told = Markup("").join(Markup("<div>{}</div>").format(text) for text in conclusions)
+    return tabled(run.suspects).html("pairs of nodes") + told
+
+
+def data(run: RunRecord) -> Mapping[str, Json]:
+    """Return every pair, and the slow nodes and links."""
+    return {"suspects": to_doc(run.suspects)}
+
+
+def of_pairs(suspects: Suspects, width: int) -> list[str]:
+    """Return the slowest pairs, each slow node and link with its evidence, and the launches."""
+    table = tabled(suspects)
+    if not table.rows:
         return [" no pair of nodes completed its measurement"]
+    few = Table(columns=table.columns, rows=table.rows[:SHOWN])
+    shown = [rule(f"pairs: {suspects.case or 'all-reduce'}", width), *few.lines(width)]
+    if len(table.rows) > SHOWN:
+        shown.append(f" ... and {len(table.rows) - SHOWN} pairs that were faster")
+    for text in _conclusions(suspects):
+        shown += wrap(f" {text}", width, 7 if text[0].isupper() else 1)
+    return [*shown, f" {_number(suspects)}"]
+
+
+def tabled(suspects: Suspects) -> Table[Paired]:
+    """Return a table of the pairs that were timed, the slowest first."""
+    timed = [pair for pair in suspects.pairs if pair.time_s is not None]
     usual = {
         r: median(pair.time_s or 0.0 for pair in timed if pair.round == r) for r in _rounds(timed)
     }
@@ -37,28 +69,28 @@ def lines(suspects: Suspects, width: int) -> list[str]:
     ]
     if not suspects.case:
         columns.append(Column("bus", 8, lambda p: "n/a" if p.bps is None else si(p.bps, "B/s")))
-    rows = sorted(timed, key=lambda pair: -over(pair))[:SHOWN]
-    what = suspects.case or "all-reduce"
-    shown = [rule(f"pairs: {what}", width), *Table(columns=columns, rows=rows).lines(width)]
-    if len(timed) > SHOWN:
-        shown.append(f" ... and {len(timed) - SHOWN} pairs that were faster")
+    return Table(columns=columns, rows=sorted(timed, key=lambda pair: -over(pair)))
+
+
+def _conclusions(suspects: Suspects) -> Iterator[str]:
+    """Yield a sentence for each slow node and link, and for what is still open."""
     for slow in suspects.slow:
         kind = "NODE" if len(slow.hosts) == 1 else "LINK"
-        shown += wrap(f" {kind}  {pairing.words(slow)}; odds {_odds(slow.log_evidence)}", width, 7)
+        yield f"{kind}  {pairing.words(slow)}; odds {_odds(slow.log_evidence)}"
     if suspects.undecided:
-        shown += wrap(f" OPEN  {pairing.open_still(suspects)}", width, 7)
+        yield f"OPEN  {pairing.open_still(suspects)}"
     elif not suspects.slow:
-        nothing = (
-            f" no node and no link is {pairing.least(suspects.case):.0%} slower than the others"
-        )
-        shown += wrap(f"{nothing}; {pairing.hidden(suspects)}", width, 1)
-    failed = len(suspects.pairs) - len(timed)
-    broke = f", {failed} of them failed" if failed else ""
-    shown.append(
-        f" {len(suspects.pairs)} pairs{broke} in {len(_rounds(suspects.pairs))} rounds,"
-        f" {2 * len(suspects.pairs)} node-launches"
+        least = f"{pairing.least(suspects.case):.0%}"
+        yield f"no node and no link is {least} slower than the others; {pairing.hidden(suspects)}"
+
+
+def _number(suspects: Suspects) -> str:
+    """Return the number of pairs, of rounds and of launches."""
+    failed = sum(pair.time_s is None for pair in suspects.pairs)
+    return (
+        f"{len(suspects.pairs)} pairs{f', {failed} of them failed' if failed else ''}"
+        f" in {len(_rounds(suspects.pairs))} rounds, {2 * len(suspects.pairs)} node-launches"
     )
-    return shown
 
 
 def _rounds(pairs: Sequence[Paired]) -> list[int]:

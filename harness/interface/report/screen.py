@@ -120,15 +120,14 @@ def lines(
 def measured_on(run: RunRecord) -> str:
     """Return ``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``."""
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
-    many = len(run.launches)
-    events = f"{many} launch{'es' if many != 1 else ''}"
-    if run.recoveries and not many:
-        many = len(run.recoveries)
-        events = f"{many} fault{'s' * (many != 1)}"
+    timed, faults = len(run.launches), len(run.recoveries)
+    events = f"{faults} fault{'s' * (faults != 1)} in " if faults else ""
+    if timed:
+        events = f"{timed} launch{'es' * (timed != 1)} in "
     parts = [
         run.machine.title,
         f"torch {run.software.get('torch', 'n/a')} {' '.join(backends)}".strip(),
-        f"{events} in {duration(run.elapsed_s)}",
+        f"{events}{duration(run.elapsed_s)}",
     ]
     return " · ".join(parts)
 

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from hypothesis import given, settings, strategies as st
 
 from harness.features.nodes import pairing, rounds
 from harness.features.nodes.evidence import log_evidence
-from harness.features.nodes.report import lines
+from harness.features.nodes.report import html, of_pairs
 from harness.features.nodes.rounds import LEAST_SLOWER, MOST_ROUNDS, WANTED, Board, TimedPair
+from harness.interface.report import screen
+from harness.record import RunRecord
 from harness.record.fabric import Paired, Suspects
 
 #: Standard deviation of log times; three quarters of the world's clusters are steadier.
@@ -199,7 +202,31 @@ def test_nodes_that_are_undecided_after_the_last_round_are_reported() -> None:
     suspects = pairing.suspects_of(pairs, [f"n{i}" for i in range(16)], "ddp/decoder-nano", 2)
     assert suspects.nodes == () and "n4" in suspects.undecided
     assert "n4" in pairing.open_still(suspects) and "--rounds 4" in pairing.open_still(suspects)
-    assert any(" OPEN " in line for line in lines(suspects, 100))
-    assert not any("no node and no link" in line for line in lines(suspects, 100))
+    assert any(" OPEN " in line for line in of_pairs(suspects, 100))
+    assert not any("no node and no link" in line for line in of_pairs(suspects, 100))
     assert list(pairing.replayed(suspects, 2)) == []
     assert list(pairing.replayed(replace(suspects, undecided=()), 2))
+
+
+def test_a_report_shows_the_pairs_of_a_run_and_its_slow_node(
+    sample_run: RunRecord, tmp_path: Path
+) -> None:
+    pairs = [
+        Paired(a=f"n{s.a}", b=f"n{s.b}", round=s.round, time_s=s.time_s)
+        for s in play(8, {(4,): 0.5}, seed=pairing.SEED, sd=0.01)
+    ]
+    suspects = pairing.suspects_of(pairs, [f"n{i}" for i in range(8)], "ddp/decoder-nano", 32)
+    assert suspects.nodes == ("n4",)
+    run = replace(
+        sample_run,
+        plans=(),
+        described={},
+        launches=(),
+        thresholds=(),
+        verdicts=(),
+        suspects=suspects,
+    )
+    shown = "\n".join(screen.lines(run, tmp_path, "", 80))
+    assert "RECORDED: the speed of pairs of nodes was measured" in shown
+    assert "NODE  n4" in shown and "0 launches" not in shown
+    assert "NODE  n4" in html(run) and html(run).count("<tr>") == len(pairs) + 1

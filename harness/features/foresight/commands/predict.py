@@ -129,8 +129,11 @@ def act(asked: Asked) -> Answer:
     """Return predictions with their errors, coverage and skill; nothing is judged."""
     args = asked.options
     _check(args)
-    if args.table is None:
-        return _of_runs(asked)
+    return _of_runs(asked) if args.table is None else _of_tables(args)
+
+
+def _of_tables(args: argparse.Namespace) -> Answer:
+    """Return predictions from the published tables in a file."""
     every = read(args.table)
     if args.only is not None:
         if args.only not in {table.id for table in every}:
@@ -147,21 +150,33 @@ def act(asked: Asked) -> Answer:
             fix="scaleproof predict --table results/published/scaling.json",
         )
     evaluation = evaluate(tables)
-    to = _world(args.to)[0] if args.to else 0
     width = text.columns()
     lines = scores.lines(evaluation, refused, args.sizes or len(every) == 1, width)
     further = list[Outlook]()
-    for table in tables if to else ():
-        try:
-            further += outlooks(table, to, args.hold)
-        except MissingInputError as unsaid:
-            refused.append(Refused(id=table.id, why=str(unsaid)))
-            lines += text.wrap(f" REFUSED  {table.id}, {unsaid}", width, 10)
+    if args.to:
+        further, unsaid = _beyond(tables, _world(args.to)[0], args.hold)
+        refused += unsaid
+        for refusal in unsaid:
+            lines += text.wrap(f" REFUSED  {refusal.id}, {refusal.why}", width, 10)
     for single in further:
         lines += shown.lines(single, width)
     if not args.sizes and len(every) > 1:
         lines += ["", f" size by size  scaleproof predict --table {text.shown(args.table)} --sizes"]
     return _answer(args, evaluation, refused, further, lines)
+
+
+def _beyond(
+    tables: Sequence[PublishedTable], to: int, hold: float
+) -> tuple[list[Outlook], list[Refused]]:
+    """Return predictions for a world of ``to`` devices, and the tables that lack an input."""
+    further = list[Outlook]()
+    refused = list[Refused]()
+    for table in tables:
+        try:
+            further += outlooks(table, to, hold)
+        except MissingInputError as unsaid:
+            refused.append(Refused(id=table.id, why=str(unsaid)))
+    return further, refused
 
 
 def _of_runs(asked: Asked) -> Answer:

@@ -71,7 +71,7 @@ def act(asked: Asked) -> Answer:
         pairer = Pairer(session, site, asked.options.rounds)
         suspects = pairer.train(case) if case else pairer.reduce(knobs)
         session.save(complete=True)
-    lines = report.lines(suspects, text.columns())
+    lines = report.of_pairs(suspects, text.columns())
     if (exclude := asked.options.exclude) is not None:
         files.put(exclude, "".join(f"{host}\n" for host in suspects.nodes).encode(), "--exclude")
         lines.append(f" {len(suspects.nodes)} slow nodes written to {exclude}")

@@ -2,7 +2,8 @@
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict
 
@@ -111,24 +112,7 @@ def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
         )
     examined = [Examined.of(node.machine.host, answer) for node, answer in answers]
     drifts = list(drift(examined))
-    width = text.columns()
-    lines = list[str]()
-    findings: dict[tuple[str, str, str, str], list[str]] = {}
-    for node in examined:
-        for finding in node.findings:
-            if finding.level is not Level.OK:
-                findings.setdefault(
-                    (finding.level, finding.check, finding.text, finding.advice), []
-                ).append(node.host)
-    for (level, check, message, advice), hosts in findings.items():
-        where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
-        lines += text.wrap(f" {level:<4}  {check}: {message} on {where}", width, 7)
-        lines += text.wrap(f"       try: {advice}", width, 12) if advice else []
-    lines += ["", text.rule("differences between nodes", width)] if drifts else []
-    for drifted in drifts:
-        lines += text.wrap(f" {drifted.fact}: {drifted.usual} on most nodes", width, 4)
-        for host, value in drifted.others:
-            lines += text.wrap(f"    {host}: {value}", width, 8)
+    lines = [*_found(examined, text.columns()), *_drifted(drifts, text.columns())]
     bad = [finding for node in examined for finding in node.findings if finding.level is Level.BAD]
     alike = f"{len(drifts)} facts are not" if drifts else "all facts are"
     lines.append(
@@ -139,6 +123,30 @@ def _nodes(asked: Asked, catalogue: Catalogue, site: Site) -> Answer:
     exit_ = Exit.FAILED if drifts or broken else Exit.INCONCLUSIVE if bad else Exit.PASSED
     document = {"nodes": to_doc(tuple(examined)), "drift": to_doc(tuple(drifts))}
     return Answer(document=document, lines=lines, exit=exit_)
+
+
+def _found(examined: Sequence[Examined], width: int) -> Iterator[str]:
+    """Yield each problem with the nodes that have it."""
+    hosts_of: dict[Finding, list[str]] = {}
+    for node in examined:
+        for finding in node.findings:
+            if finding.level is not Level.OK:
+                hosts_of.setdefault(replace(finding, device=None), []).append(node.host)
+    for problem, hosts in hosts_of.items():
+        where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
+        said = f" {problem.level:<4}  {problem.check}: {problem.text} on {where}"
+        yield from text.wrap(said, width, 7)
+        yield from text.wrap(f"       try: {problem.advice}", width, 12) if problem.advice else ()
+
+
+def _drifted(drifts: Sequence[Drift], width: int) -> Iterator[str]:
+    """Yield each fact in which the nodes differ, with its values."""
+    if drifts:
+        yield from ("", text.rule("differences between nodes", width))
+    for drifted in drifts:
+        yield from text.wrap(f" {drifted.fact}: {drifted.usual} on most nodes", width, 4)
+        for host, value in drifted.others:
+            yield from text.wrap(f"    {host}: {value}", width, 8)
 
 
 def _doctor() -> Answer:

@@ -316,6 +316,21 @@ def scale(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> floa
     return product / size if size else math.inf
 
 
+def scale_deviation(seen: Iterator[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> float:
+    """Return the standard deviation of ``scale`` if every error keeps its size and draws its sign.
+
+    The errors e of independently rounded elements contribute sqrt(sum (e w)^2) / sum w^2, where w
+    are the elements of ``wanted``. A few large elements can dominate this sum, so that the scale
+    of one training says little about that of the next.
+    """
+    squared = size = 0.0
+    for name, tensor in seen:
+        reference = wide(wanted[name])
+        squared += float(((wide(tensor) - reference) * reference).square().sum())
+        size += float(reference.square().sum())
+    return float(squared**0.5 / size) if size else 0.0
+
+
 def wide(tensor: Tensor) -> Tensor:
     """Return a tensor in float64; complex numbers become pairs of real ones."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()

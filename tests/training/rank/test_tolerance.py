@@ -7,9 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from harness.record import UNCHECKED
-from harness.training.rank.tolerance import FACTOR, FLOOR, LARGEST, Outcome, Tolerance
+from harness.training.rank import tolerance as tolerance_
+from harness.training.rank.oracle import scale
+from harness.training.rank.tolerance import (
+    DEVIATIONS,
+    FACTOR,
+    FLOOR,
+    LARGEST,
+    Outcome,
+    Tolerance,
+    rounded_scale,
+)
 
 EPS = 1e-7
 
@@ -53,3 +64,22 @@ def test_a_compressors_bound_is_not_rounding() -> None:
 def test_bits_that_must_be_equal_have_no_replicates() -> None:
     bounds, distance = tolerance([1.0], exact=True)
     assert bounds.check("x", 0.0, distance).ok and not bounds.check("x", 1e-9, distance).ok
+
+
+@pytest.mark.parametrize(("deviations", "alarms"), [(DEVIATIONS, range(1)), (0.0, range(5, 50))])
+def test_the_scale_of_a_rounded_gradient_is_not_called_wrong(
+    monkeypatch: pytest.MonkeyPatch, deviations: float, alarms: range
+) -> None:
+    """The scale is one random number, so the largest of five replicates alone bounds it badly."""
+    monkeypatch.setattr(tolerance_, "DEVIATIONS", deviations)
+    draw = torch.Generator().manual_seed(0)
+    exact = torch.exp(torch.randn(500, generator=draw, dtype=torch.float64))
+    wanted = {"weight": exact}
+    rounded = exact * (1 + 0.004 * (2 * torch.rand(1000, 6, 500, generator=draw) - 1))
+    found = 0
+    for launch, *replicates in rounded:
+        off = abs(scale(iter({"weight": launch}.items()), wanted) - 1)
+        allowed = FACTOR * max(rounded_scale({"weight": other}, wanted) for other in replicates)
+        found += off > allowed
+        assert allowed < 1 - 0.99, "a wrong factor of 1 % is found"
+    assert found in alarms

@@ -72,6 +72,7 @@ from harness.training.rank.tolerance import (
     dense_step,
     eps_of,
     replicates,
+    rounded_scale,
     rounds_layers,
     train,
 )
@@ -417,8 +418,12 @@ def _compared(
         # Rounding errors have both signs and cancel in a scale, in every precision.
         off = of_scale(outcome)
         check = f"{name}.step1_gradient_scale"
+
+        def of_rounded_scale(other: Outcome) -> float:
+            return rounded_scale(other.gradients, wanted.gradients) if compares else 0.0
+
         most = math.inf if tolerance.layers else SCALE
-        yield tolerance.check(check, off, of_scale, eps=fp32_eps, most=most, detail=words)
+        yield tolerance.check(check, off, of_rounded_scale, eps=fp32_eps, most=most, detail=words)
 
     def of_loss(other: Outcome) -> float:
         values: list[float] = [value for value in ctx.gather(other.loss) if value is not None]

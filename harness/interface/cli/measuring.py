@@ -236,12 +236,11 @@ def judged(session: Session, record: RunRecord, asked: Asked) -> Answer:
     from harness.interface.report.page import page as pages
 
     page = pages.write(record, session.run.folder)
-    shown = page and text.shown(page)
     rerun = again(session.run.settings.argv)  # the command that began the run, if it was resumed
     return Answer(
         document=to_doc(record),
         lines=screen.lines(
-            record, text.shown(session.run.folder), rerun, text.columns(), page=shown
+            record, text.shown(session.run.folder), rerun, text.columns(), page=page
         ),
         exit=record.exit_status,
     )

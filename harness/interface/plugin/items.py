@@ -419,9 +419,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     width = min(140, max(80, terminalreporter._tw.fullwidth))
     folder = text.shown(scaling.session.run.folder)
     page = pages.write(scaling.record, scaling.session.run.folder)
-    lines = screen.lines(
-        scaling.record, folder, scaling.rerun, width, page=page and text.shown(page)
-    )
+    lines = screen.lines(scaling.record, folder, scaling.rerun, width, page=page)
     color = terminalreporter._tw.hasmarkup
     terminalreporter.write_line("")
     for line in lines:

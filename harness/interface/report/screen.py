@@ -100,7 +100,7 @@ class ScreenRow:
 
 
 def lines(
-    run: RunRecord, folder: Path, rerun: str, width: int = 80, *, page: Path | None = None
+    run: RunRecord, folder: Path, rerun: str, width: int = 80, *, page: str | None = None
 ) -> list[str]:
     """Return the lines that are printed at the end of a run."""
     first = headline(run)
@@ -417,7 +417,7 @@ def _noticed(run: RunRecord, folder: Path, width: int) -> list[str]:
     return shown
 
 
-def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: Path | None) -> Iterator[str]:
+def _next(run: RunRecord, folder: Path, rerun: str, width: int, page: str | None) -> Iterator[str]:
     """Yield the location of the results, and the next command to type."""
     if page is not None:
         yield f" page    {page}"

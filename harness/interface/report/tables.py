@@ -261,7 +261,7 @@ def _stepping_s(launches: Sequence[LaunchRecord]) -> float:
 
 
 def summary(
-    run: RunRecord, folder: Path, rerun: str, width: int = 100, *, page: Path | None = None
+    run: RunRecord, folder: Path, rerun: str, width: int = 100, *, page: str | None = None
 ) -> list[str]:
     """Return every table of a run, and a line for every verdict."""
     lines = [rule("scaling", width, "="), *wrap(f" {header(run)}", width, 10)]

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,3 +208,11 @@ def test_pages_fit_into_a_narrow_window(pages: dict[str, Path], name: str, tmp_p
     page = tmp_path / "page.html"
     page.write_text(pages[name].read_text().replace("</body>", f"{script}</body>"))
     assert 'data-wide="true"' in browse(page, "--window-size=480,1600", "--dump-dom")
+
+
+def test_a_page_that_cannot_be_written_is_reported(copy: Path) -> None:
+    """The limit of a file's size lets the screen be printed, but not the page be written."""
+    line = f'ulimit -f 20; exec "{sys.executable}" -m harness report "{copy}"'
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=copy.parent)
+    assert ended.returncode == 0 and " page    not written, File too large: " in ended.stdout
+    assert not (copy / "report.html").exists()

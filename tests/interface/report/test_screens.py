@@ -26,7 +26,7 @@ GOLDEN = ROOT / "tests" / "golden"
 
 def shown(run: RunRecord, columns: int) -> list[str]:
     folder = Path("results/runs") / run.machine.hardware_class / run.run
-    return screen.lines(run, folder, "pytest suites/", columns, page=folder / "report.html")
+    return screen.lines(run, folder, "pytest suites/", columns, page=str(folder / "report.html"))
 
 
 def accepted(name: str, lines: list[str]) -> None:

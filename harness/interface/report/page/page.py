@@ -23,6 +23,7 @@ from harness.interface.report.page.measured import ONE_STEP, Drawing
 from harness.interface.report.page.spent import WIDE, Spent, spent
 from harness.interface.report.tables import coverage
 from harness.interface.report.templates import templates
+from harness.interface.report.text import shown
 from harness.record import RunRecord
 from harness.record.store import write_text
 
@@ -92,14 +93,13 @@ def _front(of_cases: Sequence[Case], lost: Sequence[Spent]) -> tuple[Case, Drawi
     return None
 
 
-def write(run: RunRecord, folder: Path) -> Path | None:
-    """Write the page next to a run's record and return its path.
-
-    Return None if the disk is full or the folder is not writable.
-    """
+def write(run: RunRecord, folder: Path) -> str:
+    """Write the page next to a run's record. Return its path, or why it could not be written."""
     file = folder / "report.html"
     try:
         write_text(file, render(run, folder))
-    except (OSError, FullDiskError):
-        return None
-    return file
+    except OSError as error:
+        return f"not written, {error.strerror or error}: {shown(file)}"
+    except FullDiskError as error:
+        return f"not written, {error.what}: {shown(file)}"
+    return str(shown(file))

@@ -101,6 +101,12 @@ def test_settings_take_effect_under_other_strategies(
     assert world.cause is None and not world.failed, (world.cause, world.failed)
 
 
+def test_a_compiled_case_is_judged(launch: Any) -> None:
+    """The model is examined without compiled blocks, so only its own compiled functions count."""
+    world = launch("ddp/decoder-nano", 2, compiled=Compiled.AOT_EAGER)
+    assert world.cause is None and not world.failed, (world.cause, world.failed)
+
+
 def test_a_setting_without_anything_to_act_on_is_an_error(launch: Any) -> None:
     world = launch("ddp/mlp-nano", 2, attention=Attention.MATH)
     (detail,) = {c.detail for c in world.failed}

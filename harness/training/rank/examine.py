@@ -30,6 +30,7 @@ from harness.training.observe.compiling import Compilations
 from harness.training.rank.joining import reports_peer
 from harness.training.rank.oracle import Buffers, Simulated
 from harness.training.trainer import hooked, lost_hook
+from harness.training.tuning.tuned import untuned
 
 #: Least number of samples in the batch. Statistics over a batch need two.
 SAMPLES = 2
@@ -70,7 +71,7 @@ class Properties:
 def examine(loaded: Loaded, case: CaseSpec, ctx: RankContext) -> None:
     """Raise NotComparableError if no check supports a property of the case's model."""
     with ctx.device:
-        model = build_model(loaded, case, case.seed)
+        model = build_model(loaded, untuned(case), case.seed)
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise NotComparableError(
             f"{lazy[0]} has no shape before the first forward pass (a lazy module): run one forward"

@@ -455,9 +455,10 @@ def counted_flops(step: Callable[[], object], *, weighted: bool = False) -> floa
     """Run a step, and return the FLOPs of its matrix products, convolutions and attention.
 
     If ``weighted``, the FLOPs in a dtype count in proportion to the size of its elements: those in
-    fp32 once, and those in bfloat16 half.
+    fp32 once, and those in bfloat16 half. Compiled functions run uncompiled, because torch compiles
+    nothing within a dispatch mode.
     """
-    with _Flops() as counter:
+    with torch.compiler.set_stance("force_eager"), _Flops() as counter:
         step()
     return float(counter.weighted if weighted else counter.total)
 

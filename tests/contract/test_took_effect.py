@@ -73,7 +73,7 @@ def test_without_the_bug_it_passes(launch: Any, plant: str) -> None:
     ("name", "fields"),
     [
         pytest.param("fsdp/decoder-nano", dict(compiled=Compiled.AOT_EAGER, checkpoint=True), marks=FULL),
-        pytest.param("fsdp/decoder-nano", dict(precision=Precision.FP8), marks=FULL),
+        pytest.param("fsdp/mlp-nano", dict(precision=Precision.FP8), marks=FULL),
         # What devices step with by default, and cores do not: parameters partly in shards.
         pytest.param("tensor_parallel/decoder-nano", dict(stepping=Stepping.FUSED), marks=FULL),
         ("fsdp/mlp-nano", dict(stepping=Stepping.FOREACH)),

@@ -21,12 +21,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _MEANT = {
     "results/runs/CLASS/RUN": "results/samples/ddp-nano",
     "timeline A --against B": "timeline results/samples/ddp-nano --against results/samples/ddp-nano-again",
-    "timeline rank*.json.gz": "timeline results/samples/ddp-nano/trace*.json.gz",
+    "timeline rank*.json.gz": "timeline results/samples/ddp-nano/launches/1bf8f6-p00-2-0024/rank*.json.gz",
     "timeline T.json": "timeline results/samples/ddp-nano",
     "--merge DIR": "--merge merged",
     "RUN": "results/samples/ddp-nano",
     "origin/main": "HEAD",
     "--base main": "--base HEAD",
+    ' --key site.pub --nonce "tender 17"': "",  # the sample is not signed
     "-- train.py": "-- examples/training/train.py",
     "~/token": "token",
     "/var/lib/node_exporter/": "",
@@ -95,8 +96,10 @@ def typed(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def too_wide(output: str) -> Iterator[str]:
-    """Yield lines over 80 columns, except errors, which are one line each in a log."""
-    sentence = re.compile(r"ERROR: |  expected  |  try       |usage:|\w+: error|WARNING|http")
+    """Yield lines over 80 columns, except errors (one line each in a log) and paths."""
+    sentence = re.compile(
+        r"ERROR: |  expected  |  try       |usage:|\w+: error|WARNING|http| page    \S+$"
+    )
     yield from (x for x in output.splitlines() if len(x) > 80 and not sentence.match(x))
 
 

@@ -27,7 +27,7 @@ _MEANT = {
     "RUN": "results/samples/ddp-nano",
     "origin/main": "HEAD",
     "--base main": "--base HEAD",
-    ' --key site.pub --nonce "tender 17"': "",  # the sample is not signed
+    '--key site.pub --nonce "tender 17"': "",  # the sample is not signed
     "-- train.py": "-- examples/training/train.py",
     "~/token": "token",
     "/var/lib/node_exporter/": "",

@@ -24,6 +24,7 @@ _MEANT = {
     "timeline rank*.json.gz": "timeline results/samples/ddp-nano/launches/1bf8f6-p00-2-0024/rank*.json.gz",
     "timeline T.json": "timeline results/samples/ddp-nano",
     "--merge DIR": "--merge merged",
+    "thresholds thresholds.toml RUN": "thresholds suites/thresholds.toml RUN",
     "RUN": "results/samples/ddp-nano",
     "origin/main": "HEAD",
     "--base main": "--base HEAD",
@@ -43,7 +44,7 @@ _FINDS = ("scaleproof check nodes", "scaleproof network pairs", "scaleproof netw
 #: Words of commands that need hardware, a service, or files that the reader has to write.
 _NEEDS = re.compile(
     r"--gpus|--engine (slurm|hosts)|localhost|wandb|site_key|CHECKED|ladder\.json|10\.0\.0\.1"
-    r"|contract\.toml|thresholds\.toml RUN|jobs (cancel|collect)|mlflow|--path models|rules\.toml"
+    r"|contract\.toml|jobs (cancel|collect)|mlflow|--path models|rules\.toml"
 )
 _LABELS = r"all|next|again|fixed\?|compare|rerun|report|page|try"
 #: Printed commands that only read, and are therefore typed as well.

@@ -18,7 +18,7 @@ class Build(build_py):
                 source,
                 Path(self.build_lib, target),
                 dirs_exist_ok=True,
-                ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+                ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "report.html"),
             )
 
 

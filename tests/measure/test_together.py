@@ -44,7 +44,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
     settings = Settings(engine="emulated", nodes=NODES, timeline=False, fabric=False)
     session = Session(known, settings, tmp_path_factory.mktemp("packed"), (), Progress())
     with session, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(biases, "LEAST", math.inf)  # a busy host must not separate the worlds
+        # A busy host must not separate the worlds.
+        patched.setattr(biases, "LEAST_SLOWDOWN", math.inf)
         Measurer(session).measure([plan])
         return session.save(complete=True), session.run.folder
 

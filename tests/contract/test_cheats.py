@@ -325,7 +325,7 @@ def test_a_codec_that_gives_each_rank_some_parameters_is_no_mean(stand: Stand, r
     [
         ("late_codec", "honest", ""),
         ("late_codec", "signs", "codec.exact"),
-        ("forgetful", "", "codec.telescopes"),
+        pytest.param("forgetful", "", "codec.telescopes", marks=pytest.mark.full),
         ("leaders_topk", "", "codec.hears_every_rank"),
     ],
 )

@@ -65,6 +65,7 @@ def test_a_timed_framework_has_the_losses_of_ddp(
     assert (theirs.first_loss, theirs.last_loss) == (ours.first_loss, ours.last_loss)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "precision", [Precision.BF16, pytest.param(Precision.AUTOCAST, marks=pytest.mark.full)]
 )
@@ -78,6 +79,7 @@ def test_a_framework_trains_in_reduced_precision(
     assert world.failed == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("strategy", "knobs"), CASES)
 def test_a_framework_trains_on_four_ranks(
     launch: Any, strategy: str, knobs: dict[str, Any]
@@ -99,6 +101,7 @@ DOWNGRADES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bug", DOWNGRADES)
 def test_a_downgrade_is_caught(launch: Any, bug: str) -> None:
     strategy, check, fields = DOWNGRADES[bug]

@@ -9,7 +9,7 @@ import pytest
 from harness.record import Purpose
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "shares"),
     [

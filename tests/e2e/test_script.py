@@ -542,7 +542,9 @@ def test_no_file_of_a_launch_contains_what_a_script_should_not_have_told(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["forked", "torchrun"])
+@pytest.mark.parametrize(
+    "launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.full)], ids=["forked", "torchrun"]
+)
 def test_the_value_of_a_variable_reaches_the_script_and_not_the_process_table(
     measured: Measured, launcher: tuple[str, ...]
 ) -> None:

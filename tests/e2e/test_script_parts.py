@@ -45,6 +45,7 @@ def test_manually_split_layers_are_no_replicas(measured: Measured) -> None:
     assert "(ranks hold parts of the model)" in measured.table()
 
 
+@pytest.mark.full
 def test_ranks_that_gather_features_are_still_replicas(measured: Measured) -> None:
     """The ranks train on different samples without exchanging gradients."""
     verdict = measured("parts.py", "gathers")

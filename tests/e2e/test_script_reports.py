@@ -49,7 +49,7 @@ SILENT = ("barrier", "in turn", "multiplied", "divided by", "buffers of", "after
 LENGTHY = {"iterators", "objects", "statistics", "garbage", "collecting", "saves"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "case", [pytest.param(x, marks=[pytest.mark.full] * (x in LENGTHY)) for x in NAMED]
 )

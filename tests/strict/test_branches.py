@@ -55,6 +55,7 @@ COVERED = {
     "strategies/frameworks/accelerate.py build": "not run: the framework asks CUDA itself",
     "strategies/frameworks/lightning_fabric.py build": "not run: the framework asks CUDA itself",
     "strategies/frameworks/megatron.py _current": "not run: the framework asks CUDA itself",
+    "tuning/float8.py product": HOW,
     "tuning/recompute.py _pack": HOW,
 }  # fmt: skip
 WORDS = {"present", "on_cpu", "is_cpu", "is_cuda"}

@@ -28,8 +28,8 @@ def html(run: RunRecord) -> Markup:
     if run.suspects is None:
         return Markup("")
     conclusions = [*_conclusions(run.suspects), _number(run.suspects)]
-    told = Markup("").join(Markup("<div>{}</div>").format(text) for text in conclusions)
-    return tabled(run.suspects).html("pairs of nodes") + told
+    sentences = Markup("").join(Markup("<div>{}</div>").format(text) for text in conclusions)
+    return tabled(run.suspects).html("pairs of nodes") + sentences
 
 
 def data(run: RunRecord) -> Mapping[str, Json]:

@@ -68,6 +68,7 @@ def test_other_schedules_are_predicted_from_one_run_of_1f1b(found: Evaluation) -
     assert len(off) == 44 and np.mean(off) < 0.03 and max(off) < 0.08
 
 
+@pytest.mark.full
 def test_a_family_is_not_predicted_from_its_own_data(found: Evaluation) -> None:
     for prediction in found.predictions:
         assert prediction.table.family not in prediction.taught_by

@@ -134,8 +134,8 @@ def _found(examined: Sequence[Examined], width: int) -> Iterator[str]:
                 hosts_of.setdefault(replace(finding, device=None), []).append(node.host)
     for problem, hosts in hosts_of.items():
         where = f"all {len(hosts)} nodes" if len(hosts) == len(examined) else ", ".join(hosts)
-        said = f" {problem.level:<4}  {problem.check}: {problem.text} on {where}"
-        yield from text.wrap(said, width, 7)
+        sentence = f" {problem.level:<4}  {problem.check}: {problem.text} on {where}"
+        yield from text.wrap(sentence, width, 7)
         yield from text.wrap(f"       try: {problem.advice}", width, 12) if problem.advice else ()
 
 

@@ -101,7 +101,6 @@ DOWNGRADES = {
 }
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("bug", DOWNGRADES)
 def test_a_downgrade_is_caught(launch: Any, bug: str) -> None:
     strategy, check, fields = DOWNGRADES[bug]

@@ -46,7 +46,7 @@ SILENT = ("barrier", "in turn", "multiplied", "divided by", "buffers of", "after
 
 
 #: Cases whose launches take a minute.
-LENGTHY = {"iterators", "objects", "statistics", "garbage", "collecting", "saves"}
+LENGTHY = {"skipping", "iterators", "objects", "statistics", "garbage", "collecting", "saves"}
 
 
 @pytest.mark.few(1)

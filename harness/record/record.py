@@ -170,7 +170,7 @@ class RunRecord:
             return "recovery from faults"
         if self.played:
             return "training under faults"
-        if self.suspects is not None:
+        if self.suspects is not None and any(pair.time_s for pair in self.suspects.pairs):
             return "the speed of pairs of nodes"
         return "the network" if any(row.time_s for row in self.fabric) else ""
 

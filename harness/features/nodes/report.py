@@ -40,10 +40,9 @@ def data(run: RunRecord) -> Mapping[str, Json]:
 def of_pairs(suspects: Suspects, width: int) -> list[str]:
     """Return the slowest pairs, each slow node and link with its evidence, and the launches."""
     table = tabled(suspects)
-    if not table.rows:
-        return [" no pair of nodes completed its measurement"]
     few = Table(columns=table.columns, rows=table.rows[:SHOWN])
-    shown = [rule(f"pairs: {suspects.case or 'all-reduce'}", width), *few.lines(width)]
+    shown = [rule(f"pairs: {suspects.case or 'all-reduce'}", width)]
+    shown += few.lines(width) if few.rows else []
     if len(table.rows) > SHOWN:
         shown.append(f" ... and {len(table.rows) - SHOWN} pairs that were faster")
     for text in _conclusions(suspects):
@@ -74,6 +73,9 @@ def tabled(suspects: Suspects) -> Table[Paired]:
 
 def _conclusions(suspects: Suspects) -> Iterator[str]:
     """Yield a sentence for each slow node and link, and for what is still open."""
+    if all(pair.time_s is None for pair in suspects.pairs):
+        yield "no pair of nodes completed its measurement"
+        return
     for slow in suspects.slow:
         kind = "NODE" if len(slow.hosts) == 1 else "LINK"
         yield f"{kind}  {pairing.words(slow)}; odds {_odds(slow.log_evidence)}"

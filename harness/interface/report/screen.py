@@ -120,7 +120,8 @@ def lines(
 def measured_on(run: RunRecord) -> str:
     """Return ``2 cores of AMD EPYC · torch 2.13.0+cpu gloo · 152 launches in 4:11``."""
     backends = sorted({arm.case.backend for plan in run.plans for arm in plan.arms})
-    timed, faults = len(run.launches), len(run.recoveries)
+    timed = len(run.launches)
+    faults = len(run.recoveries)
     events = f"{faults} fault{'s' * (faults != 1)} in " if faults else ""
     if timed:
         events = f"{timed} launch{'es' * (timed != 1)} in "

@@ -516,7 +516,7 @@ def setting_checks(model: Any, trainer: Trainer, batch: Batch, ctx: RankContext)
         yield _check("offload", to_host > 0, f"{to_host} bytes were moved to the host", case)
     if case.precision is Precision.FP8:
         count = sum(n for name, n in total.items() if name.startswith("_scaled_mm"))
-        message = f"{count} matrix products ran in 8 bits, for {tuned.num_narrow} layers"
+        message = f"{count} matrix products of 8-bit values ran, for {tuned.num_narrow} layers"
         yield _check("precision", count >= 3 * tuned.num_narrow > 0, message, case)
 
 

@@ -32,9 +32,10 @@ FLOOR = 4.0
 #: Largest relative error of a gradient's scale if only the gradients of ranks are rounded. A wrong
 #: factor of 1 % is always found. Correct launches have errors of at most 0.4 %.
 SCALE = 8e-3
-#: The error of a scale is one random number, which five replicates bound badly: two of 20 correct
-#: bf16 launches with 8 ranks exceeded twice the largest of five. A replicate therefore counts with
-#: at least this number of its standard deviations, so that FACTOR allows five of them.
+#: The error of a scale is a single random number, and by chance that of all five replicates may be
+#: small: two of 20 correct bf16 launches with 8 ranks exceeded twice the largest. The error of a
+#: replicate therefore counts as at least this number of standard deviations. With FACTOR, a launch
+#: may be five standard deviations away.
 DEVIATIONS = 2.5
 #: A relative error that rounding alone may cause, and above which nothing counts as checked.
 LARGEST = 0.5

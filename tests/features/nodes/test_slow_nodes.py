@@ -227,4 +227,9 @@ def test_a_report_shows_the_pairs_of_a_run_and_its_slow_node(
     shown = "\n".join(screen.lines(run, tmp_path, "", 80))
     assert "RECORDED: the speed of pairs of nodes was measured" in shown
     assert "NODE  n4" in shown and "0 launches" not in shown
+    failed = replace(suspects, pairs=tuple(replace(p, time_s=None) for p in pairs), slow=())
+    nothing = replace(run, suspects=failed)
+    unmeasured = "\n".join(screen.lines(nothing, tmp_path, "", 80))
+    assert "RECORDED" not in unmeasured and "no pair of nodes completed" in unmeasured
+    assert "no pair of nodes completed" in html(nothing) and "slower" not in html(nothing)
     assert "NODE  n4" in html(run) and html(run).count("<tr>") == len(pairs) + 1

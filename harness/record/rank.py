@@ -197,7 +197,8 @@ class ScriptObservations:
     the last complete pass over the main loader (0: no pass was complete). ``settings`` are the
     settings with which each optimizer was made. ``modes`` are debugging modes that were switched on
     in backward passes. ``num_updates`` is the number of updates up to the end, at which ``rates``
-    are the learning rates. ``mean_targets`` are the numbers of targets behind the losses of the
+    are the learning rates. ``rates_at`` are the learning rates at the updates 1, 2, 4, 8 and so on.
+    ``mean_targets`` are the numbers of targets behind the losses of the
     first backward passes (empty: these losses are not means over targets, or they are weighted).
     ``clipped_norms`` are the first norms by which this rank clipped its gradients. ``same_passes``:
     two passes over the main loader began with the same batch although its data set has a method
@@ -283,6 +284,7 @@ class ScriptObservations:
     settings: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
     num_updates: int = 0
+    rates_at: tuple[tuple[float, ...], ...] = ()
     mean_targets: tuple[int, ...] = ()
     clipped_norms: tuple[float, ...] = ()
     same_passes: bool = False

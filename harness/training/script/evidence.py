@@ -316,7 +316,7 @@ def watched_by(
         ended=_short(ended.parts),
         sums_before=began.sums,
         sums_after=ended.sums,
-        rates=_rates(watch),
+        rates=watch.rates(),
         exchanging=_exchanging(watch, loop),
         first=f"{first % 2**64:016x}",
         parameter_bytes=shards.bytes_of(roots, watch.parameters()),
@@ -355,6 +355,7 @@ def watched_by(
         settings=tuple(map(_settings, watch.hooks.optimizers.values())),
         modes=tuple(sorted(watch.modes)),
         num_updates=len(watch.sentences.words),
+        rates_at=tuple(watch.rates_at),
         mean_targets=watch.hooks.means.targets(),
         clipped_norms=watch.hooks.means.norms(),
         clipped_scaled=watch.hooks.means.clipped_scaled,
@@ -390,7 +391,7 @@ def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
     trains nothing. The result is False for a rank without a part of a sharded model, and if all
     learning rates are 0.
     """
-    rates = _rates(watch)
+    rates = watch.rates()
     parts = [tensor_values.local(parameter) for parameter in watch.parameters()]
     if not any(part.numel() for part in parts) or (rates and not any(rates)):
         return False
@@ -419,12 +420,6 @@ def _exchanging(watch: Watch, loop: LoopEvents) -> tuple[str, ...]:
         if sum(size for kind, size in loop.issued(spans_ns) if kind != "broadcast") > facts.LARGE:
             exchanging.append(name)
     return tuple(exchanging)
-
-
-def _rates(watch: Watch) -> tuple[float, ...]:
-    """Return the learning rates of all parameter groups after the last step."""
-    groups = (g for optimizer in watch.hooks.optimizers.values() for g in optimizer.param_groups)
-    return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
 
 def _small(

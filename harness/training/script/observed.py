@@ -95,6 +95,7 @@ class Observed:
         self.uncleared = False
         self._stepped_with: list[Tensor] = []  # some elements of gradients at the first update
         self._kept = False  # whether these elements are unchanged when the next update begins
+        self.rates_at: list[tuple[float, ...]] = []  # learning rates at updates 1, 2, 4, 8, ...
         self.norm2 = 0.0
         self._normed = set[int]()  # ids of the parameters whose gradients ``norm2`` includes
         # trained parameters that belong to no root, so that no wrapper exchanges their gradients
@@ -237,6 +238,8 @@ class Observed:
         if not self.sentences.words:
             self._look_at_gradients(optimizer)
             self._look_beside_roots(optimizer)
+        if len(self.sentences.words) + 1 == 2 ** len(self.rates_at):
+            self.rates_at.append(self.rates())
         if self.looking:
             self._stepped_from[key] = [part.clone() for part in _some_elements(optimizer)]
 
@@ -247,6 +250,15 @@ class Observed:
         self.sentences.stepped(key)
         self._free_s = perf_counter()
         self.optimizer_s += self._free_s - self._optimizer_since_s
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the current learning rates of all parameter groups."""
+        groups = (
+            group
+            for optimizer in self.hooks.optimizers.values()
+            for group in optimizer.param_groups
+        )
+        return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all roots, each once, except those on the meta device."""

@@ -1,6 +1,5 @@
 """Remarks on where a script's steps lose time, derived from the anatomy of its launches."""
 
-import re
 from collections.abc import Sequence
 from statistics import median
 
@@ -29,8 +28,6 @@ MOST_STEPS = 0.5
 BROADCAST_BYTES = 100_000
 #: Relative difference of learning rates that counts.
 RATES = 0.05
-#: Relative difference of the numbers of updates up to which learning rates are compared.
-MORE_UPDATES = 0.5
 #: Samples that differ change a first loss, and the norm of its gradient, by less than this factor.
 LOSSES = 1.2
 #: What each part of a step is, and what may make it slow at times.
@@ -265,31 +262,26 @@ def debugging(row: ScriptRow, _: Sequence[LaunchRecord]) -> str:
 
 
 @remark(
-    "learning rates after equally many updates, at all world sizes",
+    "learning rates at the same update, at all world sizes",
     "a scheduler that steps once for each rank",
 )
 def rates(row: ScriptRow, bases: Sequence[LaunchRecord]) -> str:
     """Return a remark on learning rates that depend on the number of ranks.
 
-    Launches may end after slightly different numbers of updates. The baseline's rate is therefore
-    extrapolated from its usual change in an update, and may be off by as much as that changes it.
+    The rates are compared at the last update that both launches recorded.
     """
     here, there = (launches[0].ranks[0].watched for launches in (row.launches, bases))
     if here is None or there is None or here.settings != there.settings:
         return ""
-    updates = here.num_updates, there.num_updates
-    began = re.search(r"\blr=([0-9.e-]+)", here.settings[0]) if here.settings else None
-    if began is None or not min(updates) or abs(updates[0] / updates[1] - 1) > MORE_UPDATES:
+    recorded = [*zip(here.rates_at, there.rates_at, strict=False)]
+    if not recorded:
         return ""
-    first = float(began[1])
-    for ours, theirs in zip(here.rates, there.rates, strict=False):
-        if min(first, ours, theirs) <= 0:
-            continue
-        expected = first * (theirs / first) ** (updates[0] / updates[1])
-        if abs(ours / expected - 1) > RATES + abs(expected / theirs - 1):
+    update = 2 ** (len(recorded) - 1)
+    for ours, theirs in zip(*recorded[-1], strict=False):
+        if theirs and abs(ours / theirs - 1) > RATES:
             return (
-                f"after {updates[0]} updates the learning rate is {ours:.3g}, and {theirs:.3g} on"
-                f" the baseline after {updates[1]}, although both began with {first:g}: does the"
+                f"at update {update} the learning rate is {ours:.3g}, and {theirs:.3g} on the"
+                " baseline, although the optimizers were made with the same settings: does the"
                 " scheduler step once for each rank?"
             )
     return ""

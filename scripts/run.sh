@@ -24,6 +24,7 @@ install=("$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-
 [ "$what" = suites ] ||
   "${install[@]}" --require-hashes --no-deps -r scripts/requirements-test.txt
 "${install[@]}" -c constraints.txt -e ".$extras"
-# Compile the packages on all cores, which pip does not do. Otherwise the first ranks would compile them.
-[ -z "$new" ] || "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing)/' "$venv/lib" || true
+# Compile the packages on all cores, which pip does not do. Otherwise the first ranks would compile them,
+# and every process again if PYTHONDONTWRITEBYTECODE is set.
+[ -z "$new" ] || "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing)/' "$venv/lib" harness || true
 exec "$venv/bin/python" -m pytest "$what/" $parallel "$@"

@@ -6,10 +6,12 @@ import json
 import sys
 import textwrap
 import xml.etree.ElementTree as ET
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
 
+from harness import cases
 from harness.base import programs
 from harness.base.errors import Exit
 
@@ -63,6 +65,11 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     # Importing the hypothesis plugin takes a second.
     lean = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
     return pytester.runpytest_subprocess(*lean, "--cpus", "2", *arguments)
+
+
+def test_assertions_of_this_package_are_not_rewritten() -> None:
+    """The import of the package in pytest would take a second longer."""
+    assert isinstance(cases.__loader__, SourceFileLoader)
 
 
 def record(pytester: pytest.Pytester) -> dict[str, object]:

@@ -56,7 +56,7 @@ def really_kept(loaded: Loaded, case: CaseSpec) -> int:
     return sum(t.untyped_storage().nbytes() for k, t in seen.items() if k not in weights)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.FP8])
 @pytest.mark.parametrize("model", MODELS)
 def test_memory_counted_without_data_is_what_is_kept(model: str, precision: Precision) -> None:
@@ -67,6 +67,7 @@ def test_memory_counted_without_data_is_what_is_kept(model: str, precision: Prec
     assert held.per_sample * SAMPLES + held.constant == pytest.approx(real, rel=0.15, abs=4096)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("model", MODELS)
 def test_blocks_add_up_to_the_model(model: str) -> None:
     """A pipeline stage keeps the parts of its blocks."""

@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("options", "least"),
     [

@@ -6,9 +6,7 @@ import pytest
 
 from harness.cases import Mode, Protocol
 from harness.record import Status
-from tests.e2e.test_script import Measured, measured, session
-
-__all__ = ["measured", "session"]  # fixtures
+from tests.e2e.scripts import Measured
 
 TWELVE = Protocol(steps=14, cut=4, min_blocks=1, max_blocks=1, fixed=True)
 

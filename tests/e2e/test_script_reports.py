@@ -6,9 +6,7 @@ import pytest
 
 from harness.cases import Protocol
 from harness.record import Status
-from tests.e2e.test_script import Measured, measured, session
-
-__all__ = ["measured", "session"]
+from tests.e2e.scripts import Measured
 
 LONG = Protocol(steps=28, cut=2, min_blocks=1, max_blocks=1)
 #: Case -> the words that name its cause.

@@ -12,9 +12,7 @@ from harness.cases.script import script_plan
 from harness.interface.report.headline import decide
 from harness.interface.report.script import lines as script_table
 from harness.record import Purpose, Status
-from tests.e2e.test_script import Measured, measured, session
-
-__all__ = ["measured", "session"]  # fixtures
+from tests.e2e.scripts import Measured
 
 
 @pytest.mark.parametrize(

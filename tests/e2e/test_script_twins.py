@@ -9,9 +9,7 @@ from __future__ import annotations
 import pytest
 
 from harness.cases import Mode, Protocol
-from tests.e2e.test_script import Measured, measured, session
-
-__all__ = ["measured", "session"]  # fixtures
+from tests.e2e.scripts import Measured
 
 #: Mistake -> the command of its correct twin.
 TWINS = {

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.record import Status
-from tests.e2e.test_script import Measured, measured, session
-
-__all__ = ["measured", "session"]
+from tests.e2e.scripts import Measured
 
 #: Form -> the words that name its mistake.
 FORMS = {

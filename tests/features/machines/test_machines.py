@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from harness.analysis.compare import Reading
 from harness.base.documents import from_doc, to_doc
@@ -156,6 +156,7 @@ def test_simulated_cases_of_one_side_are_listed(sample_run: RunRecord) -> None:
         ])] * 2, "throughput")  # fmt: skip
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=3))
 def test_the_mean_ratio_equals_the_factor_of_speed(sample: Path, factors: list[float]) -> None:
     run = load(sample)

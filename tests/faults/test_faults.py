@@ -61,10 +61,11 @@ class Fault:
 
     def pid(self) -> int:
         """Return the rank's pid: the agent forks its children in the order of ranks."""
-        (agent,) = [
+        agents = [
             int(p) for p in children(os.getpid()) if b"harness.training.agent.agent" in cmdline(p)
         ]
-        return sorted(map(int, children(agent)))[self.rank]
+        (ranks,) = filter(None, map(children, agents))  # agents of other tests are idle
+        return sorted(map(int, ranks))[self.rank]
 
 
 def children(pid: int) -> list[str]:

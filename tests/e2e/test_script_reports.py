@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.cases import Protocol
-from harness.record import Status
+from harness.interface.report.script.row import ScriptRow
+from harness.interface.report.script.steps import rates
+from harness.record import Purpose, Status
 from tests.e2e.scripts import Measured
 
 LONG = Protocol(steps=28, cut=2, min_blocks=1, max_blocks=1)
@@ -55,6 +57,17 @@ def test_the_cause_of_a_reported_defect_is_named(measured: Measured, case: str) 
     verdict = measured("reported.py", case, protocol=LONG)
     assert verdict.value is not None, verdict.detail
     assert NAMED[case] in measured.table()
+
+
+@pytest.mark.full
+def test_learning_rates_are_compared_at_the_same_update(measured: Measured) -> None:
+    """Calibration launches of one rank make more updates than timed launches of two ranks."""
+    measured("reported.py", "schedule", protocol=LONG)
+    pilots, timed = measured.launches(1, Purpose.PILOT), measured.launches(2)
+    of_pilot, of_timed = pilots[0].ranks[0].watched, timed[0].ranks[0].watched
+    assert of_pilot is not None and of_timed is not None
+    assert of_pilot.num_updates > 1.5 * of_timed.num_updates
+    assert NAMED["schedule"] in rates(ScriptRow(measured.plan.arm("@2"), timed), pilots)
 
 
 @pytest.mark.few(1)

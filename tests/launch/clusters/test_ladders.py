@@ -1,4 +1,4 @@
-"""A scaling sweep on each newer engine, started as by a user, survives a killed agent."""
+"""A scaling sweep on each engine with agents, started as by a user, survives a killed agent."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from harness.cases import Catalogue
+
 from .test_conformance import OURS, component
 
 KILLED = "its agent was started again"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("engine", ["hyperqueue", "monarch", "kubernetes-job"])
+@pytest.mark.parametrize(
+    "engine",
+    ["hosts", "slurm", "slurm-rank", "ray", "hyperqueue", "monarch", "kubernetes-job"],
+)
 def test_a_sweep_is_measured_although_an_agent_is_killed(engine: str, tmp_path: Path) -> None:
     with component(engine, tmp_path) as about:
         name = engine.partition("-")[0]
-        settings = {"one_machine": True, "listen": "127.0.0.1", **about}
+        known = Catalogue().get("engines", name).head.get("SETTINGS", {})
+        here_alone = {"one_machine": True, "listen": "127.0.0.1"}
+        settings = {k: v for k, v in here_alone.items() if k in known} | about
         lines = [f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
         (tmp_path / "c.toml").write_text("\n".join(lines))
         words = ["run", "ddp/mlp-nano/weak", "--engine", name, "--nodes", "2", "--cpus", "2"]

@@ -236,6 +236,7 @@ class WatchedLauncher:
         self._states: dict[int, str] = {}
         self._failed_at: float | None = None
         self._doomed: set[int] = set()
+        self._killed: set[int] = set()  # torchrun processes that this object killed
 
     @property
     def alive(self) -> bool:
@@ -275,6 +276,7 @@ class WatchedLauncher:
         """Kill the torchrun processes, which ends their ranks, and all that the ranks started."""
         for node in self.nodes:
             if node.poll() is None:
+                self._killed.add(node.pid)
                 os.killpg(node.pid, signal.SIGKILL)
             node.wait()
         evidence.end(self.family, self._pids().values())
@@ -312,6 +314,7 @@ class WatchedLauncher:
         starts = list(itertools.accumulate(self.spec.case.nodes))
         pids = self._pids()
         for rank in range(self.spec.case.world_size):
+            node = bisect.bisect_right(starts, rank)
             status = statuses.get(rank, 0)
             doomed = rank in self._doomed or status == -signal.SIGTERM
             rank_ends.append(
@@ -324,12 +327,21 @@ class WatchedLauncher:
                     number=-status if status < 0 else None,
                     killed=doomed,
                     order=order.index(rank) if rank in order else len(order) + rank,
-                    node=bisect.bisect_right(starts, rank),
+                    node=node,
                     ended_s=self._gone.get(rank, time.monotonic() - self.began),
                     state=self._states.get(rank, ""),
+                    lost=self._lost(node),
                 )
             )
         return tuple(rank_ends)
+
+    def _lost(self, node: int) -> str:
+        """Return the signal with which another process ended a node's torchrun, or ""."""
+        torchrun = self.nodes[node]
+        if torchrun.returncode >= 0 or torchrun.pid in self._killed:
+            return ""
+        ended_by = signal.Signals(-torchrun.returncode)
+        return f"node {node}: its torchrun was ended by signal {ended_by} ({ended_by.name})"
 
     def _reported(self) -> dict[int, int]:
         """Map the ranks that torchrun saw fail to their exit status, negative for a signal.

@@ -159,10 +159,11 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
     ended_s: float,
     state: str,
     out_of_memory: bool = False,
+    lost: str = "",
 ) -> RankEnd:
     """Return how a rank ended, from its exit status and the files that it wrote.
 
-    ``number`` is the signal that ended it, if one did.
+    ``number`` is the signal that ended it, if one did. ``lost`` is the reason why its node is lost.
     """
     phase, step, silent = beats.read(rank)
     stack = out / f"rank{rank}.stack"
@@ -186,6 +187,7 @@ def rank_end(  # noqa: PLR0913  (fields of a rank's end)
         flight=flight.collectives,
         loop=flight.loop,
         out_of_memory=out_of_memory,
+        lost=lost,
     )
 
 

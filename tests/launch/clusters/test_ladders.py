@@ -1,4 +1,4 @@
-"""A scaling sweep on each engine with agents, started as by a user, survives a killed agent."""
+"""A scaling sweep on each engine, started as by a user, survives a killed agent or torchrun."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from harness.cases import Catalogue
 
 from .test_conformance import OURS, component
 
-KILLED = "its agent was started again"
+AGENT = b"harness.training.agent.agent"
+TORCHRUN = b"torch.distributed.run"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     "engine",
-    ["hosts", "slurm", "slurm-rank", "ray", "hyperqueue", "monarch", "kubernetes-job"],
+    ["torchrun", "hosts", "slurm", "slurm-rank", "ray", "hyperqueue", "monarch", "kubernetes-job"],
 )
 def test_a_sweep_is_measured_although_an_agent_is_killed(engine: str, tmp_path: Path) -> None:
     with component(engine, tmp_path) as about:
@@ -46,8 +47,9 @@ def test_a_sweep_is_measured_although_an_agent_is_killed(engine: str, tmp_path: 
         try:
             while run.poll() is None and len([*tmp_path.glob("runs/*/*/launches/*")]) < 4:
                 time.sleep(0.1)
-            agents = ours()
-            assert agents, (tmp_path / "out").read_text()
+            program = TORCHRUN if name == "torchrun" else AGENT
+            while run.poll() is None and not (agents := ours(program)):
+                time.sleep(0.1)
             os.kill(max(agents), signal.SIGKILL)
             assert run.wait(timeout=900) in (0, 5), (tmp_path / "out").read_text()
         finally:
@@ -58,20 +60,21 @@ def test_a_sweep_is_measured_although_an_agent_is_killed(engine: str, tmp_path: 
     assert record["settings"]["engine"] == name and record["complete"]
     kinds = [x["cause"]["kind"] for x in record["launches"] if x.get("cause")]
     assert set(kinds) <= {"node"} and len(kinds) <= 1, "the launch that it died in, if in any"
-    agents = {x["agent"] for x in record["launches"] if "+" in x.get("agent", "")}
+    agents = {x["agent"] for x in record["launches"] if len(x["ranks"]) == 2}
     assert len(agents) > 1, "there were others after it"
     if name != "kubernetes":  # which restarts all its pods
-        assert any(KILLED in note for note in record["notes"]), record["notes"]
+        note = "its torchrun was ended" if name == "torchrun" else "its agent was started again"
+        assert any(note in text for text in record["notes"]), record["notes"]
 
 
-def ours() -> list[int]:
-    """Return the pids of agents that these tests started, without their forked ranks."""
+def ours(program: bytes) -> list[int]:
+    """Return the pids of a program that these tests started, without its forked ranks."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
             if OURS.encode() in (path / "environ").read_bytes().split(b"\0"):
-                if b"harness.training.agent.agent" in words:
+                if program in words:
                     stat = (path / "stat").read_text().rpartition(")")[2].split()
                     parents[int(path.name)] = int(stat[1])
         except OSError:

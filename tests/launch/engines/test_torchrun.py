@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from harness.cases import Catalogue, Device, Site, StandIn
 from harness.cases.site import resolve
-from harness.launch.engines.torchrun import _FAILED, commands, device_shares
+from harness.launch import causes
+from harness.launch.engines.torchrun import _FAILED, WatchedLauncher, commands, device_shares
+from harness.launch.wire.beats import Beats
 from harness.launch.wire.messages import LaunchSpec, Timed
 
 GPUS = Site(device=Device.CUDA, backend="nccl", nodes=(2, 4), engine="torchrun")
@@ -74,3 +79,22 @@ E1121 18:00:00.1 99 api.py:986]   exitcode  : -9 (pid: 12)
 def test_the_end_of_a_rank_is_read_from_entries_of_the_report(prefix: bool) -> None:
     text = REPORT if prefix else "\n".join(x.partition("] ")[2] for x in REPORT.splitlines())
     assert _FAILED.findall(text) == [("2", "-9")]
+
+
+def test_a_node_is_lost_if_another_process_ends_its_torchrun(tmp_path: Path) -> None:
+    """The processes that the engine itself ends after the loss are victims."""
+    site = Site(device=Device.CPU, backend="gloo", nodes=(1, 1), engine="torchrun")
+    case = site.case("ddp/mlp-nano")
+    spec = LaunchSpec(
+        launch="x", case=case, task=Timed(steps=4, cut=1, draw=0), out=str(tmp_path), files={}
+    )
+    watched = WatchedLauncher(spec, tmp_path, Beats(tmp_path / "beats", 2, create=True))
+    watched.nodes += [
+        subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in case.nodes
+    ]
+    watched.nodes[1].kill()
+    watched.nodes[1].wait()
+    watched.kill()
+    cause = causes.attribute(watched.ends())
+    assert cause is not None and (cause.kind, cause.node, cause.rank) == ("node", 1, 1)
+    assert cause.message == "node 1: its torchrun was ended by signal 9 (SIGKILL)"

@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, None, None]:
-    """Add the short options, after every plugin and conftest could claim their names.
+    """Add the short options whose names no other plugin and no conftest uses.
 
     pytest rewrites the assertions of every package that has a plugin. This package does not need
     it, and the import of its modules would take a second longer in each run.

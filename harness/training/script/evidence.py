@@ -316,7 +316,7 @@ def watched_by(
         ended=_short(ended.parts),
         sums_before=began.sums,
         sums_after=ended.sums,
-        rates=watch.rates(),
+        rates=_numbers(watch.rates()),
         exchanging=_exchanging(watch, loop),
         first=f"{first % 2**64:016x}",
         parameter_bytes=shards.bytes_of(roots, watch.parameters()),
@@ -355,7 +355,7 @@ def watched_by(
         settings=tuple(map(_settings, watch.hooks.optimizers.values())),
         modes=tuple(sorted(watch.modes)),
         num_updates=len(watch.sentences.words),
-        rates_at=tuple(watch.rates_at),
+        rates_at=tuple(map(_numbers, watch.rates_at)),
         mean_targets=watch.hooks.means.targets(),
         clipped_norms=watch.hooks.means.norms(),
         clipped_scaled=watch.hooks.means.clipped_scaled,
@@ -391,7 +391,7 @@ def _unchanged(watch: Watch, began: Digests, ended: Digests) -> bool:
     trains nothing. The result is False for a rank without a part of a sharded model, and if all
     learning rates are 0.
     """
-    rates = watch.rates()
+    rates = _numbers(watch.rates())
     parts = [tensor_values.local(parameter) for parameter in watch.parameters()]
     if not any(part.numel() for part in parts) or (rates and not any(rates)):
         return False
@@ -420,6 +420,11 @@ def _exchanging(watch: Watch, loop: LoopEvents) -> tuple[str, ...]:
         if sum(size for kind, size in loop.issued(spans_ns) if kind != "broadcast") > facts.LARGE:
             exchanging.append(name)
     return tuple(exchanging)
+
+
+def _numbers(rates: Sequence[float | torch.Tensor]) -> tuple[float, ...]:
+    """Return learning rates as numbers."""
+    return tuple(map(float, rates))
 
 
 def _small(

@@ -95,7 +95,8 @@ class Observed:
         self.uncleared = False
         self._stepped_with: list[Tensor] = []  # some elements of gradients at the first update
         self._kept = False  # whether these elements are unchanged when the next update begins
-        self.rates_at: list[tuple[float, ...]] = []  # learning rates at updates 1, 2, 4, 8, ...
+        # learning rates at updates 1, 2, 4, 8, ...
+        self.rates_at: list[tuple[float | Tensor, ...]] = []
         self.norm2 = 0.0
         self._normed = set[int]()  # ids of the parameters whose gradients ``norm2`` includes
         # trained parameters that belong to no root, so that no wrapper exchanges their gradients
@@ -251,14 +252,18 @@ class Observed:
         self._free_s = perf_counter()
         self.optimizer_s += self._free_s - self._optimizer_since_s
 
-    def rates(self) -> tuple[float, ...]:
-        """Return the current learning rates of all parameter groups."""
+    def rates(self) -> tuple[float | Tensor, ...]:
+        """Return copies of the current learning rates of all parameter groups.
+
+        A tensor is not read here, because a read fails while a CUDA graph is captured.
+        """
         groups = (
             group
             for optimizer in self.hooks.optimizers.values()
             for group in optimizer.param_groups
         )
-        return tuple(float(group["lr"]) for group in groups if "lr" in group)
+        values = (group["lr"] for group in groups if "lr" in group)
+        return tuple(v.clone() if isinstance(v, Tensor) else float(v) for v in values)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all roots, each once, except those on the meta device."""
